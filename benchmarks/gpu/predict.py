@@ -6,13 +6,13 @@ that is missing is not predicted. Left out: `reserved` and `process`, which `rlp
 
 from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.frozen import Frozen
+from rlplan.memory.model.frozen import Frozen, frozen_of
 from rlplan.memory.model.logits import Loss, rows_bytes
-from rlplan.memory.roles.gpu.states import frozen_of
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.memory.trainers.sharding import Sizes, rank_state_under_torch, rank_state_under_zero, sizes_of
-from rlplan.memory.trainers.step_peak import MicroBatchShape, RankState, Recompute, score_peak_bytes, step_peak
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, Recompute, score_peak_bytes
+from rlplan.memory.trainers.sharding import rank_state_under_torch, rank_state_under_zero, sizes_of
+from rlplan.memory.trainers.step_peak import RankState, step_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
@@ -54,11 +54,11 @@ def _training(case: Case) -> dict[str, float]:
         adapters=adapters,
         frozen_bytes=BYTES * sum(parameter.numel for parameter in frozen),
     )
-    shape = _shape(case, model, frozen_of(adapters) if adapters else None)
+    shape = _shape(case, model, frozen_of(adapters, BYTES) if adapters else None)
     if case.stage is None:
         rank_state, host = rank_state_under_torch(sizes, weight_bytes=BYTES), 0
     else:
-        rank_state, host = _rank_state_under_deepspeed(case, sizes, adapters or model.parameters, frozen)
+        rank_state, host = _rank_state_under_deepspeed(case, adapters or model.parameters, frozen)
     answer: dict[str, float] = {
         "allocated_bytes": sum(step_peak(rank_state, shape).values()),
         "resident_bytes": sum(rank_state.resident.values()),
@@ -69,7 +69,7 @@ def _training(case: Case) -> dict[str, float]:
 
 
 def _rank_state_under_deepspeed(
-    case: Case, sizes: Sizes, trainable: tuple[Parameter, ...], frozen: tuple[Parameter, ...]
+    case: Case, trainable: tuple[Parameter, ...], frozen: tuple[Parameter, ...]
 ) -> tuple[RankState, int]:
     settings = ZeroSettings(
         stage=case.stage or 0,
@@ -79,7 +79,7 @@ def _rank_state_under_deepspeed(
         offloads_parameters=case.offload == "all",
     )
     states = ZeroStates(settings, tuple(trainable), tuple(frozen))
-    return rank_state_under_zero(states, sizes), states.after_step().host_bytes
+    return rank_state_under_zero(states), states.after_step().host_bytes
 
 
 def _scoring(case: Case) -> dict[str, float]:

@@ -25,7 +25,7 @@ from tests.docs.documentation import ALL_KEYS, DOCS, ROOT, plan_of, read, rows
 
 MEMORY_PAGE = read(DOCS / "memory-model.md")
 FORMULA_MODULES = (
-    *("params", "logits", "activations", "training", "backward", "generation"),
+    *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets"),

@@ -14,8 +14,9 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
 from rlplan.memory.model.block_families import block_of
-from rlplan.memory.trainers.sharding import rank_state_under_zero, sizes_of
-from rlplan.memory.trainers.step_peak import MicroBatchShape, step_peak
+from rlplan.memory.trainers.micro_batch import MicroBatchShape
+from rlplan.memory.trainers.sharding import rank_state_under_zero
+from rlplan.memory.trainers.step_peak import step_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue
@@ -52,8 +53,7 @@ def needed_bytes(actor: ModelSpec, critic_numel: int, has_engine: bool) -> int:
     >>> needed_bytes(find_model("facebook/opt-1.3b"), 350_000_000, True) >> 30
     9
     """
-    sizes = sizes_of(actor.parameters, actor.num_layers, is_tied=actor.has_tied_embeddings)
-    rank_state = rank_state_under_zero(ZeroStates(ZeroSettings(2, 1, offloads_optimizer=True), actor.parameters), sizes)
+    rank_state = rank_state_under_zero(ZeroStates(ZeroSettings(2, 1, offloads_optimizer=True), actor.parameters))
     shape = MicroBatchShape(block_of(actor), actor.num_layers, actor.vocab_size, NUM_TOKENS, NUM_TOKENS)
     others = HALF_BYTES * (actor.num_parameters + 2 * critic_numel)
     width = actor.q_size + 2 * actor.kv_size

@@ -19,7 +19,8 @@ from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Layers
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.step_peak import MemorySnapshot, MicroBatchShape, RankState, layer_bytes, snapshots
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, layer_bytes
+from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, snapshots
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -59,9 +60,9 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     """The snapshots of a step by the statistic that was measured."""
     named = snapshots(rank_state, shape)
     if run.statistic is Statistic.MEAN_ALLOCATED:
-        return [named["step"] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
+        return [named[Place.STEP] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
     if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
-        named["loss"] |= {MemoryKind.FRAGMENTATION: idle_bytes(named["loss"], shape)}
+        named[Place.LOSS] |= {MemoryKind.FRAGMENTATION: idle_bytes(named[Place.LOSS], shape)}
     return list(named.values())
 
 
@@ -111,7 +112,7 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         held_logit_bytes=trainer.held_logit_bytes,
         sequence_shards=run.tp if run.splits_sequence else 1,
         has_dropout=run.has_dropout,
-        exchanges_heads=run.ulysses > 1,
+        ulysses=run.ulysses,
     )
     if run.pp == 1:
         return (shape,)

@@ -40,8 +40,8 @@ from rlplan.memory.model.block import Block, Layers, Norm
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import HQQ, NF4, NF4_DOUBLE, WeightFormat
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
-from rlplan.memory.trainers.step_peak import Recompute
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 

@@ -12,8 +12,8 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
-from rlplan.memory.trainers.step_peak import Recompute
 from rlplan.spec.base import shorten
 
 SEQUENCE = (

@@ -178,12 +178,5 @@ def _by_zero(run: Run) -> RankState:
     share: tuple[Parameter, ...] = tuple(p for p in run.model.held_tensors(Layout(tp=run.tp)) if not p.is_buffer)
     trained = run.adapters.parameters if run.adapters else share
     zero = read_zero(run.settings, run.data_ranks, run.optimizer, run.precision.compute)
-    sizes = sizes_of(
-        share,
-        run.model.num_layers,
-        is_tied=run.model.has_tied_embeddings,
-        adapters=trained if run.adapters else (),
-    )
-    return rank_state_under_zero(
-        ZeroStates(zero, trained, share if run.adapters else ()), sizes, has_fused_step=has_own_adam(run.settings)
-    )
+    states = ZeroStates(zero, trained, share if run.adapters else ())
+    return rank_state_under_zero(states, has_fused_step=has_own_adam(run.settings))

@@ -15,7 +15,7 @@ from rlplan.accuracy.training.settings import ACCUMULATION, BATCH, RECOMPUTE, VI
 from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, TORCHTITAN, Trainer
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.job_parts import Target
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Cost

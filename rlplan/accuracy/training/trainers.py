@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.memory.trainers.micro_batch import Recompute
 
 QV = ("q_proj", "v_proj")
 ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")

@@ -10,7 +10,6 @@ Source: tensors saved by the decoder layers of transformers 5.19 with flash atte
 """
 
 from rlplan.memory.model.block import Block, DeltaRule, Norm
-from rlplan.memory.model.block_families import block_of
 from rlplan.spec.model import ModelSpec
 
 FLOAT_BYTES = 4
@@ -209,45 +208,12 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
     return rows + max(inner, attention_saved_bytes(block, e))
 
 
-def layer_saved_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
-    """Bytes that one decoder layer of a model, or a rank's part of it, saves for its backward pass.
-
-    Counts: `block_saved_bytes` of the model's block. tp: ranks that each have a part of it.
-
-    >>> from rlplan.spec.model import ModelSpec
-    >>> tiny = ModelSpec(architecture="Qwen3ForCausalLM", hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
-    ...     head_dim=4, intermediate_size=16, vocab_size=32, max_position_embeddings=64, has_tied_embeddings=True,
-    ...     has_qkv_bias=False, has_qk_norm=True)
-    >>> layer_saved_bytes(tiny, 1)  # (6*8 norms + 4*8 queries + 4*4 keys and values + 4*16 MLP + 7 scales) * 4 bytes
-    668
-    """
-    return block_saved_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
-
-
-def head_saved_bytes(
-    model: ModelSpec, num_tokens: int, num_response_tokens: int, element_bytes: int = FLOAT_BYTES
-) -> int:
-    """Bytes saved outside the layers.
-
-    Counts: the last norm's input in fp32, its normed value and its output, the selected rows, the rotary table.
-    """
-    e, h = element_bytes, model.hidden_size
-    rows = (FLOAT_BYTES + 2 * e) * num_tokens * h + e * num_response_tokens * h
-    return rows + 2 * e * num_tokens * model.head_dim
-
-
-def layer_backward_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
-    """Bytes of gradients in flight inside one layer's backward pass, at most."""
-    return working_bytes(block_of(model).sharded(tp), num_tokens, element_bytes)
-
-
-def mlp_freed_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES, tp: int = 1) -> int:
-    """The part of `layer_saved_bytes` that is free once the backward pass has left a layer's MLP.
+def mlp_freed_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """The part of `block_saved_bytes` that is free once the backward pass has left a layer's MLP.
 
     Counts: what the MLP saves, and two of its norm's three tensors 2eh.
     """
-    mlp = mlp_saved_bytes(block_of(model).sharded(tp), element_bytes)
-    return num_tokens * (mlp + 2 * element_bytes * model.hidden_size)
+    return num_tokens * (mlp_saved_bytes(block, element_bytes) + 2 * element_bytes * block.hidden)
 
 
 def forward_working_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:

@@ -210,3 +210,10 @@ def _refuse_unknown(model: ModelSpec) -> None:
             rule=f"one of the {len(TRAITS)} families of rlplan.memory.model.block_families",
             way_out="trace the model instead: rlplan estimate --trace",
         )
+
+
+@lru_cache(maxsize=1024)
+def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: bool = False) -> tuple[Layers, ...]:
+    """The kinds of layers of a stage (None: of all), cut over tp. is_fused: under fused kernels. Raises: SpecError."""
+    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
+    return tuple(replace(kind, block=kind.block.sharded(tp)) if tp > 1 else kind for kind in kinds)

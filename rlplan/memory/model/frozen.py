@@ -8,10 +8,12 @@ Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where t
 real layers with adapters by tests/memory/model/test_frozen.py.
 """
 
+import re
 from dataclasses import dataclass
 
 from rlplan.memory.model.activations import attention_saved_bytes
 from rlplan.memory.model.block import Block, Norm
+from rlplan.spec.model import Component, Parameter
 
 FLOAT_BYTES = 4
 MASK_BYTES = 1
@@ -29,6 +31,7 @@ class Frozen:
     keeps_inputs: the frozen linear layer keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
     `ctx.tensors = (A, B)`). more_token_bytes: what adapters keep of a token beside their inputs (DoRA's products).
     more_layer_bytes: what they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes).
+    scales_outputs: an adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`).
     """
 
     attention_inputs: int = 0
@@ -41,6 +44,7 @@ class Frozen:
     keeps_inputs: bool = False
     more_token_bytes: int = 0
     more_layer_bytes: int = 0
+    scales_outputs: bool = False
 
 
 def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
@@ -106,3 +110,32 @@ def _mlp_bytes(block: Block, element_bytes: int) -> int:
         return (block.mlp_saved_widths - 1) * e * block.intermediate
     rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + e * block.hidden + 40)
     return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width
+
+
+def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
+    """What is trained beside a layer's frozen weights, from the names of its adapters, which are of the model's type.
+
+    Counts: of a token beside the inputs what each A gives its B, e*r.
+
+    >>> names = ("layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight")
+    >>> frozen_of((Parameter(names[0], (8, 64)), Parameter(names[1], (64, 8))), 2).more_token_bytes
+    16
+    """
+    names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
+    last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
+    attention = {name for name, component in names.items() if component is Component.ATTENTION}
+    first = [adapter.shape[0] for adapter in adapters if ".lora_A." in adapter.name]
+    num_layers = max(1, len({re.sub(r"\D", "", adapter.name.split(".lora_")[0]) for adapter in adapters}))
+    return Frozen(
+        attention_inputs=len(attention - last),
+        adapts_output=bool(attention & last),
+        mlp_inputs=len(set(names) - attention - last),
+        adapts_down=bool(last - attention),
+        adapter_bytes=element_bytes,
+        more_token_bytes=element_bytes * sum(first) // num_layers,
+        scales_outputs=True,
+    )
+
+
+_LAST_OF_A_BLOCK = ("o_proj", "out_proj", "dense", "c_proj", "wo", "down_proj", "fc2", "fc_out")
+"""Projections that end attention or the MLP, in the names of transformers 5.19."""

@@ -80,7 +80,14 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
 
 
 def loss_peak_bytes(
-    loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int, hidden: int = 0, *, has_gradient: bool = True
+    loss: Loss,
+    num_tokens: int,
+    vocab_size: int,
+    element_bytes: int,
+    hidden: int = 0,
+    *,
+    has_gradient: bool = True,
+    rows_at_once: int = ROWS_ON_GPU,
 ) -> int:
     """Bytes of the loss's tensors at their largest moment, what waits included.
 
@@ -90,9 +97,9 @@ def loss_peak_bytes(
     logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
     logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
     type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
-    By rows, with and without gradient: of min(n, 1024) rows logits e and fp32 with their exponentials (8 + e, or 8),
-    and normalizers 4*n. Without gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e,
-    one chunk in fp32 and its log-probabilities.
+    By rows, with and without gradient: of min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e,
+    or 8), and normalizers 4*n. Without gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks
+    logits e, one chunk in fp32 and its log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
@@ -109,7 +116,7 @@ def loss_peak_bytes(
     if loss is Loss.NONE:
         return 0
     if loss is Loss.BY_ROWS:
-        return rows_bytes(num_tokens, vocab_size, e) + held_bytes(loss, num_tokens, vocab_size, e)
+        return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + held_bytes(loss, num_tokens, vocab_size, e)
     if loss is Loss.FUSED:
         rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
@@ -131,18 +138,28 @@ def loss_peak_bytes(
     return words * per_word[loss]
 
 
-def rows_bytes(num_tokens: int, vocab_size: int, element_bytes: int, *, has_exponentials: bool = True) -> int:
-    """Bytes of the rows of logits that the runtime has at a time on a GPU.
+def rows_bytes(
+    num_tokens: int,
+    vocab_size: int,
+    element_bytes: int,
+    rows_at_once: int = ROWS_ON_GPU,
+    *,
+    has_exponentials: bool = True,
+) -> int:
+    """Bytes of the rows of logits that the runtime has at a time.
 
-    Counts: min(n, 1024) * V in fp32, once more in the model's type where that is another, and (going forward) their
-    exponentials in fp32. Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`. Assumes: not yet run on a GPU.
+    Counts: min(n, rows_at_once) * V in fp32, once more in the model's type where that is another, and (going forward,
+    or back through the entropy) their exponentials in fp32. The backward pass takes the logits anew and writes their
+    gradient over them.
+    Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`. Differs: plain log_softmax under autograd holds 3 to 5
+    tensors of n * V. Assumes: not yet run on a GPU.
 
-    >>> rows_bytes(8192, 1000, 2), rows_bytes(8192, 1000, 4, has_exponentials=False)
-    (10240000, 4096000)
+    >>> rows_bytes(8192, 1000, 2), rows_bytes(8192, 1000, 4, has_exponentials=False), rows_bytes(352, 1000, 4, 128)
+    (10240000, 4096000, 1024000)
     """
     upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
     exponentials = FLOAT_BYTES if has_exponentials else 0
-    return min(num_tokens, ROWS_ON_GPU) * vocab_size * (FLOAT_BYTES + upcast + exponentials)
+    return min(num_tokens, rows_at_once) * vocab_size * (FLOAT_BYTES + upcast + exponentials)
 
 
 def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
@@ -157,32 +174,6 @@ def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
     parts = max(1, ceil_div(vocab_size, max(1, hidden)))
     rows = ceil_div(num_tokens, parts)
     return min(num_tokens, 1 << (rows - 1).bit_length())
-
-
-def logits_bytes(num_tokens: int, vocab_size: int, element_bytes: int = FLOAT_BYTES) -> int:
-    """Bytes of the logits that the runtime has at a time, during the log-prob pass and its backward.
-
-    Counts: min(n, 128) * V in fp32, and once more in the model's type where that is another. The backward pass takes
-    them anew and writes the gradient over them.
-    Source: `rlplan.runtime.models.logprob_model`. Differs: plain log_softmax under autograd holds 3 to 5 tensors of n *
-    V.
-
-    >>> logits_bytes(352, 32_768), logits_bytes(100, 32_768, 2)
-    (16777216, 19660800)
-    """
-    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
-    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * (FLOAT_BYTES + upcast)
-
-
-def probability_slice_bytes(num_tokens: int, vocab_size: int) -> int:
-    """Bytes of the exponentials from which normalizer and entropy are taken, in fp32, beside the logits.
-
-    Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`.
-
-    >>> probability_slice_bytes(352, 32_768)
-    16777216
-    """
-    return min(num_tokens, ROWS_AT_ONCE) * vocab_size * FLOAT_BYTES
 
 
 def largest_micro_batch(num_tokens: int, max_tokens: int) -> int:

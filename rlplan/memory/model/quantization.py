@@ -162,3 +162,27 @@ def weight_bytes(parameters: Iterable[Parameter], element_bytes: int, quantizati
     if quantization is None:
         return sum(parameter.numel for parameter in parameters) * element_bytes
     return sum(quantization.num_bytes(parameter, element_bytes) for parameter in parameters)
+
+
+BASE_FORMATS = {"nf4": Quantization(NF4_DOUBLE)}
+"""How `training.lora.base_dtype` keeps a frozen base. Source: `rlplan.runtime.models.quantized_base`."""
+CODE_BYTES = 4 * 16 + 4 * 256
+"""What each weight in 4 bits says by itself: its code of 16 values, and that of its scales, of 256.
+
+Source: bitsandbytes 0.50, functional.py, `quantize_4bit`, `quantize_blockwise` (`code.to(copy=True)`)."""
+
+
+def frozen_bytes(frozen: Iterable[Parameter], element_bytes: int, base: Quantization | None) -> int:
+    """Bytes of a frozen base beside adapters, as it is held. base: its format, None for the model's type.
+
+    Counts: its elements in the training type; in 4 bits `NF4_DOUBLE`, and the codes 4 * (16 + 256) of each weight.
+    Source: `rlplan.runtime.models.quantized_base`; bitsandbytes 0.50, functional.py, `QuantState`.
+    Assumes: everything but the decoder's linear layers stays as it is.
+
+    >>> weights = (Parameter("model.layers.0.mlp.up_proj.weight", (64, 64)), Parameter("model.norm.weight", (64,)))
+    >>> frozen_bytes(weights, 4, BASE_FORMATS["nf4"])  # 64*64/2 + 64 scales + 4 + 4 + 1088, and 4*64
+    3464
+    """
+    if base is None:
+        return weight_bytes(frozen, element_bytes)
+    return sum(CODE_BYTES * base.covers(each) + base.num_bytes(each, element_bytes) for each in frozen)

@@ -1,269 +1,307 @@
-"""The peak inside one mini-batch's forward and backward passes: a walk from the loss to the embedding.
+"""How gradients come under DeepSpeed's ZeRO: a walk over every parameter, from the loss to the embedding, and the step.
 
-In: a rank's states and the sizes of its largest micro-batch. Out: bytes by kind at the largest moment.
-Left out: anything that overlaps.
+In: a rank's states, the machine. Out: the moments (step_peak.py) of which one is the peak, whatever the tokens.
+Left out: activations and logits (micro_batch.py), overlapped communication but for its second bucket.
 
-As the backward pass goes down the layers, activations are freed and gradients appear: as they are (stages 0 and 1), or
-in the reduction bucket, in a flat copy while it is reduced, and in this rank's own accumulator (stages 2 and 3). With
-several micro-batches the last one holds the accumulated gradients beside the new ones.
+Gradients appear as they are (stages 0 and 1), or go through the reduction bucket, a flat copy while it is reduced, and
+this rank's own accumulator (stages 2 and 3). Each is counted beside what is resident.
+Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`),
+stage3.py (`__add_grad_to_ipg_bucket`, `__avg_scatter_grads`), partition_parameters.py (`_all_gather_dtype`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from functools import cached_property, lru_cache
 
-from rlplan.memory.model.activations import (
-    checkpoint_bytes,
-    exchanged_bytes,
-    head_saved_bytes,
-    layer_backward_bytes,
-    layer_saved_bytes,
-    mlp_freed_bytes,
-)
-from rlplan.memory.model.block_families import block_of
-from rlplan.memory.model.frozen import frozen_layer_bytes
-from rlplan.memory.model.logits import logits_bytes, probability_slice_bytes
-from rlplan.memory.roles.gpu.states import frozen_of
-from rlplan.memory.trainers.training import TrainedRank
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.memory.machine.machine import Machine
+from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.optimizers import eight_bit_step_bytes, step_copy_bytes
+from rlplan.memory.trainers.step_peak import Moment
+from rlplan.memory.trainers.zero import ZeroStates
+from rlplan.spec.model import Component, Parameter
 from rlplan.units import ceil_div
-from rlplan.vocabulary import MemoryKind
+
+ALL_REDUCE_NUMEL = 500_000_000
+"""Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
+IN_MLP = (Component.MLP, Component.EXPERTS, Component.SHARED_EXPERTS, Component.ROUTER)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Sizes of the largest micro-batch in tokens, and how many micro-batches a rank's share has.
-
-    has_entropy_gradient: the backward pass holds some rows' probabilities beside their logits.
+class ZeroWalk:
+    """See the module docstring. reduces_in_step: rlplan's runtime reduces stage 1 in the step, not in the passes.
+    has_fused_step: the step makes no copy of its denominators.
     """
 
-    num_tokens: int
-    num_response_tokens: int
-    count: int
-    has_entropy_gradient: bool = False
+    def __init__(
+        self, states: ZeroStates, machine: Machine, *, reduces_in_step: bool = True, has_fused_step: bool = True
+    ) -> None:
+        self.states, self.settings, self.machine = states, states.settings, machine
+        self.reduces_in_step, self.has_fused_step = reduces_in_step, has_fused_step
+        self.element_bytes = states.settings.weight_bytes
+        self.has_adapters = bool(states.frozen)
+        self._found: dict[tuple[bool, bool], tuple[Moment, ...]] = {}
 
+    def moments(self, *, accumulates: bool, is_first: bool) -> tuple[Moment, ...]:
+        """The moments that may be the largest. See `step_peak.GradientWalk`."""
+        key = accumulates, is_first
+        if key not in self._found:
+            passes = self._passes(_reduction_of(self, accumulates=accumulates, is_first=is_first))
+            self._found[key] = (*_outermost(passes), *self._step)
+        return self._found[key]
 
-MemorySnapshot = dict[MemoryKind, int]
+    @property
+    def table_bytes(self) -> int:
+        """The gradient of the vocabulary table: of the head, or of the embedding that is one with it."""
+        return self.element_bytes * self._table.numel if self._table else 0
 
+    @cached_property
+    def kept_bucket_bytes(self) -> int:
+        """Bytes of the reduction bucket that stage 3 keeps between passes; where memory counts once it is written, as
+        much of it as a whole backward pass fills. Source: stage3.py, `_setup_for_real_optimizer`.
+        """
+        if self.settings.stage < 3:
+            return 0
+        limit = self.settings.reduce_bucket_size
+        if not self.machine.counts_touched:
+            return self.states.bucket_bytes()
+        return self.element_bytes * min(limit, sum(p.numel for p in self.states.trainable if p.numel <= limit))
 
-def forward_backward_peak(rank: TrainedRank, micro: MicroBatch, *, is_first: bool = False) -> MemorySnapshot:
-    """Bytes by kind, beside weights, master weights and optimizer, at the largest moment of the passes.
+    def gathered_bytes(self, parameter: Parameter | None) -> int:
+        """Bytes of gathered weights while a tensor is in use in stage 3, a collective's copies included.
 
-    is_first: before the first step, when stage 3's bucket is not touched yet.
-    Source: DeepSpeed 0.19.8, stage_1_and_2.py (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_ipg_grads`).
-    """
-    return max(_walk(rank, micro, is_first=is_first and micro.count == 1), key=lambda snapshot: sum(snapshot.values()))
+        Counts: the tensor; beside adapters the largest frozen one that stands there; a whole layer where the next ones
+        are fetched ahead; what is kept for later (`ZeroStates.gathered_bytes`).
+        """
+        if parameter is None or self.settings.stage < 3:
+            return 0
+        in_layer = layer_of(parameter.name) is not None
+        used = self._largest_frozen[in_layer] if self.has_adapters else parameter.numel
+        if in_layer and self.settings.prefetch_bucket_size:
+            used = self._layer_numel
+        return self._gathered(used if used > self.settings.persistence_threshold else 0)
 
+    @cached_property
+    def fetched_ahead(self) -> int:
+        """The same without any tensor in use."""
+        return self._gathered(0)
 
-def _walk(rank: TrainedRank, micro: MicroBatch, *, is_first: bool) -> Iterator[MemorySnapshot]:
-    if rank.adapters:
-        yield from _walk_adapters(rank, micro)
-        return
-    model, e = rank.model, rank.element_bytes
-    accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
-    layers = _Layers(rank, micro.num_tokens)
-    head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens, e)
-    logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
-    slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
-    reduction = _reduction_of(rank, accumulates=micro.count > 1)
-    if is_first:
-        reduction.touched = 0
-    table = _vocabulary_table(model)
-    whole = gathered_tensor_bytes(rank, table)
-    # End of the forward pass: everything saved, the last rows of logits and their exponentials.
-    yield _snapshot(layers.saved + head, logits + slices, accumulated, whole + reduction.touched)
-    # The head's gradient. A tied table waits for the embedding's share; an untied one is reduced at once.
-    waiting = table.numel * e
-    beside = slices if micro.has_entropy_gradient else 0
-    yield _snapshot(layers.saved + head, logits + beside, accumulated + waiting, whole + reduction.touched)
-    if not model.has_tied_embeddings:
-        yield from _with_activations(reduction.add(table), layers.saved, 0, accumulated)
-        waiting = 0
-    last_norm = next(parameter for parameter in model.parameters if parameter.name == "model.norm.weight")
-    yield from _with_activations(reduction.add(last_norm), layers.saved, waiting, accumulated)
-    for layer in reversed(range(model.num_layers)):
-        for parameter in reversed(_layer_parameters(model, layer)):
-            activations = layers.at(layer, attention_only=".mlp." not in parameter.name)
-            yield from _with_activations(reduction.add(rank.held(parameter)), activations, waiting, accumulated)
-    table_bytes = _embedding(model).numel * e
-    if model.has_tied_embeddings:
-        # The embedding's own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
-        held = reduction.accumulator + accumulated + 3 * table_bytes
-        yield _snapshot(0, 0, held, reduction.touched)
-    yield from _with_activations(reduction.add(_embedding(model)), 0, 0, accumulated)
-    yield from _with_activations(reduction.flush(), 0, 0, accumulated)
+    def _gathered(self, used_numel: int) -> int:
+        return self.machine.collective_copies * self.states.gathered_bytes(used_numel)
 
+    @cached_property
+    def _largest_frozen(self) -> dict[bool, int]:
+        largest = {True: 0, False: 0}
+        for parameter in self.states.frozen:
+            in_layer = layer_of(parameter.name) is not None
+            largest[in_layer] = max(largest[in_layer], parameter.numel)
+        return largest
 
-def _walk_adapters(rank: TrainedRank, micro: MicroBatch) -> Iterator[MemorySnapshot]:
-    """The same where adapters alone are trained: no table has a gradient, and only adapters' are reduced."""
-    model, e = rank.model, rank.element_bytes
-    accumulated = rank.states.backward_gradient_bytes() if micro.count > 1 else rank.states.kept_gradient_bytes()
-    layers = _Layers(rank, micro.num_tokens)
-    head = head_saved_bytes(model, micro.num_tokens, micro.num_response_tokens, e)
-    logits = logits_bytes(micro.num_response_tokens, model.head_width, e)
-    slices = probability_slice_bytes(micro.num_response_tokens, model.head_width)
-    reduction = _reduction_of(rank, accumulates=micro.count > 1)
-    yield _snapshot(layers.saved + head, logits + slices, accumulated, reduction.touched)
-    for layer in reversed(range(model.num_layers)):
-        prefix = f"model.layers.{layer}."
-        for parameter in reversed([adapter for adapter in rank.adapters if adapter.name.startswith(prefix)]):
-            activations = layers.at(layer, attention_only=False)
-            yield from _with_activations(reduction.add(parameter), activations, 0, accumulated)
-    yield from _with_activations(reduction.flush(), 0, 0, accumulated)
+    @cached_property
+    def _layer_numel(self) -> int:
+        found = [
+            (layer_of(parameter.name), parameter.numel) for parameter in (*self.states.trainable, *self.states.frozen)
+        ]
+        inside = [(layer, numel) for layer, numel in found if layer is not None]
+        return sum(numel for _, numel in inside) // max(1, len(dict(inside)))
 
+    @cached_property
+    def _trained(self) -> list[tuple[Parameter, int | None]]:
+        return [(parameter, layer_of(parameter.name)) for parameter in self.states.trainable]
 
-def _adapted_layer_bytes(rank: TrainedRank, num_tokens: int) -> int:
-    """Bytes that a frozen layer with adapters saves: inputs of A in the model's type, and what A gives B, e*r each."""
-    model, e = rank.model, rank.element_bytes
-    first = [a for a in rank.adapters if a.name.startswith("model.layers.0.") and ".lora_A." in a.name]
-    beside = replace(frozen_of(rank.adapters), adapter_bytes=e, more_token_bytes=e * sum(a.shape[0] for a in first))
-    return frozen_layer_bytes(block_of(model), beside, num_tokens, e)
+    @cached_property
+    def _table(self) -> Parameter | None:
+        """The table whose gradient is the first to come; none beside frozen weights."""
+        outside = [] if self.has_adapters else [parameter for parameter, layer in self._trained if layer is None]
+        heads = [parameter for parameter in outside if parameter.component is Component.HEAD]
+        return max(heads or outside, key=lambda parameter: parameter.numel, default=None)
 
+    def _passes(self, reduction: "_Kept") -> Iterator[Moment]:
+        num_layers = max((layer for _, layer in self._trained if layer is not None), default=0) + 1
+        table, waiting = self._table, self.table_bytes
+        is_tied = table is not None and table.component is not Component.HEAD
+        used = table or next(iter(self.states.frozen), None)
+        whole = self.gathered_bytes(used)
+        yield Moment(Place.LOSS, num_layers, reduction.accumulated, reduction.buffers + whole)
+        yield Moment(Place.HEAD, num_layers, reduction.accumulated + waiting, reduction.buffers + whole)
+        waiting = waiting if is_tied else 0  # an untied one is reduced at once
+        is_below = True
+        for parameter, layer in reversed(self._trained):
+            if layer is not None:
+                is_below = False
+                in_mlp = self.has_adapters or parameter.component in IN_MLP
+                place = Place.MLP if in_mlp else Place.ATTENTION
+                yield from reduction.add(parameter, place, layer + 1, waiting)
+            elif is_below:
+                yield from reduction.add(parameter, Place.BELOW_HEAD, num_layers, waiting)
+            elif parameter is table:
+                # Its own gradient is dense too; autograd adds it to the one that waits, into a third tensor.
+                yield Moment(Place.TABLE, 0, reduction.accumulated + 3 * waiting, reduction.buffers)
+                waiting = 0
+                yield from reduction.add(parameter, Place.TABLE, 0, 0)
+            else:
+                yield from reduction.add(parameter, Place.TABLE, 0, waiting)
+        yield from reduction.flush(Place.TABLE, 0, 0)
 
-def gathered_tensor_bytes(rank: TrainedRank, parameter: Parameter) -> int:
-    """Bytes of one tensor while ZeRO-3 has it whole, and of what gloo receives it in.
+    @cached_property
+    def _step(self) -> tuple[Moment, ...]:
+        """The optimizer's step.
 
-    Counts: 2 * e * its elements; nothing in other stages, on one rank, or for what stays gathered anyway.
-    Source: DeepSpeed 0.19.8, partition_parameters.py (`_all_gather_dtype`); gloo's all-gather copies out of a buffer.
-    """
-    settings = rank.states.settings
-    if settings.stage < 3 or settings.num_ranks == 1 or parameter.numel <= settings.persistence_threshold:
-        return 0
-    return 2 * rank.element_bytes * parameter.numel
+        Reducing: stages 0 and 1 reduce all gradients here, through flat copies.
+        Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.
+        Stepping: the copy in the master's type, beside the moments.
+        Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
+        """
+        states, settings = self.states, self.settings
+        if settings.offloads_optimizer:
+            return (Moment(Place.STEP, 0, 0, self._gathered_at_once()),)
+        kept, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
+        part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
+        own = settings.master_bytes * part if copies else 0
+        if not self.has_fused_step:
+            own += step_copy_bytes(settings.optimizer, [part], settings.master_bytes)
+        if not self.machine.steps_in_place:
+            own += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
+        flat = states.gradient_bytes() - kept
+        return (
+            Moment(Place.REDUCE, 0, states.backward_gradient_bytes() - kept, self._reduced_at_once()),
+            Moment(Place.REDUCE, 0, flat, copies),
+            Moment(Place.STEP, 0, flat if settings.stage == 0 else 0, own),
+            Moment(Place.STEP, 0, 0, self._gathered_at_once()),
+        )
 
+    def _reduced_at_once(self) -> int:
+        """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step.
 
-def kept_bucket_bytes(rank: TrainedRank) -> int:
-    """Bytes of the reduction bucket that stage 3 keeps between passes, as far as they were ever touched.
+        Stage 1's bucket takes the place of the gradients that it has copied, and the flat copy of it comes beside.
+        """
+        settings, e = self.settings, self.element_bytes
+        if settings.stage == 0:
+            return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
+        if settings.stage > 1 or not self.reduces_in_step:
+            return 0
+        if not self.machine.counts_touched:
+            return self.states.bucket_bytes()
+        return e * min(self.states.num_trainable, settings.reduce_bucket_size)
 
-    Counts: e * the elements of it that a whole backward pass fills. Source: stage3.py, `_setup_for_real_optimizer`.
-    """
-    settings = rank.states.settings
-    if settings.stage < 3:
-        return 0
-    fitting = sum(p.numel for p in rank.states.trainable if p.numel <= settings.reduce_bucket_size)
-    return rank.element_bytes * min(settings.reduce_bucket_size, fitting)
-
-
-class _Layers:
-    """What the decoder layers keep for the backward pass, and what is in flight inside it."""
-
-    def __init__(self, rank: TrainedRank, num_tokens: int) -> None:
-        model, e = rank.model, rank.element_bytes
-        self.num_layers = model.num_layers
-        adapted = _adapted_layer_bytes(rank, num_tokens) if rank.adapters else 0
-        self.one = adapted or layer_saved_bytes(model, num_tokens, e, rank.tp)
-        self.one += exchanged_bytes(block_of(model), rank.ulysses, num_tokens, e)
-        self.kept = checkpoint_bytes(block_of(model), num_tokens, e) if rank.recomputes_layers else self.one
-        self.saved = self.kept * model.num_layers
-        self.in_flight = layer_backward_bytes(model, num_tokens, e, rank.tp)
-        if rank.adapters:  # its output and a scaled copy, at most as wide as the MLP
-            self.in_flight += 2 * e * num_tokens * model.intermediate_size
-        if rank.dequantised:  # a weight of the base as the matmul needs it, and a copy of the output
-            self.in_flight += e * (rank.dequantised + num_tokens * model.intermediate_size)
-        self.freed = mlp_freed_bytes(model, num_tokens, e, rank.tp)
-
-    def at(self, layer: int, *, attention_only: bool) -> int:
-        """Bytes while the backward pass is inside a layer: the lower ones, its own, less its MLP once that is done."""
-        return self.kept * layer + self.one + self.in_flight - (self.freed if attention_only else 0)
+    def _gathered_at_once(self) -> int:
+        """Bytes beside the new weights of stages 1 and 2 while they are gathered."""
+        settings = self.settings
+        if settings.stage not in (1, 2) or settings.num_ranks == 1:
+            return 0
+        copies = self.machine.collective_copies - 1
+        return copies * self.element_bytes * self.states.partition_numel * settings.num_ranks
 
 
 class _Kept:
-    """Stages 0 and 1: gradients stay as they come until the step; later ones are added to them in place."""
+    """Stages 0 and 1: gradients stay as they come until the step; later ones are added to them in place.
 
-    def __init__(self, rank: TrainedRank) -> None:
-        self.element_bytes = rank.element_bytes
-        self.accumulator, self.touched = 0, 0
+    On a GPU stage 1 has its bucket all the time; outside rlplan's runtime what is in it is reduced in the passes.
+    """
 
-    def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
-        """(gradient bytes, communication bytes) while one parameter's gradient arrives."""
-        self.accumulator += parameter.numel * self.element_bytes
-        yield self.accumulator, 0
+    def __init__(self, walk: ZeroWalk, *, accumulates: bool) -> None:
+        self.walk, self.element_bytes, self.accumulates = walk, walk.element_bytes, accumulates
+        states, offloads = walk.states, walk.settings.offloads_optimizer
+        self.accumulated = 0
+        if accumulates and not offloads:
+            self.accumulated = states.backward_gradient_bytes() - states.kept_gradient_bytes()
+        self.buffers = 0 if walk.machine.counts_touched else states.bucket_bytes() * (1 if walk.reduces_in_step else 2)
 
-    def flush(self) -> Iterator[tuple[int, int]]:
+    def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
+        """The moments while one parameter's gradient arrives. waiting: beside all others."""
+        own = parameter.numel * self.element_bytes
+        yield Moment(place, layers, self.accumulated + own + waiting, self.buffers)
+        if not self.accumulates:
+            self.accumulated += own
+
+    def flush(self, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
         """Nothing is reduced before the step."""
-        yield self.accumulator, 0
+        yield Moment(place, layers, self.accumulated + waiting, self.buffers)
 
 
-class _AddedInPlace(_Kept):
-    """The same from the second micro-batch on: a gradient lives until it is added."""
-
-    def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
-        """(gradient bytes, communication bytes) while one parameter's gradient arrives."""
-        yield parameter.numel * self.element_bytes, 0
-
-
-class _Reduction:
-    """Stages 2 and 3, while gradients arrive: bucket, flat copy, accumulator. Bytes that were ever touched.
+class _Reduction(_Kept):
+    """Stages 2 and 3, while gradients arrive: bucket, flat copy, accumulator.
 
     Stage 3 accumulates in the flat buffer that it keeps, and gathers a layer's tensors one after the other.
     """
 
-    def __init__(self, rank: TrainedRank) -> None:
-        self.rank, self.element_bytes = rank, rank.element_bytes
-        self.limit = rank.states.settings.reduce_bucket_size
-        self.is_flat = rank.states.settings.stage == 3
-        self.owned = set() if self.is_flat else {parameter.name for parameter in rank.states.owned}
-        self.in_bucket: list[Parameter] = []
-        self.touched = kept_bucket_bytes(rank)
-        self.accumulator = 0
+    def __init__(self, walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> None:
+        super().__init__(walk, accumulates=accumulates)
+        self.limit, self.is_flat = walk.settings.reduce_bucket_size, walk.settings.stage == 3
+        accumulates_here = not (self.is_flat or walk.settings.offloads_optimizer)
+        self.owned = {parameter.name for parameter in walk.states.owned} if accumulates_here else set[str]()
+        self.used, self.owned_in_bucket, self.oversized = 0, 0, 0
+        self.overlaps, self.in_flight = self.is_flat and walk.settings.overlaps, 0
+        self.resident = walk.kept_bucket_bytes
+        self.touched = self.resident if accumulates or not is_first else 0
+        if not walk.machine.counts_touched:
+            self.touched = walk.states.bucket_bytes()
+        self.buffers = self.touched - self.resident
 
-    def add(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
-        """(gradient bytes, communication bytes) at each moment while one parameter's gradient arrives."""
+    def add(self, parameter: Parameter, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
+        """The moments while one parameter's gradient arrives. waiting: beside all others."""
         own = parameter.numel * self.element_bytes
-        if self._used() + parameter.numel > self.limit:
-            yield from self.flush(own)
-        self.in_bucket.append(parameter)
+        if self.used and self.used + parameter.numel > self.limit:
+            yield from self.flush(place, layers, waiting + own)
+        self.used += parameter.numel
+        self.owned_in_bucket += own if parameter.name in self.owned else 0
         if parameter.numel <= self.limit:
-            self.touched = max(self.touched, self._used() * self.element_bytes)
-        yield self.accumulator + own, self.touched + gathered_tensor_bytes(self.rank, parameter)
+            self.touched = max(self.touched, self.used * self.element_bytes)
+        else:
+            self.oversized += own
+        self.buffers = self.touched - self.resident
+        gathered = self.walk.gathered_bytes(parameter)
+        yield Moment(place, layers, self.accumulated + own + waiting, self.buffers + gathered + self.in_flight)
 
-    def flush(self, arriving: int = 0) -> Iterator[tuple[int, int]]:
+    def flush(self, place: Place, layers: int, waiting: int) -> Iterator[Moment]:
         """Reduce what is in the bucket: a flat copy of it exists beside it, then the owned part is kept.
 
-        Stage 3 scatters the flat copy into parts, which gloo does through a copy of its own.
+        Stage 3 scatters the flat copy into parts, which gloo does through a copy of its own; where communication
+        overlaps, all of it stays while the next gradients come. Source: DeepSpeed 0.19.8, stage3.py
+        (`param_reduce_events`).
         """
-        flat = self._used() * self.element_bytes
-        oversized = sum(p.numel for p in self.in_bucket if p.numel > self.limit) * self.element_bytes
-        ranks = self.rank.states.settings.num_ranks
-        parts = ceil_div(flat, ranks) + flat * (ranks > 1) if self.is_flat else 0
-        yield self.accumulator + arriving + oversized, self.touched + flat + parts
-        self.accumulator += sum(p.numel for p in self.in_bucket if p.name in self.owned) * self.element_bytes
-        yield self.accumulator + arriving + oversized, self.touched
-        self.in_bucket = []
-
-    def _used(self) -> int:
-        return sum(parameter.numel for parameter in self.in_bucket)
+        flat, ranks = self.used * self.element_bytes, self.walk.settings.num_ranks
+        copies = (self.walk.machine.collective_copies - 1) * (ranks > 1)
+        parts = ceil_div(flat, ranks) + flat * copies if self.is_flat else 0
+        beside = self.buffers + self.walk.fetched_ahead + self.in_flight
+        yield Moment(place, layers, self.accumulated + waiting + self.oversized, beside + flat + parts)
+        self.accumulated += self.owned_in_bucket
+        yield Moment(place, layers, self.accumulated + waiting + self.oversized, beside)
+        self.in_flight = flat + parts + self.oversized if self.overlaps else 0
+        self.used, self.owned_in_bucket, self.oversized = 0, 0, 0
 
 
-def _reduction_of(rank: TrainedRank, *, accumulates: bool) -> _Kept | _Reduction:
-    if rank.states.settings.stage >= 2:
-        return _Reduction(rank)
-    return _AddedInPlace(rank) if accumulates else _Kept(rank)
+def _reduction_of(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _Kept:
+    if walk.settings.stage >= 2:
+        return _Reduction(walk, accumulates=accumulates, is_first=is_first)
+    return _Kept(walk, accumulates=accumulates)
 
 
-def _with_activations(
-    snapshots: Iterator[tuple[int, int]], activations: int, waiting: int, accumulated: int
-) -> Iterator[MemorySnapshot]:
-    for gradients, buffers in snapshots:
-        yield _snapshot(activations, 0, gradients + waiting + accumulated, buffers)
+def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """Those that can be the largest of their place, whatever a layer's activations: their upper convex hull."""
+    by_place: dict[Place, dict[int, Moment]] = {}
+    for moment in moments:
+        at_layer = by_place.setdefault(moment.place, {})
+        before = at_layer.get(moment.layers)
+        if before is None or moment.gradients + moment.buffers > before.gradients + before.buffers:
+            at_layer[moment.layers] = moment
+    for at_layer in by_place.values():
+        hull: list[Moment] = []
+        for _, moment in sorted(at_layer.items()):
+            while len(hull) > 1 and not _is_above(hull[-2], hull[-1], moment):
+                hull.pop()
+            hull.append(moment)
+        yield from hull
 
 
-def _snapshot(activations: int, logits: int, gradients: int, buffers: int) -> MemorySnapshot:
-    return {
-        MemoryKind.ACTIVATIONS: activations,
-        MemoryKind.LOGITS: logits,
-        MemoryKind.GRADIENTS: gradients,
-        MemoryKind.COMM_BUFFERS: buffers,
-    }
+def _is_above(left: Moment, middle: Moment, right: Moment) -> bool:
+    """Whether the middle one lies above the line between the others."""
+    one, two, three = (moment.gradients + moment.buffers for moment in (left, middle, right))
+    return (two - one) * (right.layers - left.layers) > (three - one) * (middle.layers - left.layers)
 
 
-def _vocabulary_table(model: ModelSpec) -> Parameter:
-    return model.parameters[0] if model.has_tied_embeddings else model.parameters[-1]
+@lru_cache(maxsize=1 << 16)
+def layer_of(name: str) -> int | None:
+    """The layer that a parameter belongs to, from its name; None outside the layers.
 
-
-def _embedding(model: ModelSpec) -> Parameter:
-    return model.parameters[0]
-
-
-def _layer_parameters(model: ModelSpec, layer: int) -> list[Parameter]:
-    prefix = f"model.layers.{layer}."
-    return [parameter for parameter in model.parameters if parameter.name.startswith(prefix)]
+    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
+    (3, None)
+    """
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)

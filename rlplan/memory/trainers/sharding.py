@@ -11,6 +11,8 @@ Source: torch 2.13 optim and distributed/fsdp; Megatron-Core 0.14 distributed/di
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlplan.memory.machine.machine import CUDA, Machine
+from rlplan.memory.trainers.backward import ZeroWalk, layer_of
 from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
@@ -60,14 +62,15 @@ def sizes_of(
     (56, 40, 16, 40)
     """
     trained = tuple(adapters) if adapters else tuple(parameters)
-    outside = [parameter.numel for parameter in parameters if not _is_in_layer(parameter)]
+    outside = [parameter.numel for parameter in parameters if layer_of(parameter.name) is None]
+    inside = sum(parameter.numel for parameter in parameters) - sum(outside)
     return Sizes(
         trainable=tuple(parameter.numel for parameter in trained),
         frozen_bytes=frozen_bytes,
-        layer=sum(parameter.numel for parameter in trained if _is_in_layer(parameter)) // num_layers,
+        layer=sum(parameter.numel for parameter in trained if layer_of(parameter.name) is not None) // num_layers,
         table=0 if adapters else max(outside),
         root=sum(outside),
-        layer_weights=sum(parameter.numel for parameter in parameters if _is_in_layer(parameter)) // num_layers,
+        layer_weights=inside // num_layers,
         is_tied=is_tied,
         largest_table=max(outside),
     )
@@ -253,57 +256,21 @@ def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     )
 
 
-def rank_state_under_zero(states: ZeroStates, sizes: Sizes, *, has_fused_step: bool = True) -> RankState:
+def rank_state_under_zero(
+    states: ZeroStates, machine: Machine = CUDA, *, has_fused_step: bool = True, reduces_in_step: bool = False
+) -> RankState:
     """A DeepSpeed rank. has_fused_step: DeepSpeed's own Adam, which it takes for type `Adam` and `AdamW`; an optimizer
-    object of torch's, or `torch_adam`, is not.
+    object of torch's, or `torch_adam`, is not. reduces_in_step: of rlplan's runtime, where stage 1 reduces in the step.
 
-    Counts: `ZeroStates`; in stages 1 and 2 the bucket and its flat copy in the passes; in stage 3 gathered weights and
-    the gradients of a layer (or of the vocabulary table) before they are reduced; where the step is not fused its
-    denominators beside the gradients in the master's type (`unfused_step_bytes`).
-    Source: stage_1_and_2.py (`average_tensor` copies what it reduces), stage3.py (`__add_grad_to_ipg_bucket`).
-    """
-    settings = states.settings
-    resident = states.after_step().device
-    own = settings.weight_bytes * max(sizes.layer, sizes.table)
-    if settings.stage == 3:
-        passing = states.gathered_bytes(sizes.layer_weights) + 2 * own
-        head = 0
-    else:
-        passing = 2 * states.bucket_bytes() if settings.stage else 0
-        head = settings.weight_bytes * sizes.table
-    on_device = not settings.offloads_optimizer
-    end = states.backward_gradient_bytes() if on_device else 0
-    return RankState(
-        resident,
-        gradients=end,
-        kept_gradients=states.kept_gradient_bytes() if on_device else 0,
-        head_gradient=head,
-        layer_gradient=settings.gradient_bytes * sizes.layer if settings.stage < 2 else 0,
-        passing=passing,
-        step_copies=states.step_copy_bytes() if has_fused_step else unfused_step_bytes(states),
-    )
-
-
-def unfused_step_bytes(states: ZeroStates) -> int:
-    """Bytes of the copies inside a DeepSpeed step whose optimizer is torch's multi-tensor Adam, of the part it steps at
-    once.
-
-    Counts: gradients in the master's type m, which are still there, and the denominators m (`step_copy_bytes` of
-    optimizers.py); the conversion before it, g + m, where that is larger.
+    Counts: `ZeroStates`, what is on its device; gradients as `ZeroWalk` has them come.
 
     >>> from rlplan.memory.trainers.zero import ZeroSettings
-    >>> unfused_step_bytes(ZeroStates(ZeroSettings(1, 2), (Parameter("a", (1000,)),)))  # 500 * (4 + 4), over 500 * 6
+    >>> states = ZeroStates(ZeroSettings(1, 2, reduce_bucket_size=10), (Parameter("a", (1000,)),))
+    >>> rank_state = rank_state_under_zero(states, has_fused_step=False)
+    >>> max(moment.buffers for moment in rank_state.moments(1) if moment.place == "step")  # 500 * (4 + 4)
     4000
     """
-    settings, converted = states.settings, states.step_copy_bytes()
-    if settings.offloads_optimizer:
-        return 0
-    part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
-    stepped = step_copy_bytes(settings.optimizer, [part], settings.master_bytes)
-    same = settings.gradient_bytes == settings.master_bytes
-    gradients = converted if same or not converted else settings.master_bytes * part
-    return max(converted, gradients + stepped)
-
-
-def _is_in_layer(parameter: Parameter) -> bool:
-    return any(part.isdigit() for part in parameter.name.split("."))
+    walk = ZeroWalk(states, machine, reduces_in_step=reduces_in_step, has_fused_step=has_fused_step)
+    return RankState(
+        states.after_step().device, head_gradient=walk.table_bytes, walk=walk, kept_bucket=walk.kept_bucket_bytes
+    )

@@ -5,47 +5,26 @@ Left out: the bytes themselves (zero.py), activations (activations.py), the walk
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from rlplan.memory.model.quantization import NF4_DOUBLE, Quantization
-from rlplan.memory.roles.gpu.states import autotp_parameters
+from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.resolved import ResolvedTraining, SettledTraining
-
-BASE_FORMATS = {"nf4": Quantization(NF4_DOUBLE)}
-"""How `training.lora.base_dtype` keeps a frozen base. Source: `rlplan.runtime.models.quantized_base`."""
-CODE_BYTES = 4 * 16 + 4 * 256
-"""What each weight in 4 bits says by itself: its code of 16 values, and that of its scales, of 256.
-
-Source: bitsandbytes 0.50, functional.py, `quantize_4bit`, `quantize_blockwise` (`code.to(copy=True)`)."""
 
 
 @dataclass(frozen=True)
 class TrainedRank:
-    """A data-parallel rank: its model and states, and whether it computes each layer anew in the backward pass.
+    """A data-parallel rank: its model and states.
 
-    adapters: what is trained beside a frozen model; empty where the model itself is. ulysses: ranks that share a pass,
-    each with a part of its tokens; tp: each with a part of every layer. dequantised: elements of the largest weight
-    that a matmul dequantises from 4 bits.
+    adapters: what is trained beside a frozen model; empty where the model itself is. dequantised: elements of the
+    largest weight that a matmul dequantises from 4 bits.
     """
 
     model: ModelSpec
     states: ZeroStates
-    recomputes_layers: bool = False
     adapters: tuple[Parameter, ...] = ()
-    ulysses: int = 1
     dequantised: int = 0
-    tp: int = 1
-
-    def held(self, parameter: Parameter) -> Parameter:
-        """What this rank has of a parameter of the model."""
-        return self._held.get(parameter.name, parameter)
-
-    @cached_property
-    def _held(self) -> dict[str, Parameter]:
-        return {parameter.name: parameter for parameter in (*self.states.trainable, *self.states.frozen)}
 
     @property
     def element_bytes(self) -> int:
@@ -72,6 +51,7 @@ def trained_rank(
         weight_bytes=training.dtype.num_bytes,
         gradient_bytes=training.dtype.num_bytes,
         reduce_bucket_size=training.reduce_bucket_size,
+        overlaps_communication=False,
         persistence_threshold=training.persistence_threshold,
         max_reuse_distance=0,
         prefetch_bucket_size=0,
@@ -79,40 +59,10 @@ def trained_rank(
         offloads_optimizer=training.offloads_optimizer,
     )
     trained, frozen = parameters or (model.parameters, ())
-    states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(training, frozen))
-    return TrainedRank(
-        model,
-        states,
-        training.gradient_checkpointing,
-        adapters=trained if frozen else (),
-        ulysses=training.ulysses,
-        dequantised=max((p.numel for p in frozen if _is_quantised(training, p)), default=0),
-        tp=training.tp,
-    )
-
-
-def frozen_bytes(training: SettledTraining, frozen: tuple[Parameter, ...]) -> int:
-    """Bytes of a frozen base beside adapters, as it is held.
-
-    Counts: its elements in the training type; in 4 bits `quantization.NF4_DOUBLE`, and the codes 4 * (16 + 256) of each
-    weight. Source: `rlplan.runtime.models.quantized_base`; bitsandbytes 0.50, functional.py, `QuantState`.
-    Assumes: everything but the decoder's linear layers stays as it is.
-
-    >>> training = SettledTraining(dtype="float32", lora={"rank": 1, "base_dtype": "nf4"})
-    >>> weights = (Parameter("model.layers.0.mlp.up_proj.weight", (64, 64)), Parameter("model.norm.weight", (64,)))
-    >>> frozen_bytes(training, weights)  # 64*64/2 + 64 scales + 4 + 4 + 1088, and 4*64
-    3464
-    """
-    e, form = training.dtype.num_bytes, BASE_FORMATS.get(training.quantization)
-    if form is None:
-        return e * sum(parameter.numel for parameter in frozen)
-    codes = CODE_BYTES * sum(form.covers(parameter) for parameter in frozen)
-    return codes + sum(form.num_bytes(parameter, e) for parameter in frozen)
-
-
-def _is_quantised(training: SettledTraining, parameter: Parameter) -> bool:
-    form = BASE_FORMATS.get(training.quantization)
-    return form is not None and form.covers(parameter)
+    base = BASE_FORMATS.get(training.quantization)
+    states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(frozen, settings.weight_bytes, base))
+    quantised = max((p.numel for p in frozen if base and base.covers(p)), default=0)
+    return TrainedRank(model, states, adapters=trained if frozen else (), dequantised=quantised)
 
 
 def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:
@@ -126,6 +76,28 @@ def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -
         prefetch_bucket_size=0,
     )
     return ZeroStates(settings, (), frozen=model.parameters)
+
+
+def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
+    """What one rank holds of a model under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
+
+    Counts: a share of each decoder projection; norms whole.
+    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py, as `emit.deepspeed.tensor_parallel_section` has it cut.
+    Differs: the plans of transformers 5.19 cut an untied head too (`colwise_gather_output`).
+    Assumes: tp divides the key heads; dense models, for stacked experts are no linear layers and would stay whole.
+    Raises: SpecError for sizes that do not divide.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("Qwen/Qwen2.5-0.5B")  # table 136,134,656, norms 49 * 896, halves of 357,854,208
+    >>> sum(tensor.numel for tensor in autotp_parameters(model, 2))
+    315105664
+    """
+    if tp == 1:
+        return model.parameters
+    share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
+    pairs = zip(model.parameters, share, strict=True)
+    kept = (Component.EMBEDDINGS, Component.HEAD)
+    return tuple(whole if whole.component in kept else part for whole, part in pairs)
 
 
 def held_parameters(

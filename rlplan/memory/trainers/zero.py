@@ -304,20 +304,23 @@ class ZeroStates:
         width = settings.gradient_bytes if same else settings.gradient_bytes + settings.master_bytes
         return width * max(self._sub_groups(), default=0)
 
-    def gathered_bytes(self, layer_numel: int) -> int:
+    def gathered_bytes(self, used_numel: int) -> int:
         """Bytes of gathered weights at most at a time in stage 3.
 
         Counts: at the turn from forward to backward what is used again within `max_reuse_distance` elements is not
-        released, so the last half of that distance; beside it the layer in use and what is prefetched.
+        released, so the last half of that distance; beside it what is in use and what is prefetched.
         Source: partitioned_param_coordinator.py (`__params_to_release`, `__n_available_params`).
         Differs: `max_live_parameters` bounds the prefetch only.
         """
         settings = self.settings
         if settings.stage < 3 or settings.num_ranks == 1:
             return 0
-        total = self.num_trainable + sum(p.numel for p in self.frozen) - self.persistent_numel
-        window = settings.max_reuse_distance // 2 + settings.prefetch_bucket_size + layer_numel
-        return settings.weight_bytes * min(total, window)
+        window = settings.max_reuse_distance // 2 + settings.prefetch_bucket_size + used_numel
+        return settings.weight_bytes * min(self._gathered_numel, window)
+
+    @cached_property
+    def _gathered_numel(self) -> int:
+        return self.num_trainable + sum(p.numel for p in self.frozen) - self.persistent_numel
 
 
 def _shares(parameters: Iterable[Parameter], num_ranks: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, SpecError
-from rlplan.memory.roles.gpu.states import autotp_parameters
+from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.planner.plan import read_plan
 from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name

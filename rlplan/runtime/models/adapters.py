@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from rlplan.memory.trainers.training import BASE_FORMATS
+from rlplan.memory.model.quantization import BASE_FORMATS
 from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job_parts import Target
 from rlplan.timing.network.cluster import Cluster

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss, loss_named
-from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.resolved import SettledTraining

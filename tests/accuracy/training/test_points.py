@@ -10,7 +10,7 @@ from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Prediction, Refusal
 from rlplan.accuracy.training.run import read_run
-from rlplan.memory.trainers.step_peak import Recompute
+from rlplan.memory.trainers.micro_batch import Recompute
 
 KINDS = ("train_peak", "train_steady", "max_model_size")
 POINTS = {point.id: point for point in bundled_points() if point.kind in KINDS}

@@ -7,12 +7,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplan.memory.model.activations import (
+    block_saved_bytes,
+    final_saved_bytes,
     forward_working_bytes,
-    head_saved_bytes,
-    layer_backward_bytes,
-    layer_saved_bytes,
     mlp_freed_bytes,
+    working_bytes,
 )
+from rlplan.memory.model.block_families import block_of, cut_layers
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, forward_end_bytes
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import TrainSample
@@ -29,27 +32,29 @@ FAMILIES = {
 
 def test_a_layer_saves_what_is_worked_by_hand() -> None:
     # h=8, q=12, v=6, a=4, k=2, I=20: 48 + 4*12 + 4*6 + (2*4 + 2) + 4*20 + 2 = 212 elements
-    assert layer_saved_bytes(make_model(), 1) == 212 * 4
-    assert layer_saved_bytes(make_model(), 1000) == 212 * 4 * 1000
+    assert block_saved_bytes(block_of(make_model()), 1, 4) == 212 * 4
+    assert block_saved_bytes(block_of(make_model()), 1000, 4) == 212 * 4 * 1000
     # without norms of queries and keys: 48 + 2*12 + 2*6 + 4 + 80 + 2 = 170 elements
-    assert layer_saved_bytes(make_model(architecture="LlamaForCausalLM", has_qk_norm=False), 1) == 170 * 4
+    llama = make_model(architecture="LlamaForCausalLM", has_qk_norm=False)
+    assert block_saved_bytes(block_of(llama), 1, 4) == 170 * 4
 
 
 def test_the_other_parts_are_what_is_worked_by_hand() -> None:
     model = make_model()
-    # 5 tokens, 3 of them responses: 3*5*8 and 3*8 rows, rotary table 2*5*3: 144 + 30 elements
-    assert head_saved_bytes(model, 5, 3) == 174 * 4
+    block = block_of(model)
+    # 5 tokens, 3 of them responses: 3*5*8 and 3*8 rows, 5 scales, rotary table 2*5*3: 144 + 5 + 30 elements
+    assert final_saved_bytes(block, 5, 3, 4) == 179 * 4
     # 2*20 of the MLP and 2*8 of the residual a token
-    assert layer_backward_bytes(model, 5) == 5 * 56 * 4
+    assert working_bytes(block, 5, 4) == 5 * 56 * 4
     # 4*20 and 2*8 a token
-    assert mlp_freed_bytes(model, 5) == 5 * 96 * 4
+    assert mlp_freed_bytes(block, 5, 4) == 5 * 96 * 4
     # 4*20 and 3*8 a token
     assert forward_working_bytes(model, 5) == 5 * 104 * 4
 
 
 def test_what_the_mlp_frees_is_a_part_of_what_its_layer_saved() -> None:
     for model in (make_model(), make_model(has_qk_norm=False)):
-        assert mlp_freed_bytes(model, 7) < layer_saved_bytes(model, 7)
+        assert mlp_freed_bytes(block_of(model), 7, 4) < block_saved_bytes(block_of(model), 7, 4)
 
 
 def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, response_len: int) -> int:
@@ -83,7 +88,7 @@ def test_each_layer_of_a_live_module_saves_what_the_formula_says(family: str, nu
     config = config_data(architectures=[family], **sizes, **overrides)
     model = model_from_config(config, where="config.json")
     two, five = (saved_bytes(config | {"num_hidden_layers": count}, 3, 8, 12) for count in (2, 5))
-    predicted = layer_saved_bytes(model, 3 * 20)
+    predicted = block_saved_bytes(block_of(model), 3 * 20, 4)
     assert (five - two) / 3 == pytest.approx(predicted, rel=0.01)
     assert (five - two) / 3 <= predicted
 
@@ -98,6 +103,16 @@ def test_a_whole_log_prob_pass_is_never_under_and_at_most_a_tenth_over(
     model = model_from_config(config, where="config.json")
     measured = saved_bytes(config, num_sequences, prompt_len, response_len)
     num_tokens, num_responses = num_sequences * (prompt_len + response_len), num_sequences * response_len
-    rows = 4 * num_responses  # no logits: the normalizer of each row
-    predicted = 4 * layer_saved_bytes(model, num_tokens) + head_saved_bytes(model, num_tokens, num_responses) + rows
+    (layers,) = cut_layers(model, None, 1)
+    shape = MicroBatchShape(
+        layers.block,
+        layers.num,
+        model.vocab_size,
+        num_tokens,
+        num_responses,
+        element_bytes=4,
+        loss=Loss.BY_ROWS,
+        selects_rows=True,
+    )
+    predicted = forward_end_bytes(shape)  # no logits: the normalizer of each row
     assert measured <= predicted <= 1.1 * measured

@@ -4,27 +4,23 @@ import pytest
 
 from rlplan.memory.model.logits import (
     ROWS_AT_ONCE,
+    ROWS_ON_GPU,
     largest_micro_batch,
-    logits_bytes,
     num_micro_batches,
-    probability_slice_bytes,
+    rows_bytes,
 )
 
 
-def test_logits_are_fp32_for_at_most_128_response_tokens_and_every_word() -> None:
-    assert ROWS_AT_ONCE == 128
-    assert logits_bytes(3, 70) == 3 * 70 * 4 == 840
-    assert logits_bytes(128, 70) == logits_bytes(10_000, 70) == 128 * 70 * 4
-    assert logits_bytes(0, 70) == 0
+def test_logits_are_fp32_for_at_most_so_many_rows_and_every_word_with_their_exponentials_as_large() -> None:
+    assert (ROWS_AT_ONCE, ROWS_ON_GPU) == (128, 1024)
+    assert rows_bytes(3, 70, 4, 128) == 2 * 3 * 70 * 4
+    assert rows_bytes(3, 70, 4, 128, has_exponentials=False) == 3 * 70 * 4
+    assert rows_bytes(128, 70, 4, 128) == rows_bytes(10_000, 70, 4, 128) == 2 * 128 * 70 * 4
+    assert rows_bytes(0, 70, 4) == 0
 
 
 def test_logits_of_16_bits_stand_beside_their_upcast() -> None:
-    assert logits_bytes(3, 70, 2) == 3 * 70 * (4 + 2)
-
-
-def test_the_exponentials_are_as_large_as_the_logits() -> None:
-    assert probability_slice_bytes(3, 70) == 3 * 70 * 4 == 840
-    assert probability_slice_bytes(128, 70) == probability_slice_bytes(10_000, 70) == 128 * 70 * 4
+    assert rows_bytes(3, 70, 2, has_exponentials=False) == 3 * 70 * (4 + 2)
 
 
 @pytest.mark.parametrize(

@@ -3,62 +3,95 @@
 One layer of the factories' model: h=8, q=12, v=6, I=20, V=70; embedding 560 elements, layer 790, last norm 8.
 """
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.model.activations import head_saved_bytes, layer_saved_bytes
-from rlplan.memory.model.logits import logits_bytes
-from rlplan.memory.trainers.backward import MicroBatch, forward_backward_peak
-from rlplan.memory.trainers.training import TrainedRank
+from rlplan.memory.machine.machine import CPU, CUDA, Machine
+from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.logits import Loss
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, forward_end_bytes
+from rlplan.memory.trainers.sharding import rank_state_under_zero
+from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import MemoryKind
 from tests.factories import make_model
 
 BUCKET = 25_000_000
+STATES = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 
 
-def rank_of(model: ModelSpec, num_ranks: int, bucket: int) -> TrainedRank:
-    settings = ZeroSettings(stage=2, num_ranks=num_ranks, weight_bytes=4, gradient_bytes=4, reduce_bucket_size=bucket)
-    return TrainedRank(model, ZeroStates(settings, model.parameters))
+def state_of(
+    model: ModelSpec, num_ranks: int, bucket: int, stage: int = 2, machine: Machine = CPU, count: int = 1
+) -> RankState:
+    settings = ZeroSettings(stage, num_ranks, weight_bytes=4, gradient_bytes=4, reduce_bucket_size=bucket)
+    states = ZeroStates(settings, model.parameters)
+    return replace(rank_state_under_zero(states, machine, reduces_in_step=True), accumulates=count > 1)
 
 
-def peak(micro: MicroBatch, *, num_ranks: int = 1, bucket: int = BUCKET, **model: object) -> dict[str, int]:
-    zero = rank_of(make_model(**{"num_layers": 1} | model), num_ranks, bucket)
-    return {kind.value: size for kind, size in forward_backward_peak(zero, micro).items() if size}
+def shape_of(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatchShape:
+    (layers,) = cut_layers(model, None, 1)
+    return MicroBatchShape(
+        layers.block,
+        layers.num,
+        model.vocab_size,
+        num_tokens,
+        num_responses,
+        element_bytes=4,
+        loss=Loss.BY_ROWS,
+        rows_at_once=CPU.rows_at_once,
+        selects_rows=True,
+    )
+
+
+def passing(held: MemorySnapshot) -> dict[str, int]:
+    return {kind.value: size for kind, size in held.items() if kind not in STATES}
+
+
+def peak(
+    num_tokens: int, num_responses: int, count: int = 1, *, num_ranks: int = 1, bucket: int = BUCKET, **changes: object
+) -> dict[str, int]:
+    """Bytes beside weights, master weights and optimizer at the largest moment of the passes."""
+    model = make_model(**{"num_layers": 1} | changes)
+    rank_state = state_of(model, num_ranks, bucket, count=count)
+    return passing(passes_peak(snapshots(rank_state, shape_of(model, num_tokens, num_responses))))
 
 
 def test_with_few_tokens_the_peak_is_the_last_reduction() -> None:
-    # 2 tokens, 1 response. Saved 2*848 + 272 = 1968; logits 280; exponentials 280.
-    # end of the forward pass:          1968 + 280 + 280                                 =  2528
-    # the head's gradient waits (560*4): 1968 + 280 + 2240                               =  4488
+    # 2 tokens, 1 response. Saved 2*848 + 280 = 1976; logits 280; exponentials 280; a normalizer 4.
+    # end of the forward pass:          1976 + 280 + 280 + 4                             =  2540
+    # the head's gradient waits (560*4): 1976 + 280 + 4 + 32 + 2240                      =  4532
     # the last norm, then down, up, gate arrive: 1696 + 448 + (640 + 2240) + bucket 4*504 = 7040 at the gate
     # q arrives last:                   1696 + 448 - 768 + (384 + 2240) + bucket 4*798   =  7192
-    # the embedding's own gradient:     3*2240 + bucket 3192                             =  9912
-    # everything in the bucket and a flat copy of it: 2 * 4*(8 + 790 + 560)              = 10864
-    assert peak(MicroBatch(2, 1, count=1)) == {"comm_buffers": 10_864}
+    # the embedding's own gradient:     3*2240 + bucket 3192 + 64                        =  9976
+    # everything in the bucket and a flat copy of it: 2 * 4*(8 + 790 + 560), beside the gradient of the embedding's
+    # output, 2*8*4                                                                      = 10928
+    assert peak(2, 1) == {"comm_buffers": 10_864, "activations": 64}
 
 
 def test_accumulated_gradients_stand_beside_when_there_are_several_micro_batches() -> None:
     # the same, and 560 + 790 + 8 elements of the micro-batches before
-    assert peak(MicroBatch(2, 1, count=2)) == {"comm_buffers": 10_864, "gradients": 1358 * 4}
+    assert peak(2, 1, count=2) == {"comm_buffers": 10_864, "gradients": 1358 * 4, "activations": 64}
 
 
 def test_with_many_tokens_the_peak_is_the_end_of_the_forward_pass() -> None:
-    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 400 + 600)*4 = 98,400; logits 14,000; exponentials 14,000
-    assert peak(MicroBatch(100, 50, count=1)) == {"activations": 98_400, "logits": 28_000}
+    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 100 + 400 + 600)*4 = 98,800; logits 14,000; exponentials 14,000;
+    # normalizers 200
+    assert peak(100, 50) == {"activations": 98_800, "logits": 28_200}
 
 
 def test_with_long_prompts_the_peak_is_inside_the_mlp_of_the_top_layer() -> None:
     # 100 tokens, 1 response: saved 84,800 and in flight 22,400; 2240 wait; the gate's gradient 640, bucket 4*504
-    # against the end of the forward pass: 84,800 + (2400 + 8 + 600)*4 + 280 + 280 = 97,392
-    assert peak(MicroBatch(100, 1, count=1)) == {"activations": 107_200, "gradients": 2880, "comm_buffers": 2016}
+    # against the end of the forward pass: 84,800 + (2400 + 100 + 8 + 600)*4 + 280 + 280 + 4 = 97,796
+    assert peak(100, 1) == {"activations": 107_200, "gradients": 2880, "comm_buffers": 2016}
 
 
 def test_an_untied_head_does_not_wait_for_the_embedding() -> None:
-    tied = peak(MicroBatch(100, 1, count=1))
-    untied = peak(MicroBatch(100, 1, count=1), has_tied_embeddings=False)
+    tied = peak(100, 1)
+    untied = peak(100, 1, has_tied_embeddings=False)
     # its 560 elements are in the bucket from the start, and no table waits
     assert untied == {"activations": 107_200, "gradients": 640, "comm_buffers": 2016 + 2240}
     assert sum(untied.values()) == sum(tied.values())
@@ -67,19 +100,19 @@ def test_an_untied_head_does_not_wait_for_the_embedding() -> None:
 def test_a_large_tied_table_exists_three_times_when_its_two_gradients_meet() -> None:
     # V=700: a table of 5600 elements, which bypasses a bucket of 1000; 4*798 of the bucket are touched by then.
     # Later: the table in flight and its flat copy, the layer's 798 elements accumulated and the bucket, 51,184 in all
-    held = peak(MicroBatch(2, 1, count=1), bucket=1000, vocab_size=700)
-    assert held == {"gradients": 3 * 22_400, "comm_buffers": 3192}
+    held = peak(2, 1, bucket=1000, vocab_size=700)
+    assert held == {"gradients": 3 * 22_400, "comm_buffers": 3192, "activations": 64}
 
 
 def test_a_small_bucket_is_reduced_as_it_fills() -> None:
     # 100 elements: gate, up, down and the table bypass the bucket; of the rest at most 4*100 bytes are ever touched
-    held = peak(MicroBatch(100, 1, count=1), bucket=100)
+    held = peak(100, 1, bucket=100)
     assert held["comm_buffers"] <= 4 * (100 + 160)
     assert held["activations"] == 107_200
 
 
 def test_every_rank_of_two_holds_at_most_what_a_single_one_does() -> None:
-    one, two = (sum(peak(MicroBatch(2, 1, count=1), num_ranks=ranks).values()) for ranks in (1, 2))
+    one, two = (sum(peak(2, 1, num_ranks=ranks).values()) for ranks in (1, 2))
     assert two <= one
 
 
@@ -88,7 +121,7 @@ def test_every_rank_of_two_holds_at_most_what_a_single_one_does() -> None:
 def test_more_tokens_never_need_less(bucket: int, num_tokens: int, num_layers: int, tied: bool) -> None:
     shape = {"num_layers": num_layers, "has_tied_embeddings": tied}
     sizes = [
-        sum(peak(MicroBatch(tokens, responses, count=2), bucket=bucket, **shape).values())
+        sum(peak(tokens, responses, count=2, bucket=bucket, **shape).values())
         for tokens, responses in ((num_tokens, 1), (num_tokens + 1, 1), (num_tokens + 1, num_tokens))
     ]
     assert sizes == sorted(sizes)
@@ -96,16 +129,37 @@ def test_more_tokens_never_need_less(bucket: int, num_tokens: int, num_layers: i
 
 @given(st.integers(1, 200), st.integers(1, 6))
 def test_more_layers_never_need_less(num_tokens: int, num_layers: int) -> None:
-    micro = MicroBatch(num_tokens, num_tokens, count=1)
-    fewer, more = (sum(peak(micro, num_layers=count).values()) for count in (num_layers, num_layers + 1))
+    fewer, more = (sum(peak(num_tokens, num_tokens, num_layers=num).values()) for num in (num_layers, num_layers + 1))
     assert fewer <= more
 
 
 @given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 3))
 def test_the_peak_is_never_below_the_end_of_the_forward_pass(num_tokens: int, num_layers: int, count: int) -> None:
-    model = make_model(num_layers=num_layers)
-    forward = num_layers * layer_saved_bytes(model, num_tokens) + head_saved_bytes(model, num_tokens, num_tokens)
-    zero = rank_of(model, 1, BUCKET)
-    found = forward_backward_peak(zero, MicroBatch(num_tokens, num_tokens, count))
-    assert sum(found.values()) >= forward + logits_bytes(num_tokens, model.vocab_size)
-    assert set(found) == {MemoryKind.ACTIVATIONS, MemoryKind.LOGITS, MemoryKind.GRADIENTS, MemoryKind.COMM_BUFFERS}
+    found = peak(num_tokens, num_tokens, count, num_layers=num_layers)
+    assert sum(found.values()) >= forward_end_bytes(shape_of(make_model(num_layers=num_layers), num_tokens, num_tokens))
+
+
+@pytest.mark.parametrize("machine", [CPU, CUDA])
+def test_the_flat_copy_of_stage_1_comes_in_the_step_and_its_bucket_is_there_before_on_a_gpu(machine: Machine) -> None:
+    model = make_model(num_layers=1, has_tied_embeddings=False)
+    found = snapshots(state_of(model, 2, 1000, stage=1, machine=machine), shape_of(model, 2, 1))
+    bucket, whole = 4 * 1000, 4 * model.num_parameters
+    assert passing(passes_peak(found)).get("comm_buffers", 0) == (0 if machine is CPU else bucket)
+    assert passing(found[Place.REDUCE]) == {"gradients": whole, "comm_buffers": bucket}
+
+
+def test_the_step_of_stage_1_lets_go_of_other_ranks_gradients_before_it_copies_its_own() -> None:
+    model = make_model(num_layers=1)
+    found = snapshots(state_of(model, 4, 10, stage=1, machine=CUDA), shape_of(model, 2, 1))
+    assert sum(passing(update_peak(found)).values()) == 4 * model.num_parameters + 4 * 10
+
+
+def test_stage_3_gathers_a_tensor_through_a_second_copy_on_a_cpu_alone() -> None:
+    model = make_model(num_layers=1, vocab_size=100_000)
+    settings = ZeroSettings(3, 2, weight_bytes=4, gradient_bytes=4, max_reuse_distance=0, prefetch_bucket_size=0)
+    states = ZeroStates(settings, model.parameters)
+    on_cpu, on_gpu = (
+        max(m.buffers for m in rank_state_under_zero(states, machine).moments(1) if m.place is Place.LOSS)
+        for machine in (CPU, CUDA)
+    )
+    assert (on_cpu, on_gpu) == (2 * 4 * 800_000, 4 * 800_000)

@@ -8,16 +8,15 @@ from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.step_peak import (
+from rlplan.memory.trainers.micro_batch import (
     MicroBatchShape,
-    RankState,
+    Place,
     Recompute,
     entry_bytes,
     kept_layer_bytes,
     layer_bytes,
-    snapshots,
-    step_peak,
 )
+from rlplan.memory.trainers.step_peak import RankState, snapshots, step_peak
 from rlplan.units import MIB
 from rlplan.vocabulary import MemoryKind
 
@@ -30,7 +29,7 @@ RANK_STATE = RankState(
 )
 
 
-def total(rank_state: RankState, shape: MicroBatchShape, snapshot: str) -> int:
+def total(rank_state: RankState, shape: MicroBatchShape, snapshot: Place) -> int:
     return sum(snapshots(rank_state, shape)[snapshot].values())
 
 
@@ -41,9 +40,9 @@ def test_a_layer_saves_what_a_hand_counts() -> None:
 def test_a_loss_by_rows_holds_1024_rows_and_then_the_gradients_of_the_rows_that_the_head_read() -> None:
     shape = replace(SHAPE, num_tokens=3000, num_head_tokens=2000, loss=Loss.BY_ROWS)
     found = snapshots(RANK_STATE, shape)
-    assert found["loss"][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2 + 4) + 4 * 2000
-    assert found["head"][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2) + 2000 * (4 + 2 * 64)
-    assert MemoryKind.LOGITS not in found["first_layer"]
+    assert found[Place.LOSS][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2 + 4) + 4 * 2000
+    assert found[Place.HEAD][MemoryKind.LOGITS] == 1024 * 1000 * (4 + 2) + 2000 * (4 + 2 * 64)
+    assert MemoryKind.LOGITS not in found[Place.MLP]
 
 
 def test_repeated_keys_take_the_width_of_the_queries() -> None:
@@ -58,7 +57,7 @@ def test_values_that_are_a_view_keep_queries_and_keys_alive_unless_they_are_repe
 
 def test_dropout_adds_two_masks_and_ulysses_a_copy_of_attentions_output() -> None:
     assert layer_bytes(replace(SHAPE, has_dropout=True)) - LAYER == 10 * 2 * 64
-    assert layer_bytes(replace(SHAPE, exchanges_heads=True)) - LAYER == 10 * 2 * 64
+    assert layer_bytes(replace(SHAPE, ulysses=2)) - LAYER == 10 * 2 * 64
 
 
 def test_megatrons_layer_without_tensor_parallelism_saves_what_korthikanti_counts() -> None:
@@ -83,7 +82,7 @@ def test_selective_recomputation_keeps_every_second_matmul_and_attention() -> No
 
 def test_the_loss_binds_where_the_vocabulary_is_large() -> None:
     snapshot = step_peak(RANK_STATE, SHAPE)
-    assert snapshot == snapshots(RANK_STATE, SHAPE)["loss"]
+    assert snapshot == snapshots(RANK_STATE, SHAPE)[Place.LOSS]
     assert snapshot[MemoryKind.LOGITS] == 12 * 10 * 1000
     assert snapshot[MemoryKind.ACTIVATIONS] - 3 * LAYER == 10 * (8 * 64 + 4 + 2 * 2 * 16)
 
@@ -97,12 +96,12 @@ def test_logits_that_the_loop_keeps_are_there_at_every_moment() -> None:
 
 
 def test_a_tied_table_has_two_gradients_when_the_backward_pass_ends() -> None:
-    assert total(replace(RANK_STATE, is_tied=True), SHAPE, "table") - total(RANK_STATE, SHAPE, "table") == 600
+    assert total(replace(RANK_STATE, is_tied=True), SHAPE, Place.TABLE) - total(RANK_STATE, SHAPE, Place.TABLE) == 600
 
 
 def test_chunks_add_the_heads_gradient_to_what_came_before() -> None:
     chunked = replace(SHAPE, loss=Loss.COMPILED_CHUNKED)
-    snapshot = snapshots(RANK_STATE, chunked)["head"]
+    snapshot = snapshots(RANK_STATE, chunked)[Place.HEAD]
     assert snapshot[MemoryKind.GRADIENTS] == 2 * 600
     assert snapshot[MemoryKind.LOGITS] == 2 * 10 * 1000 * 7 // 8
 
@@ -110,24 +109,24 @@ def test_chunks_add_the_heads_gradient_to_what_came_before() -> None:
 def test_what_is_gathered_for_the_head_is_gone_in_the_layers_and_the_other_way_round() -> None:
     rank_state = replace(RANK_STATE, passing=1, head_passing=10, layer_passing=100)
     found = {name: snapshot.get(MemoryKind.COMM_BUFFERS, 0) for name, snapshot in snapshots(rank_state, SHAPE).items()}
-    assert found == {"loss": 11, "head": 11, "first_layer": 101, "last_layer": 101, "table": 1, "step": 77}
+    assert found == {"loss": 11, "head": 11, "mlp": 101, "table": 1, "step": 77}
 
 
 def test_layers_of_two_kinds_are_added_up_and_the_larger_one_binds() -> None:
     wide = Layers(2, replace(BLOCK, intermediate=256))
     both = replace(SHAPE, more=(wide,))
     assert (
-        snapshots(RANK_STATE, both)["loss"][MemoryKind.ACTIVATIONS]
-        > snapshots(RANK_STATE, SHAPE)["loss"][MemoryKind.ACTIVATIONS]
+        snapshots(RANK_STATE, both)[Place.LOSS][MemoryKind.ACTIVATIONS]
+        > snapshots(RANK_STATE, SHAPE)[Place.LOSS][MemoryKind.ACTIVATIONS]
     )
     full = replace(both, recompute=Recompute.FULL)
-    last = snapshots(RANK_STATE, replace(full, block=wide.block, num_layers=2, more=(Layers(3, BLOCK),)))["first_layer"]
-    assert snapshots(RANK_STATE, full)["first_layer"] == last
+    last = snapshots(RANK_STATE, replace(full, block=wide.block, num_layers=2, more=(Layers(3, BLOCK),)))[Place.MLP]
+    assert snapshots(RANK_STATE, full)[Place.MLP] == last
 
 
 def test_a_first_pipeline_stage_holds_several_micro_batches_and_no_logits() -> None:
     stage = replace(SHAPE, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=4)
-    snapshot = snapshots(RANK_STATE, stage)["loss"]
+    snapshot = snapshots(RANK_STATE, stage)[Place.LOSS]
     assert snapshot[MemoryKind.ACTIVATIONS] == 4 * 3 * LAYER
     assert MemoryKind.LOGITS not in snapshot
 

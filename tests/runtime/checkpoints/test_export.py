@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplan.errors import SpecError
-from rlplan.memory.roles.gpu.states import autotp_parameters
+from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably

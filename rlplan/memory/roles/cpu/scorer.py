@@ -3,12 +3,16 @@
 In: a job and its model. Out: bytes by kind.
 """
 
+from dataclasses import replace
+
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
-from rlplan.memory.model.activations import forward_working_bytes
-from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, logits_bytes, probability_slice_bytes
+from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch
 from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -17,19 +21,31 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def scoring_peak(job: ResolvedJob, model: ModelSpec, num_processes: int, ulysses: int = 1) -> dict[MemoryKind, int]:
-    """What a forward pass over the largest pack of a process's rollouts adds: a layer, or the rows of the head.
+def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, ulysses: int = 1) -> int:
+    """Bytes that a forward pass over the largest pack of a process's rollouts adds. shape: of its model.
 
     num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
     """
-    workload = job.workload
-    share = ceil_div(workload.num_rollouts_per_step, num_processes)
-    whole = largest_micro_batch(share * workload.max_seq_len, job.max_tokens_per_micro_batch)
-    num_tokens = ceil_div(whole, ulysses)
-    layer = forward_working_bytes(model, num_tokens)
-    head = logits_bytes(num_tokens, model.head_width)
-    head += probability_slice_bytes(num_tokens, model.head_width)
-    return {MemoryKind.ACTIVATIONS if layer > head else MemoryKind.LOGITS: max(layer, head)}
+    share = ceil_div(job.workload.num_rollouts_per_step, num_processes) * job.workload.max_seq_len
+    num_tokens = ceil_div(largest_micro_batch(share, job.max_tokens_per_micro_batch), ulysses)
+    return score_peak_bytes(replace(shape, num_tokens=num_tokens, num_head_tokens=num_tokens))
+
+
+def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
+    """What the runtime computes of a model on a CPU host, without tokens. tp: ranks that each have a part of it."""
+    first, *more = cut_layers(model, None, tp)
+    return MicroBatchShape(
+        first.block,
+        first.num,
+        model.head_width,
+        0,
+        0,
+        element_bytes=element_bytes,
+        loss=Loss.BY_ROWS,
+        more=tuple(more),
+        rows_at_once=CPU.rows_at_once,
+        selects_rows=True,
+    )
 
 
 class ScorerForecast:
@@ -72,7 +88,8 @@ class ScorerForecast:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
         if action.kind is ActionKind.SCORE:
-            held |= scoring_peak(self.job, self.model, self.num_processes)
+            shape = shape_on_cpu(self.model, self.job.training.dtype.num_bytes)
+            held[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
             if self.states is not None:
                 layer = max(tensor.numel for tensor in self.states.frozen)
                 held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)

@@ -4,18 +4,22 @@ In: a job, its model and the rank. Out: bytes by kind. The formulas are in train
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.model.params import parameter_bytes
-from rlplan.memory.roles.cpu.scorer import scoring_peak
-from rlplan.memory.trainers.backward import MicroBatch, forward_backward_peak, kept_bucket_bytes
+from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.optimizers import eight_bit_step_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, Recompute
+from rlplan.memory.trainers.sharding import rank_state_under_zero
+from rlplan.memory.trainers.step_peak import largest_of, passes_peak, snapshots
 from rlplan.memory.trainers.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
@@ -38,9 +42,6 @@ AFTER_A_STEP = (
 HANDS_WEIGHTS_ON = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind.CHECKPOINT)
 """Actions in which adapters are merged into the weights, one after the other."""
 
-ALL_REDUCE_NUMEL = 500_000_000
-"""Elements that stage 0 reduces at once. Source: DeepSpeed 0.19.8, engine.py, `MEMORY_OPT_ALLREDUCE_SIZE`."""
-
 
 class TrainerForecast:
     """One data-parallel rank. See `predict_cpu.Forecast`."""
@@ -60,6 +61,10 @@ class TrainerForecast:
         shard = rank // layout.tp
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
         self.states = self.trained.states
+        accumulates = self._num_micro_batches > 1
+        self.rank_state = replace(
+            rank_state_under_zero(self.states, CPU, reduces_in_step=True), accumulates=accumulates
+        )
 
     def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held when the action has ended."""
@@ -70,7 +75,7 @@ class TrainerForecast:
             held[MemoryKind.GRADIENTS] = self._accumulated
             # Small tensors that ZeRO-3 keeps whole stay so from the second micro-batch on.
             held[MemoryKind.WEIGHTS] = max(
-                held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self._micro_batch.count > 1)
+                held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self.rank_state.accumulates)
             )
         if not (run_phase == "start" and action.kind is ActionKind.START_TRAINER):
             held[MemoryKind.SYNC_STAGING] = self._staging()
@@ -88,17 +93,18 @@ class TrainerForecast:
         if action.kind is ActionKind.START_TRAINER:
             held[MemoryKind.COMM_BUFFERS] = self._loading(held)
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held |= self._passes(is_first=not self._has_stepped(action, run_phase))
+            held[MemoryKind.GRADIENTS] = self._base(action, run_phase).get(MemoryKind.GRADIENTS, 0)
+            is_first = not self._has_stepped(action, run_phase)
+            held = passes_peak(snapshots(self.rank_state, self.shape, resident=held, is_first=is_first))
         elif action.kind is ActionKind.SCORE:
-            held |= scoring_peak(self.job, self.model, self.layout.dp, self.job.training.ulysses)
+            held[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
             held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             held |= self._base(action, run_phase)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
-            gradients, extra = self._step_snapshot(held, is_first=run_phase == "first" and not action.mini_batch)
-            held[MemoryKind.GRADIENTS], held[MemoryKind.COMM_BUFFERS] = gradients, extra
+            held = self._update_peak(held, is_first=run_phase == "first" and not action.mini_batch)
         if action.kind in HANDS_WEIGHTS_ON and not self.rank and self._merges(action):
             held[MemoryKind.WEIGHTS] += merging_bytes(self.trained)
         if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
@@ -120,58 +126,41 @@ class TrainerForecast:
         """Adam's moments appear in the first step, except where the engine makes an empty one while it is built."""
         return MemoryKind.OPTIMIZER not in self.states.after_build().device
 
-    def _passes(self, *, is_first: bool) -> dict[MemoryKind, int]:
-        return forward_backward_peak(self.trained, self._micro_batch, is_first=is_first)
+    @property
+    def _share(self) -> int:
+        """Rollouts that the rank trains on in a mini-batch."""
+        return self.job.num_trained_by(self.layout.dp)
+
+    @property
+    def _num_micro_batches(self) -> int:
+        return num_micro_batches(self._share * self.job.workload.max_seq_len, self.job.max_tokens_per_micro_batch)
 
     @cached_property
-    def _micro_batch(self) -> MicroBatch:
-        """Of a rank: of a pass that several share it has a part of the tokens, in which all may be of responses."""
-        workload = self.job.workload
-        share = self.job.num_trained_by(self.layout.dp)
-        whole = largest_micro_batch(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch)
-        num_tokens = ceil_div(whole, self.job.training.ulysses)
-        return MicroBatch(
+    def shape(self) -> MicroBatchShape:
+        """The rank's largest micro-batch: of a pass that several ranks share it has a part of the tokens, in which all
+        may be of responses.
+        """
+        job, workload, training = self.job, self.job.workload, self.job.training
+        whole = largest_micro_batch(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+        num_tokens = ceil_div(whole, training.ulysses)
+        adapters, e = self.trained.adapters, self.trained.element_bytes
+        return replace(
+            shape_on_cpu(self.model, e, self.layout.tp),
             num_tokens=num_tokens,
-            num_response_tokens=min(share * workload.max_response_len, num_tokens),
-            count=num_micro_batches(share * workload.max_seq_len, self.job.max_tokens_per_micro_batch),
-            has_entropy_gradient=bool(self.job.algorithm.entropy_coef),
+            num_head_tokens=min(self._share * workload.max_response_len, num_tokens),
+            recompute=Recompute.FULL if training.gradient_checkpointing else Recompute.NONE,
+            frozen=frozen_of(adapters, e) if adapters else None,
+            ulysses=training.ulysses,
+            has_entropy_gradient=bool(job.algorithm.entropy_coef),
+            dequantised=self.trained.dequantised,
         )
 
-    def _step_snapshot(self, held: dict[MemoryKind, int], *, is_first: bool) -> tuple[int, int]:
-        """(gradients, communication buffers) at the largest moment of the step.
-
-        Reducing: stages 0 and 1 reduce all gradients in the step, through flat copies.
-        Flattening: the gradients and copies of this rank's partition, before Adam's moments first appear.
-        Stepping: the copy in the master's type, beside the moments.
-        Gathering: gloo gathers all partitions into a buffer of the parameters' size before it copies them out.
-        """
-        states, settings = self.states, self.states.settings
-        late = held.get(MemoryKind.OPTIMIZER, 0) if is_first and self._has_late_moments else 0
-        kept = held.get(MemoryKind.COMM_BUFFERS, 0)
-        copies = states.step_copy_bytes()
-        flattening = states.gradient_bytes() + copies - late
-        stepping = settings.master_bytes * states.partition_numel if copies else 0
-        stepping += states.gradient_bytes() if settings.stage == 0 else states.kept_gradient_bytes()
-        stepping += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
-        snapshots = [
-            (states.backward_gradient_bytes() - late, self._reduced_at_once()),
-            (max(flattening, stepping), kept),
-            (states.kept_gradient_bytes(), kept + self._gathered_at_once()),
-        ]
-        return max(snapshots, key=sum)
-
-    def _reduced_at_once(self) -> int:
-        """Bytes of the copies through which stages 0 and 1 reduce their gradients, inside the step."""
-        settings, e = self.states.settings, self.trained.element_bytes
-        if settings.stage == 0:
-            return e * min(self.states.num_trainable, ALL_REDUCE_NUMEL)
-        return e * min(self.states.num_trainable, settings.reduce_bucket_size) if settings.stage == 1 else 0
-
-    def _gathered_at_once(self) -> int:
-        """Bytes of the buffer into which gloo gathers the new weights of stages 1 and 2."""
-        num_shards = self.layout.num_shards
-        trained = self.trained.element_bytes * self.states.partition_numel * num_shards
-        return trained if num_shards > 1 and self.states.settings.stage in (1, 2) else 0
+    def _update_peak(self, held: Mapping[MemoryKind, int], *, is_first: bool) -> dict[MemoryKind, int]:
+        """The largest moment of the optimizer's step, in the first of which Adam's moments appear late."""
+        found = snapshots(self.rank_state, self.shape, resident=held)
+        late = MemoryKind.OPTIMIZER if is_first and self._has_late_moments else None
+        before = {kind: size for kind, size in found.get(Place.REDUCE, {}).items() if kind is not late}
+        return largest_of((before, found[Place.STEP]))
 
     def _loading(self, held: Mapping[MemoryKind, int]) -> int:
         """Bytes beside the engine's states while it is built.
@@ -200,7 +189,7 @@ class TrainerForecast:
         states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
         held = add_up(states.device, states.host)
         if self.states.settings.stage == 3:
-            held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else kept_bucket_bytes(self.trained)
+            held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else self.rank_state.kept_bucket
         return held | {
             MemoryKind.PROCESS: self._imports,
             MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,

@@ -5,28 +5,28 @@ sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.block import Layers
-from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.roles.gpu.states import FixedStates, frozen_of
-from rlplan.memory.trainers.nvme import left_on_host
-from rlplan.memory.trainers.step_peak import (
+from rlplan.memory.roles.gpu.states import FixedStates
+from rlplan.memory.trainers.micro_batch import (
     MicroBatchShape,
-    RankState,
+    Place,
     Recompute,
     kept_layer_bytes,
     layer_bytes,
     score_peak_bytes,
-    snapshots,
 )
+from rlplan.memory.trainers.nvme import left_on_host
+from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
@@ -141,13 +141,15 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
         loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
         offloads_activations=training.offloads_activations,
-        frozen=frozen_of(fixed.adapters) if trained.lora else None,
+        frozen=frozen_of(fixed.adapters, training.dtype.num_bytes) if trained.lora else None,
         more=tuple(more),
         sequence_shards=choice.tp if exported else 1,
-        exchanges_heads=choice.ulysses > 1,
+        ulysses=choice.ulysses,
         passes_keys_on=choice.cp > 1,
         micro_batches_in_flight=stage.in_flight,
         softcaps_logits=model.architecture in CAPPED,
+        selects_rows=trained.target == "rlplan",
+        dequantised=fixed.dequantised,
     )
 
 
@@ -164,13 +166,6 @@ def loss_of(trained: TrainedRole) -> Loss:
     return Loss.PARALLEL if trained.target == "fsdp2" and trained.choice.tp > 1 else stated
 
 
-@lru_cache(maxsize=1024)
-def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: bool) -> tuple[Layers, ...]:
-    """The kinds of layers of a stage (None: of all), cut over tp. is_fused: under fused kernels. Raises: SpecError."""
-    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
-    return tuple(replace(kind, block=kind.block.sharded(tp)) if tp > 1 else kind for kind in kinds)
-
-
 class RankOnGpu:
     """One rank. See `predict_cpu.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
 
@@ -181,10 +176,7 @@ class RankOnGpu:
         """Held on the GPU when the action has ended."""
         if action.kind is ActionKind.OFFLOAD_ROLE:
             return self.trained.process_overheads
-        held = self._with_overheads(dict(self._states(action, run_phase).device))
-        if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held = add(held, {MemoryKind.COMM_BUFFERS: self._reduced_in_step // 2})
-        return held
+        return self._with_overheads(dict(self._states(action, run_phase).device))
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
@@ -194,9 +186,7 @@ class RankOnGpu:
             held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            held = dict(self.snapshots["step"])
-            held[MemoryKind.COMM_BUFFERS] = max(held.get(MemoryKind.COMM_BUFFERS, 0), self._reduced_in_step)
-            return self._with_overheads(held)
+            return self._with_overheads(update_peak(self.snapshots))
         held = self._with_overheads(dict(self.fixed.after_step.device))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
@@ -237,18 +227,8 @@ class RankOnGpu:
         """What the rank holds whatever the tokens."""
         return replace(self.fixed.rank_state, accumulates=self.trained.micro_batch.accumulates)
 
-    @property
-    def _reduced_in_step(self) -> int:
-        """Bytes of the bucket and its flat copy where rlplan's runtime reduces inside the step: in stage 1.
-
-        The bucket is made in the first backward pass and kept until then. Source: DeepSpeed 0.19.8, engine.py (`step`,
-        "Unmanaged boundary"), stage_1_and_2.py (`setup_buckets`). Differs: on a CPU nobody has touched it until then.
-        """
-        is_late = self.trained.target == "rlplan" and self.trained.choice.zero_stage == 1
-        return self.fixed.rank_state.passing if is_late else 0
-
     @cached_property
-    def snapshots(self) -> dict[str, Bytes]:
+    def snapshots(self) -> dict[Place, Bytes]:
         """Memory snapshots of a step. See `step_peak.snapshots`."""
         return snapshots(self.rank_state, self.shape)
 
@@ -259,10 +239,8 @@ class RankOnGpu:
         return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket)
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
-        inside = [held for name, held in self.snapshots.items() if name != "step"]
-        largest = max(inside, key=lambda held: sum(held.values()))
         late = MemoryKind.OPTIMIZER if run_phase == "first" else None
-        return {kind: size for kind, size in largest.items() if kind is not late}
+        return {kind: size for kind, size in passes_peak(self.snapshots).items() if kind is not late}
 
     def _states(self, action: Action, run_phase: RunPhase) -> States:
         if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):

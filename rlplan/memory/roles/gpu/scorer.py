@@ -19,7 +19,7 @@ from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
 from rlplan.memory.roles.gpu.states import FixedStates, with_role_head
-from rlplan.memory.trainers.step_peak import MicroBatchShape, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target

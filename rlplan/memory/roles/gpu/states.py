@@ -4,20 +4,20 @@ In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: pass
 (exported.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.quantization import NF4_DOUBLE, Quantization, weight_bytes
-from rlplan.memory.roles.gpu.process import Bytes
+from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
+from rlplan.memory.roles.gpu.process import Bytes, add
 from rlplan.memory.trainers.nvme import swap_buffer_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of
 from rlplan.memory.trainers.step_peak import RankState
+from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
-from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
@@ -29,7 +29,7 @@ class FixedStates:
     """What does not depend on the tokens. gathered: weights at most at a time.
 
     share_bytes: the rank's own weights. swap_buffers: of NVMe offload. offloaded: what ZeRO keeps on the host.
-    loading: on the host while weights are loaded.
+    loading: on the host while weights are loaded. dequantised: elements of the largest weight in 4 bits.
     """
 
     adapters: tuple[Parameter, ...]
@@ -42,6 +42,7 @@ class FixedStates:
     swap_buffers: int
     offloaded: Bytes
     loading: int
+    dequantised: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -50,15 +51,22 @@ def fixed_states(
 ) -> FixedStates:
     """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
     parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
-    states = ZeroStates(settings, adapters or parameters, frozen=parameters if adapters else ())
-    saved = _quantized_saving(parameters, settings.weight_bytes) if lora and lora.base_dtype == "nf4" else 0
-    rank_state = rank_state_under_zero(states, sizes)
+    frozen = parameters if adapters else ()
+    base = BASE_FORMATS.get(lora.base_dtype) if lora else None
+    states = ZeroStates(
+        settings, adapters or parameters, frozen, frozen_bytes=frozen_bytes(frozen, settings.weight_bytes, base)
+    )
+    rank_state = rank_state_under_zero(states, reduces_in_step=True)
+    backward = states.after_backward()
+    if settings.stage == 1:
+        # Its bucket is made in the first backward pass and kept until the step (stage_1_and_2.py, `setup_buckets`).
+        backward = States(add(dict(backward.device), {MemoryKind.COMM_BUFFERS: states.bucket_bytes()}), backward.host)
     return FixedStates(
         adapters,
-        _lighter(states.after_build(), saved),
-        _lighter(states.after_backward(), saved),
-        _lighter(states.after_step(), saved),
-        replace(rank_state, resident=_lighter(States(rank_state.resident), saved).device),
+        states.after_build(),
+        backward,
+        states.after_step(),
+        rank_state,
         states.gathered_bytes(sizes.layer_weights),
         settings.weight_bytes * states.partition_numel,
         swap_buffer_bytes(
@@ -69,43 +77,8 @@ def fixed_states(
         offloaded_states(states),
         settings.weight_bytes
         * (max(sizes.layer_weights, sizes.table) if settings.stage == 3 else model.num_parameters),
+        max((p.numel for p in frozen if base and base.covers(p)), default=0),
     )
-
-
-def _quantized_saving(parameters: tuple[Parameter, ...], element_bytes: int) -> int:
-    """Bytes that a frozen base of 4-bit normal floats (double quantisation) saves, but for one dequantised matrix."""
-    whole = element_bytes * sum(parameter.numel for parameter in parameters)
-    largest = element_bytes * max(parameter.numel for parameter in parameters if parameter.is_linear)
-    return whole - weight_bytes(parameters, element_bytes, Quantization(NF4_DOUBLE)) - largest
-
-
-def _lighter(states: States, saved: int) -> States:
-    """The same with lighter weights."""
-    if not saved:
-        return states
-    return States({**states.device, MemoryKind.WEIGHTS: states.device[MemoryKind.WEIGHTS] - saved}, states.host)
-
-
-def autotp_parameters(model: ModelSpec, tp: int) -> tuple[Parameter, ...]:
-    """What one rank holds of a model under DeepSpeed's AutoTP: decoder projections cut, embeddings and head whole.
-
-    Counts: a share of each decoder projection; norms whole.
-    Source: DeepSpeed 0.19.8, module_inject/auto_tp.py, as `emit.deepspeed.tensor_parallel_section` has it cut.
-    Differs: the plans of transformers 5.19 cut an untied head too (`colwise_gather_output`).
-    Assumes: tp divides the key heads; dense models, for stacked experts are no linear layers and would stay whole.
-    Raises: SpecError for sizes that do not divide.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> model = find_model("Qwen/Qwen2.5-0.5B")  # table 136,134,656, norms 49 * 896, halves of 357,854,208
-    >>> sum(tensor.numel for tensor in autotp_parameters(model, 2))
-    315105664
-    """
-    if tp == 1:
-        return model.parameters
-    share = (tensor for tensor in model.held_tensors(Layout(tp=tp)) if not tensor.is_buffer)
-    pairs = zip(model.parameters, share, strict=True)
-    kept = (Component.EMBEDDINGS, Component.HEAD)
-    return tuple(whole if whole.component in kept else part for whole, part in pairs)
 
 
 def with_role_head(parameters: tuple[Parameter, ...], role: Role, hidden: int) -> tuple[Parameter, ...]:
@@ -167,21 +140,3 @@ def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         offloads_optimizer=choice.offloads_optimizer,
         offloads_parameters=choice.offloads_parameters,
     )
-
-
-def frozen_of(adapters: tuple[Parameter, ...]) -> Frozen:
-    """What is trained beside a layer's frozen weights, from the names of its adapters."""
-    names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
-    last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
-    attention = {name for name, component in names.items() if component is Component.ATTENTION}
-    return Frozen(
-        attention_inputs=len(attention - last),
-        adapts_output=bool(attention & last),
-        mlp_inputs=len(set(names) - attention - last),
-        adapts_down=bool(last - attention),
-        adapter_bytes=2,
-    )
-
-
-_LAST_OF_A_BLOCK = ("o_proj", "out_proj", "dense", "c_proj", "wo", "down_proj", "fc2", "fc_out")
-"""Projections that end attention or the MLP, in the names of transformers 5.19."""

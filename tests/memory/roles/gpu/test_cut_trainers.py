@@ -11,8 +11,9 @@ from rlplan.memory.roles.gpu.engine import EngineOnGpu
 from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.states import autotp_parameters
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.models.catalogue import find_model
@@ -154,7 +155,7 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
     assert states(whole) == states(cut)
     ring = 2 * 2 * 2 * SEVEN.num_kv_heads * SEVEN.head_dim * 4096
     more = [cut.snapshots[name][MemoryKind.ACTIVATIONS] - whole.snapshots[name][MemoryKind.ACTIVATIONS]
-            for name in ("first_layer", "loss")]  # fmt: skip
+            for name in (Place.MLP, Place.LOSS)]  # fmt: skip
     assert more == [ring, 0]
 
 

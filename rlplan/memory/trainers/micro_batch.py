@@ -1,0 +1,339 @@
+"""What one micro-batch adds to a rank's memory at each place of its passes: activations and logits, without gradients.
+
+In: the sizes of a micro-batch (MicroBatchShape), how many layers still wait. Out: bytes.
+Left out: gradients, gathered weights and states (step_peak.py), pipelines (tokens in flight are a field).
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+from rlplan.memory.model.activations import (
+    block_saved_bytes,
+    checkpoint_bytes,
+    exchanged_bytes,
+    final_saved_bytes,
+    forward_layer_bytes,
+    mlp_freed_bytes,
+    norm_saved_bytes,
+    working_bytes,
+)
+from rlplan.memory.model.block import Block, Layers
+from rlplan.memory.model.frozen import Frozen, frozen_layer_bytes
+from rlplan.memory.model.logits import CHUNKS, ROWS_ON_GPU, Loss, held_bytes, loss_peak_bytes, rows_bytes
+
+FLOAT_BYTES = 4
+MASKS = 2
+"""Dropout masks of a layer, each of one byte an element (Korthikanti et al. 2022, section 4.1)."""
+
+
+class Recompute(StrEnum):
+    """What the backward pass computes anew.
+
+    FULL: every layer from its input. ALTERNATE: every other layer. SELECTIVE: within each layer all but every second
+    matmul and attention's output (torchtitan's `selective(op)`). ATTENTION: attention's core alone, which flash
+    attention does by itself.
+    """
+
+    NONE = "none"
+    FULL = "full"
+    ALTERNATE = "alternate"
+    SELECTIVE = "selective"
+    ATTENTION = "attention"
+
+
+@dataclass(frozen=True)
+class MicroBatchShape:
+    """What one rank computes in one micro-batch."""
+
+    block: Block
+    """Of its first layer."""
+    num_layers: int
+    """On this rank, of that kind."""
+    vocab_size: int
+    num_tokens: int
+    num_head_tokens: int
+    """Tokens with logits; 0 where another pipeline stage has the head."""
+    element_bytes: int = 2
+    recompute: Recompute = Recompute.NONE
+    loss: Loss = Loss.PLAIN
+    offloads_activations: bool = False
+    frozen: Frozen | None = None
+    """What is trained beside frozen weights; None trains everything."""
+    repeats_keys: bool = False
+    """Keys and values are copied for every query head before attention (with a padding mask; torchtune)."""
+    views_fused: bool = False
+    """The values are a view of one fused projection, which they keep whole (litgpt)."""
+    is_compiled: bool = False
+    """Recomputed regions keep nothing that the backward pass does not read."""
+    held_logit_bytes: int = 0
+    """Of a word's logit, of the logits that the training loop keeps in a variable."""
+    sequence_shards: int = 1
+    """Tensor parallel ranks that share what lies between the sharded matmuls (sequence parallelism)."""
+    has_dropout: bool = False
+    """After attention and after the MLP."""
+    ulysses: int = 1
+    """Ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
+    passes_keys_on: bool = False
+    """Context parallelism, where keys and values go round the ranks."""
+    micro_batches_in_flight: int = 1
+    softcaps_logits: bool = False
+    more: tuple[Layers, ...] = ()
+    """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
+    rows_at_once: int = ROWS_ON_GPU
+    """Of logits, where they are taken by rows (`machine.Machine`)."""
+    selects_rows: bool = False
+    """The rows that the head reads are copied out of the hidden states, even where they are all."""
+    has_entropy_gradient: bool = False
+    """The backward pass holds some rows' probabilities beside their logits."""
+    dequantised: int = 0
+    """Elements of the largest frozen weight in 4 bits, which a matmul dequantises."""
+
+    @cached_property
+    def kinds(self) -> "tuple[MicroBatchShape, ...]":
+        """The same shape for each kind of layer alone."""
+        if not self.more:
+            return (self,)
+        others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)
+        return (replace(self, more=()), *others)
+
+    @cached_property
+    def total_layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(kind.num_layers for kind in self.kinds)
+
+
+def layer_bytes(shape: MicroBatchShape) -> int:
+    """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
+
+    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
+    width where they are repeated; queries and keys once more where the values keep the fused projection. Under
+    sequence parallelism the norms' inputs are shares; the rows that the matmuls read are gathered whole.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
+    >>> shape = MicroBatchShape(block, 1, 100, 1, 1)
+    >>> layer_bytes(shape)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
+    2456
+    >>> layer_bytes(replace(shape, repeats_keys=True))
+    2584
+    """
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    if shape.frozen is None:
+        saved = block_saved_bytes(block, tokens, e)
+    else:
+        saved = frozen_layer_bytes(block, shape.frozen, tokens, e)
+    if block.latent is not None:
+        return saved
+    more = 2 * (block.q - block.k) if shape.repeats_keys else 0
+    is_view = shape.views_fused and not block.packs_qkv and not more
+    more += block.q + block.k if is_view else 0
+    between = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    saved += MASKS * tokens * block.hidden if shape.has_dropout else 0
+    saved += exchanged_bytes(block, shape.ulysses, tokens, e)
+    return saved + tokens * (e * more - (between - between // shape.sequence_shards))
+
+
+def entry_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of a layer's input, which recomputation keeps; a share of it under sequence parallelism."""
+    return checkpoint_bytes(shape.block, shape.num_tokens, shape.element_bytes) // shape.sequence_shards
+
+
+def kept_layer_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of one layer that stay until its backward pass, averaged over layers.
+
+    Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matmul
+    (queries, values, gate, and the MLP's last unless a compiler sees that nobody reads it), attention's own output with
+    its log-sums, and the input.
+    Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
+    """
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    entry = 0 if shape.offloads_activations else entry_bytes(shape)
+    if shape.recompute is Recompute.FULL:
+        return entry
+    if shape.recompute is Recompute.ALTERNATE:
+        return (entry + layer_bytes(shape)) // 2
+    if shape.recompute is Recompute.SELECTIVE:
+        last = 0 if shape.is_compiled else block.hidden
+        half = 2 * block.q + block.k + block.intermediate + last
+        return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
+    return 0 if shape.offloads_activations else layer_bytes(shape)
+
+
+CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
+"""Losses after which the head's gradient comes once a chunk, and is added to what came before."""
+
+
+def _head_bytes(shape: MicroBatchShape) -> int:
+    """Gradients of the logits, in the model's type, while the head's own is taken; of chunks the first is gone.
+
+    By rows: those of some rows, normalizers, and the gradient of the rows that the head read.
+    """
+    words = shape.element_bytes * shape.num_head_tokens * shape.vocab_size
+    if shape.loss in (Loss.NONE, Loss.FUSED):
+        return 0
+    if shape.loss is Loss.BY_ROWS:
+        rows = rows_bytes(
+            shape.num_head_tokens,
+            shape.vocab_size,
+            shape.element_bytes,
+            shape.rows_at_once,
+            has_exponentials=shape.has_entropy_gradient,
+        )
+        return rows + shape.num_head_tokens * (FLOAT_BYTES + shape.element_bytes * shape.block.hidden)
+    return words - (words // CHUNKS if shape.loss in CHUNKED_LOSSES else 0) + _held_logits(shape)
+
+
+def _held_logits(shape: MicroBatchShape) -> int:
+    """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
+    shifted = FLOAT_BYTES if shape.loss is Loss.SHIFTED else 0
+    return (shape.held_logit_bytes + shifted) * shape.num_head_tokens * shape.vocab_size
+
+
+def all_kept_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of all layers of one micro-batch that stay until their backward passes."""
+    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in shape.kinds)
+
+
+def _working_bytes(shape: MicroBatchShape) -> int:
+    """Bytes in flight inside one layer's backward pass.
+
+    Counts: `working_bytes`; under context parallelism the keys and values that go round; under PEFT an adapter's output
+    and a scaled copy, at most as wide as the MLP; of a base in 4 bits one weight as the matmul needs it, and a copy of
+    the output.
+    """
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    passed = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
+    scales = shape.frozen is not None and shape.frozen.scales_outputs
+    wide = tokens * block.intermediate * (2 * scales + (shape.dequantised > 0))
+    return working_bytes(block, tokens, e) + passed + e * (wide + shape.dequantised)
+
+
+def ring_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+    """Bytes of the keys and values that a rank of context parallelism has from its neighbour, and of the next ones.
+
+    Counts: two buffers of keys and values, 4*e*k*T; of latent attention those of every head.
+    Source: Liu et al. 2023 (Ring Attention); Transformer Engine 2, `AttnFuncWithCPAndKVP2P`: one is read while the
+    other arrives. Assumes: the backward pass adds its gradients of keys and values in the same two.
+
+    >>> ring_bytes(Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128), 10, 2)  # 4*2*32*10
+    2560
+    """
+    latent = block.latent
+    width = 2 * block.k if latent is None else block.num_heads * (latent.qk_head_dim + latent.v_head_dim)
+    return 2 * element_bytes * width * num_tokens
+
+
+def _recomputed_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of the topmost layer that its backward pass makes anew. Alternate: the topmost layer was kept whole."""
+    if shape.recompute in (Recompute.FULL, Recompute.SELECTIVE):
+        entry = entry_bytes(shape)
+        kept = entry if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
+        return layer_bytes(shape) - min(kept, layer_bytes(shape))
+    return 0
+
+
+def _final_bytes(shape: MicroBatchShape) -> int:
+    """Bytes that wait outside the layers, where this rank has the head."""
+    rows, tokens = shape.num_head_tokens, shape.num_tokens
+    copied = rows * shape.element_bytes * shape.block.hidden if shape.selects_rows and rows == tokens else 0
+    return copied + final_saved_bytes(shape.block, tokens, rows, shape.element_bytes) if rows else 0
+
+
+def _loss_bytes(shape: MicroBatchShape) -> int:
+    """The loss at its worst; capped logits (Gemma 2) save their tanh in the model's type too."""
+    capped = shape.softcaps_logits and shape.loss is Loss.PLAIN
+    extra = shape.element_bytes * shape.num_head_tokens * shape.vocab_size if capped else 0
+    head = loss_peak_bytes(
+        shape.loss,
+        shape.num_head_tokens,
+        shape.vocab_size,
+        shape.element_bytes,
+        shape.block.hidden,
+        rows_at_once=shape.rows_at_once,
+    )
+    return head + extra + shape.held_logit_bytes * shape.num_head_tokens * shape.vocab_size
+
+
+def forward_end_bytes(shape: MicroBatchShape) -> int:
+    """Activations and logits that wait when the forward pass ends."""
+    waiting = held_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes)
+    if shape.softcaps_logits and shape.loss is Loss.PLAIN:
+        waiting += shape.element_bytes * shape.num_head_tokens * shape.vocab_size
+    return all_kept_bytes(shape) + _final_bytes(shape) + waiting
+
+
+def score_peak_bytes(shape: MicroBatchShape) -> int:
+    """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
+
+    Counts: the largest layer (`forward_layer_bytes`) with what a matmul dequantises; or the hidden states and the
+    logits, where there is a vocabulary.
+    """
+    block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
+    logits = loss_peak_bytes(
+        shape.loss,
+        shape.num_head_tokens,
+        shape.vocab_size,
+        e,
+        block.hidden,
+        has_gradient=False,
+        rows_at_once=shape.rows_at_once,
+    )
+    layer = max(forward_layer_bytes(kind.block, e) for kind in shape.kinds)
+    return max(tokens * layer + e * shape.dequantised, tokens * e * block.hidden + logits)
+
+
+class Place(StrEnum):
+    """Where a step is: what it holds of a micro-batch there.
+
+    LOSS: everything is saved, the logits are at their worst. HEAD: the head's gradient has come. BELOW_HEAD: the
+    logits are gone. MLP: in a layer, before the backward pass has left its MLP. ATTENTION: after that. TABLE: in the
+    embedding. REDUCE: in the optimizer's step, before its moments first appear. STEP: after that.
+    """
+
+    LOSS = "loss"
+    HEAD = "head"
+    BELOW_HEAD = "below_head"
+    MLP = "mlp"
+    ATTENTION = "attention"
+    TABLE = "table"
+    REDUCE = "reduce"
+    STEP = "step"
+
+
+IN_A_LAYER = (Place.MLP, Place.ATTENTION)
+
+
+class HeldAt:
+    """Bytes of a micro-batch at each place."""
+
+    def __init__(self, shape: MicroBatchShape) -> None:
+        all_layers = all_kept_bytes(shape)
+        self.shape, self.kept = shape, all_layers
+        self.others = all_layers * (shape.micro_batches_in_flight - 1)
+        self.layer = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in shape.kinds)
+        self.alternate = layer_bytes(shape) if shape.recompute is Recompute.ALTERNATE else 0
+
+    def activations(self, place: Place, layers: int) -> int:
+        """Activations. layers: that still wait, the one that the place is in included.
+
+        Where every other layer is recomputed the one that the place is in is there whole.
+        """
+        shape = self.shape
+        if place in IN_A_LAYER:
+            waiting = max(self.kept * layers // shape.total_layers, self.alternate)
+            return self.others + waiting + self.layer - (self._left_mlp if place is Place.ATTENTION else 0)
+        if place is Place.TABLE:
+            return entry_bytes(shape)
+        if place in (Place.REDUCE, Place.STEP):
+            return 0
+        return self.others + self.kept + (0 if place is Place.BELOW_HEAD else _final_bytes(shape))
+
+    def logits(self, place: Place) -> int:
+        """Logits and what the loss makes of them."""
+        if place is Place.LOSS:
+            return _loss_bytes(self.shape)
+        return _head_bytes(self.shape) if place is Place.HEAD else _held_logits(self.shape)
+
+    @cached_property
+    def _left_mlp(self) -> int:
+        return mlp_freed_bytes(self.shape.block, self.shape.num_tokens, self.shape.element_bytes)
