@@ -13,6 +13,7 @@ from rlplan.foreign.python_file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, load_table
+from rlplan.spec.parts.algorithm import ALGORITHMS
 
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
@@ -105,9 +106,13 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield word[1:].partition("=")[0], None, place
 
 
+_PROGRAMS = tuple(ALGORITHMS)
+"""Of `trl grpo`: a program of the package that is named as its algorithm."""
+
+
 def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
     """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them."""
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word == "grpo"), len(words))
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in _PROGRAMS), len(words))
     flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in _flags(words[:at])}
     found: dict[str, Given] = {}
