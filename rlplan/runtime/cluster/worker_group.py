@@ -150,8 +150,8 @@ class WorkerGroup:
                 raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
-                    rule="every call has a deadline (limits)",
-                    way_out=f"read the logs in {self.log_folder}",
+                    rule="every call has a deadline, of the plan's seconds or of the job (limits)",
+                    way_out=f"read the logs in {self.log_folder}; of what is only slow raise limits.action_timeout_s",
                 )
             for reference in ready:
                 process, method = pending.pop(reference)

@@ -8,11 +8,11 @@ from typing import Any
 from rlplan.dataflow.schedule import Action
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.spec.parts.conduct import LimitsSpec
+from rlplan.spec.resolved import ResolvedLimits
 
 
 class ActionDispatcher:
-    def __init__(self, worker_group: WorkerGroup, limits: LimitsSpec) -> None:
+    def __init__(self, worker_group: WorkerGroup, limits: ResolvedLimits) -> None:
         self.worker_group, self.limits = worker_group, limits
 
     def deadline_s(self, action: Action) -> float:
