@@ -24,6 +24,7 @@ from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.models.catalogue import bundled_id
 from rlplan.spec.models.headers import read_index
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
@@ -54,13 +55,9 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
 def check_plan(plan: Plan) -> None:
     """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
     policy = plan.job.policy.path
-    if not Path(policy).exists():
-        raise SpecError(
-            f"the policy's folder {policy} does not exist",
-            where=f"{policy} (policy.path, as the plan or the bundle has it)",
-            rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
-            way_out="put the model or the run folder back where it was, or plan the job again",
-        )
+    for key, path in plan.job.named_models.items():
+        if not Path(path).exists():
+            raise _no_folder(key, path)
     if plan.fingerprints is None:
         return
     if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
@@ -79,6 +76,18 @@ def check_plan(plan: Plan) -> None:
             rule="a plan is run on the machine whose profile it was made with",
             way_out="plan the job again on this machine",
         )
+
+
+def _no_folder(key: str, path: str) -> SpecError:
+    known, role = bundled_id(path), key.split(".")[-2]
+    put_back = "put the model or the run folder back where it was, or plan the job again"
+    download = f"with a network: hf download {known} --local-dir {path}; or {key}=FOLDER, where it lies already"
+    return SpecError(
+        f"the {role}'s folder {path} does not exist",
+        where=f"{path} ({key}, as the plan or the bundle has it)",
+        rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
+        way_out=download if known else put_back,
+    )
 
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
