@@ -70,7 +70,7 @@ NCCL_ALONE = {
 
 TESTED_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 """Environment of an engine on GPUs: the model runner that every test of ours has met. On a CPU vLLM 0.32 has no other;
-with Triton at hand it takes its second one by itself (config/vllm.py, `use_v2_model_runner`)."""
+with Triton at hand it takes its second one by itself (`use_v2_model_runner` of its own configuration)."""
 
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
