@@ -129,7 +129,9 @@ def test_ray_shows_a_process_its_own_gpu_whatever_the_host_has_set(monkeypatch: 
     environment = execution_spec(plan).ray.workers[0].environment
     import ray
 
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init(
+        "local", num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False
+    )
     try:
         see = ray.remote(num_gpus=0.5)(lambda: os.environ.get("CUDA_VISIBLE_DEVICES"))
         seen = ray.get([see.options(runtime_env={"env_vars": environment}).remote() for _ in range(2)], timeout=120)
