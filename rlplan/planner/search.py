@@ -3,6 +3,7 @@
 In: a JobSpec. Out: a Plan. Left out: how candidates are looked at (cpu/search.py, gpu/search.py).
 """
 
+import math
 from typing import Any
 
 from rlplan import __version__
@@ -17,6 +18,12 @@ from rlplan.planner.remedies import list_remedies
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.job import JobSpec
+from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
+from rlplan.spec.resolved import LEAST_SECONDS
+
+DEADLINE_FACTOR = 4.0
+"""Deadline over predicted seconds: twice for a prediction on a machine that nobody measured, twice for a policy whose
+responses are far longer than the job says (an untrained one runs to the limit)."""
 
 
 def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
@@ -25,13 +32,38 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing can be built).
     """
     search = search_of(asked)
-    plan = search.run()
+    plan = with_deadlines(search.run())
     found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
         found["pareto"] = search.on(plan.num_devices).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
     return plan.model_copy(update=found)
+
+
+def with_deadlines(plan: Plan) -> Plan:
+    """The plan with the deadlines that its job leaves open: DEADLINE_FACTOR times the longest action that is predicted.
+
+    At least LEAST_SECONDS. Of async rollouts a step waits for a whole step of the other side.
+    """
+    timing = plan.timing
+    if timing is None:
+        return plan
+    longest = {
+        "start_timeout_s": 0.0,
+        "action_timeout_s": 0.0 if plan.schedule.async_rollouts is None else plan.seconds,
+    }
+    for part in (timing.start, timing.step, timing.sometimes, timing.finish):
+        for action in part.actions:
+            key = "start_timeout_s" if action.action_id.startswith("start") else "action_timeout_s"
+            longest[key] = max(longest[key], action.cost.seconds)
+    found = {
+        key: min(MAX_TIMEOUT_S, max(LEAST_SECONDS[key], math.ceil(DEADLINE_FACTOR * seconds)))
+        for key, seconds in longest.items()
+        if getattr(plan.asked.limits, key) == "auto"
+    }
+    limits = plan.job.limits.model_copy(update=found)
+    return plan.model_copy(update={"job": plan.job.model_copy(update={"limits": limits})})
 
 
 def find_plan(asked: JobSpec) -> Plan:

@@ -17,6 +17,7 @@ from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
+from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
 from rlplan.spec.parts.training import TrainingSpec
@@ -62,6 +63,8 @@ CPU_CHOICES: dict[str, Any] = {
     "placement.sync_content": SyncContent.FULL,
 }
 """What a CPU host takes where a job leaves the choice open; on GPUs the planner searches."""
+LEAST_SECONDS: dict[str, float] = {"start_timeout_s": 300.0, "action_timeout_s": 600.0}
+"""Deadlines where nothing is predicted: what no prediction counts (compilation, a cold disk) takes minutes."""
 CPU_MICRO_BATCH = 8
 """Rollouts of a pass on a CPU host where a job leaves it open, at most."""
 
@@ -188,6 +191,18 @@ class ResolvedPlacement(SettledPlacement):
     sync_content: SyncContent
 
 
+class ResolvedLimits(LimitsSpec):
+    """With every deadline."""
+
+    start_timeout_s: float
+    action_timeout_s: float
+
+    @property
+    def rank_timeout_s(self) -> float:
+        """For ranks that wait for each other, at their start as in every later action."""
+        return max(self.start_timeout_s, self.action_timeout_s)
+
+
 class ResolvedJob(SettledJob):
     """A job whose choices are made: what is planned is this, and what is run."""
 
@@ -195,6 +210,7 @@ class ResolvedJob(SettledJob):
     training: ResolvedTraining
     rollout: ResolvedRollout
     placement: ResolvedPlacement
+    limits: ResolvedLimits
 
     @property
     def needed_data(self) -> DataSpec:
@@ -251,8 +267,10 @@ def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJ
         "training": ResolvedTraining,
         "rollout": ResolvedRollout,
         "placement": ResolvedPlacement,
+        "limits": ResolvedLimits,
     }
-    return _narrowed(job, ResolvedJob, parts, values)
+    deadlines = {key: least for key, least in LEAST_SECONDS.items() if getattr(job.limits, key) == "auto"}
+    return _narrowed(job, ResolvedJob, parts, {"limits": deadlines, **values})
 
 
 def on_a_cpu_host(job: JobSpec) -> ResolvedJob:

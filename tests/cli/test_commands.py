@@ -20,7 +20,7 @@ from rlplan.emit.bundle import read_bundle
 from rlplan.planner.answers.plan_results import estimate_as_json
 from rlplan.planner.plan import read_plan
 from rlplan.planner.search import best_plan, find_plan
-from rlplan.runtime.host.doctor import Finding
+from rlplan.runtime.host.finding import Finding
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.hardware.catalogue import get_profile, load_profiles

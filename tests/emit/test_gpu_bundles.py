@@ -92,6 +92,23 @@ def test_every_gpu_is_a_bundle_whose_processes_take_all_of_it_and_no_more(bundle
     assert [len(island) for island in ray.islands] == [8] * bundle.job.hardware.num_hosts
 
 
+def test_an_engine_takes_the_model_runner_that_tests_have_met(bundle: ExecutionSpec) -> None:
+    engines = [worker for worker in bundle.ray.workers if worker.worker == "rollout_engine"]
+    assert {worker.environment["VLLM_USE_V2_MODEL_RUNNER"] for worker in engines} == {"0"}
+
+
+@pytest.mark.engine
+def test_the_model_runner_that_tests_have_met_is_the_first_one(bundle: ExecutionSpec) -> None:
+    from vllm.triton_utils import HAS_TRITON
+
+    assert not HAS_TRITON, "without Triton vLLM takes its first runner, which is what the bundle pins"
+
+
+def test_a_process_sees_its_own_gpu_whatever_its_host_has_set(bundle: ExecutionSpec) -> None:
+    switch = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    assert {worker.environment[switch] for worker in bundle.ray.workers} == {"0"}
+
+
 def test_an_engine_s_ranks_lie_on_one_host(bundle: ExecutionSpec) -> None:
     ranks = [worker.bundle for worker in bundle.ray.workers if worker.worker == "rollout_engine"]
     tp = bundle.job.rollout.tp

@@ -12,7 +12,7 @@ from rlplan_cli.options import AsJson
 from rlplan_cli.render.terminal import new_table, stdout
 
 if TYPE_CHECKING:
-    from rlplan.runtime.host.doctor import Finding
+    from rlplan.runtime.host.finding import Finding
 
 NAME = "doctor"
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}

@@ -15,7 +15,7 @@ from rlplan.errors import RlplanError, RunError
 from rlplan.runtime.fault_tolerance.supervision import TRAINERS, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import patiently
-from rlplan.spec.parts.conduct import LimitsSpec
+from rlplan.spec.resolved import ResolvedLimits
 
 PULSE_S = 2.0
 """Seconds between two liveness checks of a busy process."""
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 class Calls:
     """See the module docstring. restart_counts: restarts of each process."""
 
-    def __init__(self, limits: LimitsSpec, log_folder: Path) -> None:
+    def __init__(self, limits: ResolvedLimits, log_folder: Path) -> None:
         self.limits, self.log_folder = limits, log_folder
         self.actors: dict[str, Any] = {}
         self.restart_counts: Counter[str] = Counter()
@@ -117,8 +117,8 @@ class Calls:
                 raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
                     f"no answer from {names} within {timeout_s:.0f} s",
                     where=names,
-                    rule="every call has a deadline (limits)",
-                    way_out=f"read the logs in {self.log_folder}",
+                    rule="every call has a deadline, of the plan's seconds or of the job (limits)",
+                    way_out=f"read the logs in {self.log_folder}; of what is only slow raise limits.action_timeout_s",
                 )
             for reference in ready:
                 self._check(pending.pop(reference))

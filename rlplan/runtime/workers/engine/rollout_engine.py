@@ -268,7 +268,7 @@ class RolloutEngine(Worker):
         names = {"RANK": rank, "LOCAL_RANK": here, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
-        timeout = timedelta(seconds=self.job.limits.start_timeout_s)
+        timeout = timedelta(seconds=self.job.limits.rank_timeout_s)
         return join(rank, world_size, address, timeout, self.take_listener())
 
     def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:

@@ -83,7 +83,7 @@ class PolicyTrainer(Worker):
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
         torch.manual_seed(self.job.seed)
         self.device, on_gpus = worker_device(self.job), self.job.device_kind == "cuda"
-        timeout_s = self.job.limits.start_timeout_s
+        timeout_s = self.job.limits.rank_timeout_s
         join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
         self.sharing = meet(self.job.training.ulysses)
         self._take_over(model_folder)

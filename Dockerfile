@@ -1,0 +1,19 @@
+# rlplan on a CPU host, with the packages of requirements/cpu.lock. Not built where it was written: no container engine.
+# docker build -t rlplan . && docker run --rm --shm-size=2g rlplan run examples/quickstart.yaml
+FROM python:3.12-slim-bookworm
+
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make \
+ && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /rlplan
+COPY requirements requirements
+COPY pyproject.toml Makefile README.md LICENSE ./
+COPY rlplan rlplan
+COPY cli cli
+COPY hardware_profiles hardware_profiles
+COPY examples examples
+RUN make setup TORCH_PIP_FLAGS="--index-url https://download.pytorch.org/whl/cpu"
+
+ENTRYPOINT [".venv/bin/rlplan"]
+CMD ["doctor"]

@@ -1,0 +1,68 @@
+"""What the runtime uses of vLLM, DeepSpeed, Ray and torch.cuda: the table that contracts are held against.
+
+In: the installed packages. Out: a signature of each name; `engine_api.json` is the table, as the CUDA builds say it,
+made by `python -m rlplan.runtime.host.engine_api` in an environment for GPUs. A name is `module:object` or
+`module:Class.member`. Left out: types and values of defaults, and attributes of what the engines return.
+"""
+
+import importlib
+import inspect
+import json
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+ABSENT = "absent"
+LONGEST = 60
+"""Arguments: a class with more has its names in emit/known_keys.json."""
+
+
+@cache
+def recorded_api() -> dict[str, str]:
+    """The table: a signature by name."""
+    text = (resources.files("rlplan.runtime.host") / "engine_api.json").read_text(encoding="utf-8")
+    table: dict[str, str] = json.loads(text)
+    return table
+
+
+def signature_of(name: str) -> str:
+    """Of the installed package: arguments by name, `=` behind those that may be left out; else what kind it is of."""
+    found, path = _module_of(name.replace(":", ".").split("."))
+    for part in path:
+        owner = found
+        found = getattr(owner, part, None)
+        if found is None:
+            return "attribute" if inspect.isclass(owner) and _assigns(owner, part) else ABSENT
+    if not callable(found):
+        return "module" if inspect.ismodule(found) else "value"
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return "callable"
+    return f"({', '.join(map(_word, parameters))})" if len(parameters) <= LONGEST else "callable"
+
+
+def _module_of(names: list[str]) -> tuple[Any, list[str]]:
+    """The longest module that a dotted name begins with, and the rest of the name."""
+    for cut in range(len(names), 0, -1):
+        with suppress(ImportError):
+            return importlib.import_module(".".join(names[:cut])), names[cut:]
+    return None, names
+
+
+def _assigns(kind: type, name: str) -> bool:
+    """Whether objects of a class have an attribute of the name, by the class's own source."""
+    return f"self.{name}" in inspect.getsource(kind)
+
+
+def _word(parameter: inspect.Parameter) -> str:
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    is_needed = parameter.default is inspect.Parameter.empty
+    return f"{stars.get(parameter.kind, '')}{parameter.name}{'' if is_needed else '='}"
+
+
+if __name__ == "__main__":
+    table = {name: signature_of(name) for name in recorded_api()}
+    Path(__file__).with_name("engine_api.json").write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")

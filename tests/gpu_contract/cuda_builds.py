@@ -1,0 +1,144 @@
+"""The really installed CUDA builds of vLLM and DeepSpeed take what we emit and have what we use. No GPU is needed.
+
+Run by `make nightly PART=gpu-contract`, in the environment for GPUs alone; so this file is not named as tests are.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlplan.emit.execution import ExecutionSpec, execution_spec
+from rlplan.errors import RlplanError
+from rlplan.planner.executable import executable_plan
+from rlplan.planner.search import best_plan
+from rlplan.runtime.host.engine_api import recorded_api, signature_of
+from rlplan.spec.files.job_file import load_job
+from tests.factories import EXAMPLES
+from tests.gpu_contract.fake_cuda import load_driver, take_platform
+
+STAND_IN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 1024,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+"""In place of the example's model: what an engine is told does not depend on how large it is."""
+JOBS = sorted(path for path in EXAMPLES.rglob("*.yaml") if load_job(path).device_kind == "cuda")
+VARIANTS = (
+    ("placement.placement=hybrid",),
+    ("placement.placement=colocated", "placement.offload=host", "placement.offload_roles=all", "training.tp=1"),
+    ("placement.placement=disaggregated",),
+    ("rollout.kv_dtype=fp8", "rollout.quantization=fp8"),
+    ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.placement=hybrid"),
+)
+CASES = [(path, ()) for path in JOBS] + [(EXAMPLES / "grpo-7b-8xh100.yaml", variant) for variant in VARIANTS]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_machine_with_a_driver(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="WARNING")
+    load_driver(tmp_path_factory.mktemp("driver"))
+    take_platform()
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(STAND_IN))
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join((case[0].stem, *case[1])))
+def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
+    path, overrides = request.param
+    try:
+        return execution_spec(executable_plan(best_plan(load_job(path, overrides))))
+    except RlplanError as error:
+        pytest.skip(f"it is not emitted: {error.what}")
+
+
+@pytest.fixture
+def engine_environment(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of the first rank of an engine."""
+    worker = next(worker for worker in emitted.ray.workers if worker.worker == "rollout_engine")
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(emitted.job.rollout.tp)}
+    for name, value in {**worker.environment, **ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}.items():
+        monkeypatch.setenv(name, value)
+    return
+
+
+@pytest.mark.parametrize("name", sorted(recorded_api()))
+def test_what_the_runtime_uses_is_there_as_recorded(name: str) -> None:
+    assert signature_of(name) == recorded_api()[name]
+
+
+def test_our_engine_of_weight_transfers_lacks_no_method() -> None:
+    from rlplan.runtime.weight_sync.vllm_extension import PolicyTransferEngine
+
+    assert PolicyTransferEngine.__abstractmethods__ == frozenset()
+
+
+@pytest.mark.usefixtures("engine_environment")
+def test_vllm_configures_an_engine_as_the_bundle_says(emitted: ExecutionSpec, stand_in: str) -> None:
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    told: dict[str, Any] = dict(emitted.vllm["policy"])
+    told["weight_transfer_config"] = WeightTransferConfig(**told["weight_transfer_config"])
+    config = EngineArgs(model=stand_in, **told).create_engine_config()
+    assert config.use_v2_model_runner is False
+    assert config.parallel_config.disable_custom_all_reduce is True
+    assert config.compilation_config.pass_config.fuse_allreduce_rms is False
+    assert config.parallel_config.distributed_executor_backend == told["distributed_executor_backend"]
+    assert config.cache_config.block_size == told["block_size"]
+    assert config.scheduler_config.async_scheduling is False
+
+
+def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed import comm
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    monkeypatch.setattr(comm, "get_rank", lambda: 0)  # it asks how many ranks there are only where they have met
+    for role, config in emitted.deepspeed.items():
+        layout = next(one for one in emitted.schedule.layouts if one.role == role and one.worker != "rollout_engine")
+        ranks = SimpleNamespace(get_data_parallel_world_size=lambda layout=layout: layout.num_shards)
+        read = DeepSpeedConfig(dict(config), mpu=ranks)
+        assert read.zero_config.stage == layout.zero_stage
+
+
+def test_deepspeed_compiles_its_adam_for_the_host() -> None:
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    assert CPUAdamBuilder().load() is not None
+
+
+def test_ray_shows_a_process_its_own_gpu_whatever_the_host_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    plan = executable_plan(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml")))
+    environment = execution_spec(plan).ray.workers[0].environment
+    import ray
+
+    ray.init(
+        "local", num_cpus=2, num_gpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False
+    )
+    try:
+        see = ray.remote(num_gpus=0.5)(lambda: os.environ.get("CUDA_VISIBLE_DEVICES"))
+        seen = ray.get([see.options(runtime_env={"env_vars": environment}).remote() for _ in range(2)], timeout=120)
+    finally:
+        ray.shutdown()
+    assert set(seen) <= {"0", "1"}
+
+
+def test_every_bundle_is_of_an_example_on_gpus() -> None:
+    assert {"grpo-7b-8xh100", "ppo-70b-64xh100"} <= {Path(path).stem for path in JOBS}

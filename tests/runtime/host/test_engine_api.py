@@ -1,0 +1,23 @@
+"""What the runtime uses of the engines stands in one table; the installed packages have it as the CUDA builds do."""
+
+import pytest
+
+from rlplan.runtime.host.engine_api import ABSENT, recorded_api, signature_of
+from tests.factories import ROOT
+from tests.runtime.host.engine_uses import uses_in
+
+
+def test_every_use_of_an_engine_in_the_runtime_is_in_the_table() -> None:
+    found = uses_in(ROOT / "rlplan" / "runtime")
+    missing = {use: file for use, file in found.items() if use not in recorded_api()}
+    assert missing == {}, "add it to engine_api.json and write the table anew (rlplan/runtime/host/engine_api.py)"
+    assert len(found) > 90
+
+
+def test_the_table_holds_nothing_that_the_cuda_builds_lack() -> None:
+    assert [name for name, signature in recorded_api().items() if signature == ABSENT] == []
+
+
+@pytest.mark.engine
+def test_the_installed_packages_have_the_signatures_of_the_cuda_builds() -> None:
+    assert {name: signature_of(name) for name in recorded_api()} == recorded_api()
