@@ -13,7 +13,9 @@ COPY rlplan rlplan
 COPY cli cli
 COPY hardware_profiles hardware_profiles
 COPY examples examples
-RUN make setup TORCH_PIP_FLAGS="--index-url https://download.pytorch.org/whl/cpu"
+# As in the Makefile: --build-arg TORCH_PIP_FLAGS=... takes PyTorch's CPU build from PyTorch's own index.
+ARG TORCH_PIP_FLAGS=
+RUN make setup TORCH_PIP_FLAGS="$TORCH_PIP_FLAGS"
 
 ENTRYPOINT [".venv/bin/rlplan"]
 CMD ["doctor"]

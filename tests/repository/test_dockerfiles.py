@@ -8,7 +8,7 @@ import pytest
 from tests.factories import ROOT
 
 FILES = {"Dockerfile": "make setup ", "Dockerfile.gpu": "make setup-gpu"}
-INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT", "CMD"}
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT", "CMD"}
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
