@@ -53,7 +53,7 @@ def read_question(verb: str, asked: JobArguments, objective: str | None = None) 
         words = overrides if text is None else (text, *overrides)
         return Question(job_from(given, words, fetch=fetched))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
-    if path.is_dir() or path.suffix == ".json":
+    if path.is_dir() or path.suffix == ".json" or _is_json_by_content(path):
         _refuse_changes(path, (*overrides, *asks))
         plan = _read(path)
         return Question(plan.asked, plan)
@@ -67,6 +67,17 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
 
     settings = read_source(asked.file, asked.source, asked.outside or ())
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
+
+
+def _is_json_by_content(path: Path) -> bool:
+    """A plan, whatever `--out` called it. A job that is written as JSON is called .yaml."""
+    if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe is not read twice
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"{"
+    except OSError:
+        return False
 
 
 def _read(path: Path) -> "Plan":

@@ -247,3 +247,9 @@ def test_a_plan_of_an_older_format_is_one_message_with_the_way_out(
     extra = ("-o", tmp_path / "out") if verb in ("emit", "run") else ()
     way_out = refused(rlplan(verb, path, *extra), 2, "plan schema version is 2", "reads version 3")
     assert "rlplan plan JOB -o plan.json" in way_out
+
+
+def test_a_plan_is_read_whatever_it_was_called_as_the_last_line_of_plan_says(rlplan: Call, tmp_path: Path) -> None:
+    written = rlplan("plan", "examples/quickstart.yaml", "--out", str(tmp_path / "plan"))
+    assert f"`rlplan explain {tmp_path / 'plan'}` says why" in written.out + written.err
+    assert rlplan("estimate", str(tmp_path / "plan")).exit_code == 0
