@@ -116,7 +116,8 @@ class Table(Spec):
         for why, patterns in self.without_counterpart.items():
             if any(fnmatchcase(key, pattern) for pattern in patterns):
                 return why
-        return f"not known of {self.title} {self.version}.{did_you_mean(key, self.keys)}"
+        hint = did_you_mean(key, self.keys)
+        return f"not known of {self.title} {self.version}{'.' * bool(hint)}{hint}"
 
 
 @cache
