@@ -26,12 +26,15 @@ _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(
 """Tensors below 32 MiB, the most that glibc accepts, come from a heap that is used again, warm, and is given back when
 an action ends. Its top is never given back by freeing: it moves all the time, and each time would fault again."""
 
-_COMMON_ENVIRONMENT = {
+COMMON_ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",
+    # Without it DeepSpeed's import of Muon, which is decorated with torch.compile, loads the whole compiler.
+    "TORCHDYNAMO_DISABLE": "1",
 }
+"""Of every worker on a CPU."""
 
 _WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu"},
@@ -115,7 +118,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
         is_trainer = layout.worker.endswith("_trainer")
         threads = 1 if is_trainer else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
-            environment = {**_COMMON_ENVIRONMENT, **heap, **_WORKER_ENVIRONMENT[layout.worker]}
+            environment = {**COMMON_ENVIRONMENT, **heap, **_WORKER_ENVIRONMENT[layout.worker]}
             environment["OMP_NUM_THREADS"] = str(threads)
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(

@@ -1,5 +1,6 @@
 """Real runs, shared between tests: each is made once, by the command line, as a user would."""
 
+import hashlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.processes.machine_speed import scaled
@@ -45,6 +47,8 @@ COLOCATED = (
     "checkpoints.every=1",
 )
 """Of `colocated_run`."""
+FEW_PROCESSES = ("hardware.num_devices=1", "algorithm.kl_coef=0")
+"""One trainer, one engine and no scorer: half of what a run costs is starting its processes."""
 
 
 @dataclass(frozen=True)
@@ -125,35 +129,53 @@ def run_job(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 
 @pytest.fixture(scope="session")
-def quickstart_run(run_job: Runner) -> FinishedRun:
+def run_once(run_job: Runner, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """`run_once(job, *overrides)`: a run that the processes of one `make test` share; the first that asks makes it."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+
+    def run(job: str, *arguments: str) -> FinishedRun:
+        record = shared / f"run-{hashlib.sha256(repr((job, arguments)).encode()).hexdigest()[:16]}.json"
+        with FileLock(record.with_suffix(".lock"), timeout=scaled(2 * DEADLINE_S)):
+            if not record.exists():
+                made = run_job(job, *arguments)
+                record.write_text(json.dumps([str(made.folder), made.exit_code, made.stdout, made.stderr]))
+        folder, exit_code, stdout, stderr = json.loads(record.read_text())
+        return FinishedRun(Path(folder), exit_code, stdout, stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def quickstart_run(run_once: Runner) -> FinishedRun:
     """The quickstart with its report, as `make run` makes it, for as many steps as show that it learns."""
-    return run_job(
+    return run_once(
         "examples/quickstart.yaml", "--report", f"workload.num_steps={QUICKSTART_STEPS}", "workload.evaluate_every=12"
     )
 
 
 @pytest.fixture(scope="session")
-def memory_bound_run(run_job: Runner) -> FinishedRun:
+def memory_bound_run(run_once: Runner) -> FinishedRun:
     """The job whose memory is in its models."""
-    return run_job("examples/memory-bound.yaml")
+    return run_once("examples/memory-bound.yaml")
 
 
 @pytest.fixture(scope="session")
-def other_layout_run(run_job: Runner) -> FinishedRun:
+def other_layout_run(run_once: Runner) -> FinishedRun:
     """Disaggregated, three devices, two optimizer steps of two micro-batches each."""
-    return run_job("examples/quickstart.yaml", *OTHER_LAYOUT)
+    return run_once("examples/quickstart.yaml", *OTHER_LAYOUT)
 
 
 @pytest.fixture(scope="session")
-def colocated_run(run_job: Runner) -> FinishedRun:
+def colocated_run(run_once: Runner) -> FinishedRun:
     """Trainer and engine time-share their devices; the KV cache is large enough to be seen when it goes."""
-    return run_job("examples/quickstart.yaml", *COLOCATED)
+    return run_once("examples/quickstart.yaml", *COLOCATED)
 
 
 @pytest.fixture(scope="session")
-def async_run(run_job: Runner) -> FinishedRun:
+def async_run(run_once: Runner) -> FinishedRun:
     """Generation runs ahead of training, with lengths that have a long tail."""
-    return run_job(
+    return run_once(
         "examples/maturity/5-async.yaml",
         "workload.num_steps=3",
         "workload.evaluate_every=3",

@@ -37,6 +37,12 @@ _ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray makes an outer address of the 127.0.0.1 that it is told, unless it takes itself for a desktop's: then all of it
 listens on the loopback. Read when Ray is loaded. Source: Ray 2.60.0, _private/services.py, resolve_ip_for_localhost."""
 
+_SYSTEM = {
+    "enable_metrics_collection": False,  # its port asks for no token
+    "prestart_worker_first_driver": False,  # one idle process a core, which no worker of ours would ever use
+}
+"""Settings of a Ray of our own. Source: Ray 2.60.0, ray_config_def.h."""
+
 _NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives to every node by itself."""
 
@@ -138,7 +144,7 @@ def _start_alone(placement: RayPlacement) -> None:
             include_dashboard=False,
             object_store_memory=placement.object_store_memory,
             _node_ip_address=LOOPBACK,
-            _system_config={"enable_metrics_collection": False},  # its port asks for no token
+            _system_config=_SYSTEM,
         )
         _check_loopback()
     except Exception as error:  # Ray raises bare exceptions too

@@ -25,7 +25,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     share_frozen,
 )
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.worker import Worker
+from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role
@@ -40,6 +40,7 @@ class Scorer(Worker):
         self.device = torch.device("cpu")
         self.offloaded = OffloadedStates()
 
+    @no_collections()
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         torch.set_num_threads(self.num_threads)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.runtime.conftest import alive, descendants_of, finish, start
+from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.waiting import wait_for
 
 NO_REHEARSAL = "preflight.rehearses=false"
@@ -26,7 +26,7 @@ def play(messages, answer):
 def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     overrides = ("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2", NO_REHEARSAL)
-    process = start("run", "examples/multi-turn.yaml", *overrides, "--out", str(folder))
+    process = start("run", "examples/multi-turn.yaml", *overrides, *FEW_PROCESSES, "--out", str(folder))
     metrics = folder / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, 120)
     children = descendants_of(process.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.runtime.conftest import RLPLAN, FinishedRun, Runner, alive, descendants_of, finish, start
+from tests.runtime.conftest import FEW_PROCESSES, RLPLAN, FinishedRun, Runner, alive, descendants_of, finish, start
 from tests.runtime.run_folder.small_disk import SmallDisk, small_disk
 from tests.waiting import at_most, wait_for
 
@@ -126,6 +126,7 @@ def test_a_driver_that_is_killed_outright_takes_its_workers_along(tmp_path: Path
     wait_for(lambda: alive(children) == [], 90)
 
 
+@pytest.mark.nightly
 def test_a_port_in_use_is_said_with_the_way_out(run_job: Runner) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -180,7 +181,7 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_then_the_run_and_with_room_it_i
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk", "128m") as disk:
-        job = (QUICKSTART, *SHORT_STEPS, *SMALL_BATCH, *KEEPS_ALL)
+        job = (QUICKSTART, *SHORT_STEPS, *SMALL_BATCH, *KEEPS_ALL, *FEW_PROCESSES)
         with _started_on(disk, "run", *job, "--out", str(disk.folder / "run")) as process:
             wait_for(disk.path("run/checkpoints/latest.json").exists, 120)
             disk.fill(leaving=5_000_000)  # less than a checkpoint takes, more than a busy machine's steps write

@@ -24,7 +24,7 @@ from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
-from tests.runtime.conftest import alive, descendants_of, finish, start
+from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.runtime.fault_tolerance.test_failures import interrupted
 from tests.waiting import wait_for
 
@@ -201,7 +201,9 @@ class RunWithLosses:
 def run_with_losses(folder: Path, *overrides: str) -> Iterator[RunWithLosses]:
     """The run after two rows of metrics; at the end it is interrupted, and everything is checked that must hold."""
     fixed = ("checkpoints.every=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false")
-    one = RunWithLosses(start("run", "examples/quickstart.yaml", *fixed, *overrides, "--out", str(folder)), folder)
+    one = RunWithLosses(
+        start("run", "examples/quickstart.yaml", *fixed, *FEW_PROCESSES, *overrides, "--out", str(folder)), folder
+    )
     try:
         one.wait_for_steps(2)
         yield one

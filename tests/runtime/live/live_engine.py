@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlplan.emit.ray import COMMON_ENVIRONMENT
 from rlplan.runtime.processes.machine_speed import scaled
 from tests.factories import EXAMPLES, make_job
 from tests.waiting import Patience
@@ -29,8 +30,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TORCH_COMPILE_DISABLE": "1",
+    **COMMON_ENVIRONMENT,
     "PYTHONPATH": str(ROOT),
 }
 SORTER = EXAMPLES / "models" / "sorter"

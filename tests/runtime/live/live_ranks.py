@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rlplan.emit.ray import COMMON_ENVIRONMENT
 from tests.waiting import Patience
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,13 +101,10 @@ class Ranks:
 def environment() -> dict[str, str]:
     """Of a rank."""
     return dict(
-        os.environ,
+        os.environ | COMMON_ENVIRONMENT,
         PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         DS_ACCELERATOR="cpu",
-        HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",
-        TORCH_COMPILE_DISABLE="1",
         MALLOC_MMAP_THRESHOLD_=str(128 * 1024),
         MALLOC_TRIM_THRESHOLD_=str(256 * 1024),
-        MALLOC_ARENA_MAX="1",
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.emit.ray import COMMON_ENVIRONMENT
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.model import RUNNABLE
 from tests.factories import ROOT
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.engine
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank found, for all architectures."""
     folder = tmp_path_factory.mktemp("cut")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "TORCH_COMPILE_DISABLE": "1"}
-    environment |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | COMMON_ENVIRONMENT
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-m", "tests.runtime.live.live_cut", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(240))
     assert done.returncode == 0, done.stderr[-4000:]

@@ -118,7 +118,7 @@ def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhe
     bundle, model = tmp_path / "bundle", tmp_path / "model"
     of_model = trapped_model(EXAMPLES / "models" / "sorter", model)
     few = {"workload.num_steps": 1, "workload.num_heldout_prompts": 8, "preflight.rehearses": False}
-    few |= {"policy.path": str(model)}
+    few |= {"policy.path": str(model), "hardware.num_devices": 1}
     write_bundle(make_plan(**few), bundle)
     sprung = set_traps(bundle)
     with (tmp_path / "said").open("wb") as said:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from benchmarks.runs.reward_overlap import LENGTHS, overlap
-from tests.runtime.conftest import FinishedRun, Runner
+from tests.runtime.conftest import FEW_PROCESSES, FinishedRun, Runner
 from tests.waiting import orphans_come_here, own_processes
 
 pytestmark = [pytest.mark.engine]
@@ -46,7 +46,7 @@ def _is_a_reward_s(process: psutil.Process) -> bool:
 
 
 def test_programs_are_judged_in_a_sandbox_while_others_are_written(run_job: Runner) -> None:
-    run = run_job("examples/rewards/code-executor.yaml", *SHORT)
+    run = run_job("examples/rewards/code-executor.yaml", *SHORT, *FEW_PROCESSES)
     check(run)
     status = json.loads((run.folder / "status.json").read_text())
     assert status["sandbox"] == "bubblewrap"

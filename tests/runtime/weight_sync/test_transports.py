@@ -53,6 +53,7 @@ class Channel:
         num_readers: int,
         folder: Path,
         sends_deltas: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.packets = plan_packets(MODEL.parameters, dtype.itemsize, bucket_bytes)
         self.sender = PolicySender(self.packets, dtype, sends_deltas=sends_deltas)
@@ -60,7 +61,7 @@ class Channel:
             PolicyReceiver(self.packets, dtype, reader, takes_deltas=sends_deltas) for reader in range(num_readers)
         ]
         name = str(dtype).removeprefix("torch.")
-        endpoint = Endpoint(transport, num_readers, dtype=name, path=str(folder / "sync"), timeout_s=TIMEOUT_S)
+        endpoint = Endpoint(transport, num_readers, dtype=name, path=str(folder / "sync"), timeout_s=timeout_s)
         self.open(endpoint)
 
     def open(self, endpoint: Endpoint) -> None:
@@ -195,7 +196,7 @@ def test_what_is_damaged_fails_and_a_full_update_over_a_new_channel_is_right(
 def test_a_reader_that_is_gone_fails_the_update_of_the_other_side_or_at_least_its_own(
     transport: Transport, tmp_path: Path
 ) -> None:
-    channel = Channel(transport, 1, torch.float32, 1, tmp_path)
+    channel = Channel(transport, 1, torch.float32, 1, tmp_path, timeout_s=scaled(2.0))
     inlet = channel.receivers[0].inlet
     assert inlet is not None
     inlet.begin(Update(1, 1, True, 1.0))

@@ -24,7 +24,7 @@ from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, swap_adapter
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
-from rlplan.runtime.workers.worker import Worker
+from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
@@ -62,6 +62,7 @@ class RolloutEngine(Worker):
         is_at_work = self.tracker.num_open and not self.paused and not self.dirty
         return float(self.num_steps) if is_at_work else super().pulse()
 
+    @no_collections()
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         import torch

@@ -47,7 +47,7 @@ from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
 from rlplan.runtime.workers.trainer.trained_states import bytes_of, own_storages, storages_of
-from rlplan.runtime.workers.worker import Worker
+from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.runtime.workers.worker_device import forget_cache, inside, worker_device
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
@@ -68,6 +68,7 @@ class PolicyTrainer(Worker):
         self.saver = StateSaver()
         self.device = torch.device("cpu")
 
+    @no_collections()
     def import_libraries(self) -> None:
         """Load the code that `start` needs, so that its memory alone can be measured."""
         import_deepspeed()
