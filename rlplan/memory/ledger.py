@@ -30,33 +30,48 @@ LEDGER_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Bytes of one kind that one process holds for one role, after and inside one action. See the module docstring.
-
-    loaded_bytes: bytes before the engine repacked them, for weights that a CPU engine repacks while it starts.
-    low_bytes, high_bytes: between which the peak may lie; None where it is as certain as its source.
-    resident_high_bytes: the same of what is resident, at most.
-    num_alike: processes of one host that the row stands for, itself included.
-    space: `device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest.
-    source: the forecaster that computed the bytes.
-    """
+    """Bytes of one kind that one process holds for one role, after and inside one action. See the module docstring."""
 
     run_phase: RunPhase
     action_id: str
+    """Of the schedule."""
+
     phase: Phase
     process: str
+    """`policy_trainer/0` and the like."""
+
     device: str
+    """Where the process runs: `cpu:0`, `gpu:3`."""
+
     role: Role
     kind: MemoryKind
     space: Literal["device", "host"]
+    """`device` for what a GPU would hold (on a CPU profile that memory is the host's), `host` for the rest."""
+
     resident_bytes: int
+    """After the action."""
+
     peak_bytes: int
+    """The most inside the action."""
+
     provenance: Provenance
     source: str
+    """The forecaster that computed the bytes."""
+
     loaded_bytes: int = 0
+    """Before the engine repacked them: weights that a CPU engine repacks while it starts."""
+
     low_bytes: int | None = None
+    """The peak is at least so much; None where it is as certain as its source."""
+
     high_bytes: int | None = None
+    """The peak is at most so much; None as above."""
+
     num_alike: int = 1
+    """Processes of one host that the row stands for, itself included."""
+
     resident_high_bytes: int | None = None
+    """What is resident is at most so much; None as above."""
 
     def resident_at(self, bound: "Bound") -> int:
         """What is resident as expected, or at most."""
@@ -70,36 +85,44 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The largest total of a device, process or the host: where it happens and what it is made of.
-
-    rows: (process, role, kind, bytes), largest first.
-    """
+    """The largest total of a device, process or the host: where it happens and what it is made of."""
 
     scope: str
+    """The device's, process's or host's name."""
+
     run_phase: RunPhase
     action_id: str
     num_bytes: int
     rows: tuple[tuple[str, Role, MemoryKind, int], ...]
+    """(process, role, kind, bytes), largest first."""
 
 
 @dataclass(frozen=True)
 class MemoryLedger:
-    """All rows of a schedule, with the capacity of each device and of the host in bytes.
-
-    shares_host_memory: the devices' memory is the host's (a CPU profile), so the host's total is everything.
-    concurrent: pairs of actions that may run at once, with their part; their peaks add up. capacities: of devices and
-    hosts whose capacity is another one, by name. host_of_device: the host whose memory a device shares, by device; a
-    device that is not named is the one host's.
-    """
+    """All rows of a schedule, with the capacity of each device and of the host."""
 
     rows: tuple[LedgerRow, ...]
     device_capacity: int
+    """Bytes of each device."""
+
     host_capacity: int
+    """Bytes of each host."""
+
     shares_host_memory: bool
+    """The devices' memory is the host's (a CPU profile), so the host's total is everything."""
+
     order: tuple[tuple[RunPhase, str], ...]
+    """Every action with its run phase, in the schedule's order."""
+
     concurrent: tuple[Beside, ...] = ()
+    """Pairs of actions that may run at once, with their part; their peaks add up."""
+
     capacities: tuple[tuple[str, int], ...] = ()
+    """(name, bytes) of devices and hosts whose capacity is another one."""
+
     host_of_device: tuple[tuple[str, str], ...] = ()
+    """(device, host) whose memory it shares; a device that is not named is the one host's."""
+
     schema_version: int = LEDGER_SCHEMA_VERSION
 
     def capacity_of(self, device: str) -> int:

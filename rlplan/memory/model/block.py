@@ -28,83 +28,108 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts. top_k: experts of a token. width: of one expert. shared_width: of those every token visits.
-
-    saved_widths: tensors of an expert's width that are saved for a token and expert: gate, up, activation, product 4;
-    gpt-oss clamps and gates by hand: 7. has_fp32_router: the router reads an fp32 copy (DeepSeek). gates_shared: the
-    shared experts' output is scaled by a gate of its own (Qwen).
-    """
+    """A mixture of experts."""
 
     num: int
     top_k: int
+    """Experts of a token."""
+
     width: int
+    """Of one expert."""
+
     shared_width: int = 0
+    """Of those that every token visits."""
+
     saved_widths: int = 4
+    """Tensors of an expert's width that are saved for a token and expert: gate, up, activation, product 4; gpt-oss
+    clamps and gates by hand: 7."""
+
     has_fp32_router: bool = False
+    """The router reads an fp32 copy (DeepSeek)."""
+
     gates_shared: bool = False
+    """The shared experts' output is scaled by a gate of its own (Qwen)."""
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention: ranks of the compressed queries and keys, widths of a head.
-
-    nope_head_dim: the part of a key that stands beside the value in one projection.
-    """
+    """Multi-head latent attention."""
 
     q_rank: int
+    """Of the compressed queries."""
+
     kv_rank: int
+    """Of the compressed keys and values."""
+
     qk_head_dim: int
     v_head_dim: int
     nope_head_dim: int = 0
+    """The part of a key that stands beside the value in one projection."""
 
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """Linear attention by the gated delta rule instead of attention. keys, values: widths of all heads together.
-
-    num_heads: of the values, to which keys and queries are repeated. key_head_dim: of one of them.
-    """
+    """Linear attention by the gated delta rule instead of attention."""
 
     num_heads: int
+    """Of the values, to which keys and queries are repeated."""
+
     key_head_dim: int
+    """Of one head."""
+
     keys: int
+    """Width of all heads together."""
+
     values: int
+    """Width of all heads together."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer. Widths are elements.
-
-    mlp_saved_widths: tensors of width I that the MLP saves: 4 gated (gate, its activation, up, product), 2 plain, 5
-    with GPT-2's tanh written out, 3 where a fused kernel recomputes the activation (the product is a linear input).
-    norm_widths_saved, num_norms: 2, or 4 where norms stand after attention and MLP too (Gemma), of which two feed no
-    linear layer. qk_norm: over each head (Qwen3, Gemma 3) or over the whole width (OLMo 2). num_branches: 1 where
-    attention and MLP read the same normed rows (Phi, Cohere). norms_share_input: both norms read the layer's input
-    (GPT-NeoX). packs_qkv: queries, keys and values are one projection, which the values keep alive beside rotated
-    queries and keys. gates_attention: its output is scaled by a sigmoid (Qwen3-Next). norms_values: Gemma 4.
-    rotary_bytes: of a token's rotary rows that every layer makes for itself (Ernie, in fp32).
-    """
+    """One decoder layer. Widths are elements."""
 
     hidden: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate: int
+    """Width I of the MLP."""
+
     norm: Norm = Norm.RMS
     num_norms: int = 2
+    """2, or 4 where norms stand after attention and MLP too (Gemma)."""
+
     norms_feed_linears: int = 2
+    """Norms whose output a linear layer reads: of Gemma's four two do not."""
+
     qk_norm: str = "none"
+    """Over each head (Qwen3, Gemma 3), over the whole width (OLMo 2), or none."""
+
     mlp_saved_widths: int = 4
+    """Tensors of width I that the MLP saves: 4 gated (gate, its activation, up, product), 2 plain, 5 with GPT-2's
+    tanh written out, 3 where a fused kernel recomputes the activation (the product is a linear input)."""
+
     has_rotary: bool = True
     experts: Experts | None = None
     latent: Latent | None = None
     delta_rule: DeltaRule | None = None
     num_branches: int = 2
+    """1 where attention and MLP read the same normed rows (Phi, Cohere)."""
+
     norms_share_input: bool = False
+    """Both norms read the layer's input (GPT-NeoX)."""
+
     packs_qkv: bool = False
+    """Queries, keys and values are one projection, which the values keep alive beside rotated queries and keys."""
+
     gates_attention: bool = False
+    """Its output is scaled by a sigmoid (Qwen3-Next)."""
+
     norms_values: bool = False
+    """Values are normed too (Gemma 4)."""
+
     rotary_bytes: int = 0
+    """Of a token's rotary rows that every layer makes for itself (Ernie, in fp32)."""
 
     @property
     def q(self) -> int:

@@ -22,29 +22,41 @@ MASK_BYTES = 1
 
 @dataclass(frozen=True)
 class Frozen:
-    """What is trained in a layer whose weights are frozen.
-
-    attention_inputs, mlp_inputs: adapted modules that read the output of the layer's first and second norm (queries,
-    keys, values; gate, up). adapts_output, adapts_down: the last projection of attention and of the MLP.
-    adapter_bytes: of an element of adapters, which read a copy of their input where it differs from the model's.
-    has_dropout: before each adapter, which then reads its own copy. trains_norms: the norms' weights are trained.
-    keeps_inputs: the frozen linear layer keeps its input all the same (bitsandbytes before 0.44, `MatMul4Bit.forward`:
-    `ctx.tensors = (A, B)`). more_token_bytes: what adapters keep of a token beside their inputs (DoRA's products).
-    more_layer_bytes: what they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes).
-    scales_outputs: an adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`).
-    """
+    """What is trained in a layer whose weights are frozen."""
 
     attention_inputs: int = 0
+    """Adapted modules that read the output of the first norm: queries, keys, values."""
+
     adapts_output: bool = False
+    """The last projection of attention."""
+
     mlp_inputs: int = 0
+    """Adapted modules that read the output of the second norm: gate, up."""
+
     adapts_down: bool = False
+    """The last projection of the MLP."""
+
     adapter_bytes: int = 2
+    """Of an element of adapters, which read a copy of their input where it differs from the model's."""
+
     has_dropout: bool = False
+    """Before each adapter, which then reads its own copy."""
+
     trains_norms: bool = False
+    """The norms' weights are trained."""
+
     keeps_inputs: bool = False
+    """The frozen linear layer keeps its input all the same. Source: bitsandbytes before 0.44, `MatMul4Bit.forward`:
+    `ctx.tensors = (A, B)`."""
+
     more_token_bytes: int = 0
+    """What adapters keep of a token beside their inputs (DoRA's products)."""
+
     more_layer_bytes: int = 0
+    """What they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes)."""
+
     scales_outputs: bool = False
+    """An adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`)."""
 
 
 def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:

@@ -22,21 +22,29 @@ NF4_SCALE_GROUP = 256
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one quantised matrix is stored.
-
-    bits: of each weight. block: (rows, columns) behind one scale; 0 means all of them. scale_bytes: of each scale.
-    zero_bits: of each zero point, one for each scale. tensor_bytes: what comes once a matrix (a global scale).
-    scale_group: scales that share one further fp32 scale, 0 for none. column_bytes: once a column (GPTQ's g_idx).
-    """
+    """How one quantised matrix is stored."""
 
     name: str
     bits: int
+    """Of each weight."""
+
     block: tuple[int, int] = (0, 0)
+    """(rows, columns) behind one scale; 0 means all of them."""
+
     scale_bytes: int = 0
+    """Of each scale."""
+
     zero_bits: int = 0
+    """Of each zero point, one for each scale."""
+
     tensor_bytes: int = 0
+    """What comes once a matrix (a global scale)."""
+
     scale_group: int = 0
+    """Scales that share one further fp32 scale, 0 for none."""
+
     column_bytes: int = 0
+    """Once a column (GPTQ's g_idx)."""
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of one weight of that shape; leading dimensions are matrices of their own (stacked experts).
@@ -101,17 +109,20 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint quantises. form: how. only: a pattern that a tensor's name must have; left_out: one it may not.
-
-    ignored: modules left alone, or parts of their names between dots. covers_head: the language head too.
-    Left alone in any case: whatever is no matrix, embeddings, norms and routers.
-    """
+    """What a checkpoint quantises. Left alone in any case: whatever is no matrix, embeddings, norms and routers."""
 
     form: WeightFormat
     only: str = ""
+    """A pattern that a tensor's name must have."""
+
     left_out: str = ""
+    """One that it may not have."""
+
     covers_head: bool = False
+    """The language head too."""
+
     ignored: frozenset[str] = frozenset()
+    """Modules left alone, or parts of their names between dots."""
 
     def covers(self, parameter: Parameter) -> bool:
         """Whether a tensor is quantised.

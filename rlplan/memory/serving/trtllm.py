@@ -28,14 +28,20 @@ GB300 it is 0.7 % there, without H100 1.0 %, without Qwen3-32B-FP8 0.8 %, withou
 
 @dataclass(frozen=True, slots=True)
 class TrtllmSettings:
-    """What a TensorRT-LLM engine is built with. free_fraction: `free_gpu_memory_fraction` of its KV cache."""
+    """What a TensorRT-LLM engine is built with."""
 
     total_bytes: int
+    """Of the GPU."""
+
     max_seq_len: int
     max_num_tokens: int
     free_fraction: float = 0.9
+    """`free_gpu_memory_fraction` of its KV cache."""
+
     tp: int = 1
     element_bytes: int = 2
+    """Of a weight."""
+
     kv_element_bytes: int = 2
     quantization: Quantization | None = None
 

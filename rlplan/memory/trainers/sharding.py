@@ -25,20 +25,31 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """Elements of a model that is trained. trainable: of each trained tensor, in order. frozen_bytes: of everything
-    else, as it is stored. layer, table: trained elements of one layer, of one vocabulary table. root: elements outside
-    the layers, trained or not. layer_weights: elements of one layer, trained or not. is_tied: one table for both ends.
-    largest_table: elements of a vocabulary table, trained or not.
-    """
+    """Elements of a model that is trained."""
 
     trainable: tuple[int, ...]
+    """Of each trained tensor, in order."""
+
     frozen_bytes: int
+    """Of everything else, as it is stored."""
+
     layer: int
+    """Trained, of one layer."""
+
     table: int
+    """Trained, of one vocabulary table."""
+
     root: int
+    """Outside the layers, trained or not."""
+
     layer_weights: int
+    """Of one layer, trained or not."""
+
     is_tied: bool
+    """One table for both ends."""
+
     largest_table: int = 0
+    """Of a vocabulary table, trained or not."""
 
     @property
     def num_trainable(self) -> int:
@@ -119,26 +130,36 @@ def rank_state_under_torch(
 
 @dataclass(frozen=True)
 class FsdpSettings:
-    """How FSDP2 shares a model. master_bytes, compute_bytes, reduce_bytes: of a weight that is kept, that is gathered,
-    of a gradient that is reduced. tp_size: tensor parallel ranks, over which everything is split beforehand.
-
-    frozen_layer_bytes: of a quantised layer, which is gathered as it is. is_on_host: shards and moments live there
-    (`cpu_offload`). gathers_tables_apart: embeddings and head are units of their own (torchtune): one of them is whole
-    at a time. counts_every_stream: for `reserved`: gradients live in the reduction stream's pool and gathers in that of
-    their own stream, before they are copied; no other stream reuses either, so they count at every moment.
-    has_fused_step: the optimizer makes no copies.
-    """
+    """How FSDP2 shares a model."""
 
     num_ranks: int
     master_bytes: int = FLOAT_BYTES
+    """Of a weight that is kept."""
+
     compute_bytes: int = 2
+    """Of a weight that is gathered."""
+
     reduce_bytes: int = FLOAT_BYTES
+    """Of a gradient that is reduced."""
+
     tp_size: int = 1
+    """Tensor parallel ranks, over which everything is split beforehand."""
+
     frozen_layer_bytes: int | None = None
+    """Of a quantised layer, which is gathered as it is."""
+
     is_on_host: bool = False
+    """Shards and moments live there (`cpu_offload`)."""
+
     gathers_tables_apart: bool = False
+    """Embeddings and head are units of their own (torchtune): one of them is whole at a time."""
+
     counts_every_stream: bool = False
+    """For `reserved`: gradients live in the reduction stream's pool and gathers in that of their own stream, before
+    they are copied; no other stream reuses either, so they count at every moment."""
+
     has_fused_step: bool = True
+    """The optimizer makes no copies."""
 
 
 def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
@@ -208,21 +229,31 @@ def rank_state_under_megatron(
 
 @dataclass(frozen=True)
 class MegatronRank:
-    """What one rank trains under Megatron-Core. dense, experts: elements outside and inside the routed experts.
-
-    over, over_experts: ranks that share the states of either. frozen: elements beside them that are not trained.
-    weight_bytes, master_bytes: of a weight in the passes, of a master weight and of each moment (2 with the precision-
-    aware optimizer). has_states: False where they live on the host.
-    """
+    """What one rank trains under Megatron-Core."""
 
     dense: int
+    """Elements outside the routed experts."""
+
     experts: int
+    """Elements inside them."""
+
     over: int
+    """Ranks that share the states of `dense`."""
+
     over_experts: int
+    """Ranks that share the states of `experts`."""
+
     frozen: int = 0
+    """Elements beside them that are not trained."""
+
     weight_bytes: int = 2
+    """Of a weight in the passes."""
+
     master_bytes: int = FLOAT_BYTES
+    """Of a master weight and of each moment: 2 with the precision-aware optimizer."""
+
     has_states: bool = True
+    """False where they live on the host."""
 
     @property
     def num_updated(self) -> int:

@@ -25,30 +25,56 @@ PARTITION_ALIGNMENT = 2
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """The keys of a DeepSpeed config that decide bytes, with DeepSpeed's own defaults. Sizes are elements.
-
-    weight_bytes: of the weights in the passes (2 bf16 or fp16, 4 fp32). gradient_bytes: `grad_accum_dtype`, which is
-    the weights' type unless given. master_bytes, moment_bytes: 4, or 2 with `bf16_master_weights_and_grads` and
-    `bf16_optimizer_states`. overlaps_communication: `overlap_comm`; stage 3 alone has it on by default.
-    """
+    """The keys of a DeepSpeed config that decide bytes, with DeepSpeed's own defaults."""
 
     stage: int
+    """0 to 3."""
+
     num_ranks: int
+    """That share the states."""
+
     weight_bytes: int = 2
+    """Of a weight in the passes: 2 in bf16 or fp16, 4 in fp32."""
+
     gradient_bytes: int = 2
+    """`grad_accum_dtype`, which is the weights' type unless given."""
+
     master_bytes: int = 4
+    """4, or 2 with `bf16_master_weights_and_grads`."""
+
     moment_bytes: int = 4
+    """4, or 2 with `bf16_optimizer_states`."""
+
     optimizer: Optimizer = Optimizer.ADAMW
     reduce_bucket_size: int = 500_000_000
+    """Elements."""
+
     allgather_bucket_size: int = 500_000_000
+    """Elements."""
+
     overlaps_communication: bool | None = None
+    """`overlap_comm`; None: DeepSpeed's own, on at stage 3 alone."""
+
     sub_group_size: int = 1_000_000_000
+    """Elements."""
+
     max_live_parameters: int = 1_000_000_000
+    """Elements."""
+
     max_reuse_distance: int = 1_000_000_000
+    """Elements."""
+
     prefetch_bucket_size: int = 50_000_000
+    """Elements."""
+
     persistence_threshold: int = 100_000
+    """Elements: smaller tensors stay whole on every rank."""
+
     offloads_optimizer: bool = False
+    """Master weights and moments live on the host."""
+
     offloads_parameters: bool = False
+    """So do the weights, at stage 3."""
 
     @property
     def overlaps(self) -> bool:
@@ -81,16 +107,18 @@ class States:
 
 @dataclass(frozen=True)
 class ZeroStates:
-    """One rank's persistent tensors. trainable, frozen: in the module's order; tied tensors once.
-
-    frozen_bytes: of all frozen tensors up to stage 2, where they are not of the weights' type.
-    """
+    """One rank's persistent tensors."""
 
     settings: ZeroSettings
     trainable: tuple[Parameter, ...]
+    """In the module's order; tied tensors once."""
+
     frozen: tuple[Parameter, ...] = ()
+    """As above."""
+
     rank: int = 0
     frozen_bytes: int | None = None
+    """Of all frozen tensors up to stage 2, where they are not of the weights' type."""
 
     @cached_property
     def num_trainable(self) -> int:

@@ -26,11 +26,7 @@ from rlplan.vocabulary import MemoryKind, Role
 
 @dataclass(frozen=True)
 class FixedStates:
-    """What does not depend on the tokens. gathered: weights at most at a time.
-
-    share_bytes: the rank's own weights. swap_buffers: of NVMe offload. offloaded: what ZeRO keeps on the host.
-    loading: on the host while weights are loaded. dequantised: elements of the largest weight in 4 bits.
-    """
+    """What does not depend on the tokens."""
 
     adapters: tuple[Parameter, ...]
     after_build: States
@@ -38,11 +34,22 @@ class FixedStates:
     after_step: States
     rank_state: RankState
     gathered: int
+    """Bytes of weights at most at a time."""
+
     share_bytes: int
+    """The rank's own weights."""
+
     swap_buffers: int
+    """Of NVMe offload."""
+
     offloaded: Bytes
+    """What ZeRO keeps on the host."""
+
     loading: int
+    """On the host while weights are loaded."""
+
     dequantised: int = 0
+    """Elements of the largest weight in 4 bits."""
 
 
 @lru_cache(maxsize=1024)
