@@ -31,8 +31,6 @@ COMMON_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_COMPILE_DISABLE": "1",
-    # Without it DeepSpeed's import of Muon, which is decorated with torch.compile, loads the whole compiler.
-    "TORCHDYNAMO_DISABLE": "1",
 }
 """Of every worker on a CPU."""
 

@@ -3,6 +3,7 @@
 In: the bundle's DeepSpeed config, a rank, a model folder. Out: an engine. Left out: what is computed with it.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,6 +31,7 @@ def import_deepspeed() -> None:
     """
     import deepspeed
 
+    importlib.import_module("torch._inductor.compile_fx")  # deepspeed.initialize imports it, whether or not it compiles
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
