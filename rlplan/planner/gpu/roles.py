@@ -16,6 +16,7 @@ from rlplan.memory.model.logits import loss_named
 from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES, GpuForecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
@@ -207,7 +208,7 @@ class GpuRoles:
                 candidate.engine,
                 arrangement.placement,
                 setting.pool(GENERATION).overheads,
-                job.placement.sync_bucket,
+                sync_staging(setting.policy, job.rollout.dtype.num_bytes, job.placement.sync_bucket, job.target),
                 kv_cache,
             )
         if worker == "scorer":
@@ -242,6 +243,7 @@ class GpuRoles:
                 job.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 target=job.target,
+                puts_states_away=job.target != "rlplan" and arrangement.offloaded == "all",
             )
         )
         return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank
@@ -321,7 +323,9 @@ class GpuRoles:
                 key = (process, arrangement.num_frozen, trainer)
         elif not is_engine:
             own = arrangement.placement is Placement.DISAGGREGATED
-            key = (process, own, arrangement.num_training, candidate.trainer, self._copies(arrangement, process))
+            away = arrangement.offloaded == "all"
+            copies = self._copies(arrangement, process)
+            key = (process, own, arrangement.num_training, candidate.trainer, copies, away)
         if key not in self._tables:
             longest = float(self.job.workload.max_response_len)
             usual = self.forecast(process, candidate, self.usual_len)

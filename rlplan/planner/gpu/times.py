@@ -245,7 +245,7 @@ class GpuTimes:
         if isinstance(forecast, StagedOnHost):
             forecast = forecast.rank
         if isinstance(forecast, TrainerOnGpu):
-            num_bytes = sum(forecast.fixed.after_step.device.values())
+            num_bytes = forecast.moved_bytes
         else:
             assert isinstance(forecast, ScorerOnGpu), "engines sleep"
             num_bytes = forecast.weights

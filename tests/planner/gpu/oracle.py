@@ -17,6 +17,7 @@ from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
 from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
@@ -133,9 +134,10 @@ class Oracle(RawAxes):
 
     def _engine(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
         overheads = self.setting.pool(GENERATION).overheads
-        bucket = self.spec.placement.sync_bucket
+        bytes_each, bucket = self.spec.rollout.dtype.num_bytes, self.spec.placement.sync_bucket
+        staging = sync_staging(self.setting.policy, bytes_each, bucket, self.spec.target)
         return EngineOnGpu(
-            self.setting.policy, self.spec.rollout, engine, arrangement.placement, overheads, bucket, kv_cache
+            self.setting.policy, self.spec.rollout, engine, arrangement.placement, overheads, staging, kv_cache
         )
 
     def _micro_batch_of(self, arrangement: Arrangement, choice: TrainerChoice, response: float) -> MicroBatchTokens:
@@ -179,6 +181,7 @@ class Oracle(RawAxes):
                 spec.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 target=spec.target,
+                puts_states_away=spec.target != "rlplan" and arrangement.offloaded == "all",
             )
         )
 
@@ -310,7 +313,7 @@ class Oracle(RawAxes):
             case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:
                 move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
                 one = self._others(arrangement, trainer, action.processes[0], 1.0)
-                size = one.weights if is_frozen else sum(one.fixed.after_step.device.values())
+                size = one.weights if is_frozen else one.moved_bytes
                 return move(size, scoring if is_frozen else here)
         return self._compute(action, arrangement, trainer, here, scoring)
 

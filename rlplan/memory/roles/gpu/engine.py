@@ -14,7 +14,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word
-from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
@@ -35,7 +35,10 @@ def expert_parallel_size(choice: EngineChoice) -> int:
 
 
 class EngineOnGpu:
-    """One rank of one engine. See `predict_cpu.Forecast`. kv_cache: bytes a GPU."""
+    """One rank of one engine. See `predict_cpu.Forecast`.
+
+    staging: bytes of the bucket through which weights arrive. kv_cache: bytes a GPU.
+    """
 
     def __init__(
         self,
@@ -44,11 +47,11 @@ class EngineOnGpu:
         choice: EngineChoice,
         placement: Placement,
         overheads: GpuOverheads,
-        sync_bucket: int,
+        staging: int,
         kv_cache: int = 0,
     ) -> None:
         self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
-        self.overheads, self.sync_bucket, self.kv_cache = overheads, sync_bucket, kv_cache
+        self.overheads, self.staging, self.kv_cache = overheads, staging, kv_cache
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
@@ -112,11 +115,6 @@ class EngineOnGpu:
         element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
         size = rollout.block_size if self.model.latent_attention is None else None
         return cache_pool(self.model, tp=self.choice.tp, element_bytes=element_bytes, block_size=size)
-
-    @property
-    def staging(self) -> int:
-        """Bytes of the bucket through which weights arrive."""
-        return sync_staging(self.model, self.rollout.dtype.num_bytes, self.sync_bucket)
 
 
 @lru_cache(maxsize=256)

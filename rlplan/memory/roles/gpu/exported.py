@@ -11,6 +11,7 @@ sharding.py, which published runs judge.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
@@ -157,12 +158,30 @@ def megatron_rank(
 @lru_cache(maxsize=1024)
 def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[int, int]:
     """Elements of a rank of a stage outside and inside the routed experts."""
-    layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
-    share = tuple(tensor for tensor in stage_tensors(model, layout, stage) if not tensor.is_buffer)
-    if stage == pp - 1:
-        share = with_role_head(share, role, model.hidden_size)
+    share = _stage_share(model, role, tp, pp, ep, stage)
     experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
     return sum(tensor.numel for tensor in share) - experts, experts
+
+
+def _stage_share(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[Parameter, ...]:
+    """Tensors of a rank of a stage that are trained."""
+    layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
+    share = tuple(tensor for tensor in stage_tensors(model, layout, stage) if not tensor.is_buffer)
+    return with_role_head(share, role, model.hidden_size) if stage == pp - 1 else share
+
+
+def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, stage: int) -> int:
+    """Pinned bytes of one fp32 copy of what a rank updates, tensor by tensor, each expert's matrices by themselves.
+
+    Source: Megatron-Core 0.14, hybrid_optimizer.py: a pinned clone of each parameter's shard, and a gradient's buffer.
+    """
+    total = 0.0
+    for tensor in _stage_share(model, role, settings.tp, settings.pp, settings.ep, stage):
+        is_expert = tensor.component is Component.EXPERTS
+        number = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
+        ranks = settings.expert_state_ranks if is_expert else settings.state_ranks
+        total += number * pinned_bytes(4 * tensor.numel // number) / ranks
+    return ceil(total)
 
 
 @lru_cache(maxsize=4096)
@@ -172,7 +191,7 @@ def megatron_parts(
     """States of a rank of Megatron-Core on one pipeline stage.
 
     Counts: `rank_state_of_megatron_rank`; moments appear in the first step. On the host, where it steps: master weights
-    and gradients of what the rank updates (4 each, pinned) and moments (8).
+    and gradients of what the rank updates (4 each, pinned tensor by tensor) and moments (8).
     Source: Megatron-Core 0.14, optimizer/cpu_offloading/hybrid_optimizer.py. Assumes: weights are loaded a layer at a
     time; nothing is gathered in a pass, for all weights of the stage are there.
     """
@@ -181,8 +200,9 @@ def megatron_parts(
     adapters: tuple[Parameter, ...] = lora_parameters(model, lora.rank, lora.target_modules) if lora else ()
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
-        pinned = dict.fromkeys((MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS), 4 * rank.num_updated)
-        offloaded = _on_host(pinned, {MemoryKind.OPTIMIZER: 2 * settings.master_bytes * rank.num_updated})
+        pinned = pinned_bytes(4 * rank.num_updated) if lora else _pinned_copies(model, role, settings, stage)
+        moments = {MemoryKind.OPTIMIZER: 2 * settings.master_bytes * rank.num_updated}
+        offloaded = dict.fromkeys((MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS), pinned) | moments
     return FixedStates(
         adapters,
         _states(rank_state.resident, has_moments=False),

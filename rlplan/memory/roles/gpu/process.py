@@ -8,7 +8,9 @@ from functools import lru_cache
 
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
+from rlplan.memory.weight_sync.resharding import bridge_bucket
 from rlplan.spec.hardware.profile import GpuOverheads
+from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import MemoryKind
 
@@ -42,6 +44,8 @@ def process_overheads(
 
 
 @lru_cache(maxsize=64)
-def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int) -> int:
+def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int, target: Target) -> int:
     """Bytes of the bucket through which weights pass from the trainer to the engine."""
+    if target != "rlplan":
+        return bridge_bucket(model, target, element_bytes, bucket_bytes)
     return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))

@@ -28,6 +28,7 @@ from rlplan.memory.trainers.micro_batch import (
 from rlplan.memory.trainers.nvme import left_on_host
 from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
+from rlplan.memory.weight_sync.resharding import gathered_parts
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
@@ -37,6 +38,13 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
+_STATES = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
+_WITHOUT_STATES = (
+    *(ActionKind.RELOAD_ROLE, ActionKind.SCORE, ActionKind.OPTIMIZER_STEP, ActionKind.SYNC_WEIGHTS),
+    *(ActionKind.OFFLOAD_ROLE, ActionKind.SAVE_WEIGHTS, ActionKind.CHECKPOINT),
+    *(ActionKind.SAVE_STATES, ActionKind.WRITE_STATES),
+)
+"""Actions after which the weights alone are there, where states are put away."""
 CAPPED = ("Gemma2ForCausalLM",)
 """Families whose logits pass a tanh, which saves them once more (transformers 5.19, `final_logit_softcapping`)."""
 
@@ -57,7 +65,12 @@ class MicroBatchTokens:
 
 @dataclass(frozen=True)
 class TrainedRole:
-    """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices."""
+    """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices.
+
+    puts_states_away: outside of training only its weights are there: gradients are dropped, states lie on the host.
+    Source: verl's offload_megatron_optimizer and `load_grad=False` after update_actor; NeMo-RL's
+    `offload_before_refit`; slime's sleep.
+    """
 
     role: Role
     model: ModelSpec
@@ -69,6 +82,7 @@ class TrainedRole:
     sync_bucket: int
     in_transfer_group: bool = False
     target: Target = "rlplan"
+    puts_states_away: bool = False
 
     @property
     def lora(self) -> LoraSpec | None:
@@ -187,15 +201,14 @@ class RankOnGpu:
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return self._with_overheads(update_peak(self.snapshots))
-        held = self._with_overheads(dict(self.fixed.after_step.device))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
+        held = self._with_overheads(dict(self._waiting.device))
         if action.kind is ActionKind.SCORE:
             held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
         elif action.kind is ActionKind.SYNC_WEIGHTS:
-            gathered = self.staging if self.trained.is_cut else 0
-            held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: gathered})
+            held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: self.gathered_for_sync})
         return held
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
@@ -212,7 +225,9 @@ class RankOnGpu:
         elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and training.offloads_activations:
             held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
         elif action.kind is ActionKind.OFFLOAD_ROLE:
-            held = add(held, pinned(self.fixed.after_step.device))
+            held = add(held, pinned(self.moved))
+        elif self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
+            held = add(held, pinned({kind: size for kind, size in self.moved.items() if kind in _STATES}))
         elif action.kind is ActionKind.CHECKPOINT:
             held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
         return held
@@ -236,18 +251,42 @@ class RankOnGpu:
     def staging(self) -> int:
         """Bytes of the bucket through which weights pass to the engine."""
         trained = self.trained
-        return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket)
+        return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket, trained.target)
+
+    @property
+    def gathered_for_sync(self) -> int:
+        """Bytes of other ranks' parts of what is in the bucket. FSDP2 gathers master weights, and casts them then."""
+        trained, training = self.trained, self.trained.training
+        if not trained.is_cut or trained.target == "rlplan":
+            return self.staging if trained.is_cut else 0
+        kept = training.master_dtype if trained.target == "fsdp2" else training.dtype
+        return gathered_parts(trained.model, trained.target, kept.num_bytes, trained.choice.ep)
+
+    @property
+    def moved(self) -> Bytes:
+        """What goes to the host and comes back with the role. Gradients that are dropped are not copied."""
+        dropped = MemoryKind.GRADIENTS if self.trained.puts_states_away else None
+        return {kind: size for kind, size in self.fixed.after_step.device.items() if kind is not dropped}
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
         late = MemoryKind.OPTIMIZER if run_phase == "first" else None
         return {kind: size for kind, size in passes_peak(self.snapshots).items() if kind is not late}
 
     def _states(self, action: Action, run_phase: RunPhase) -> States:
+        if self.trained.puts_states_away and action.kind in _WITHOUT_STATES:
+            return self._waiting
         if run_phase == "start" or (run_phase == "first" and action.kind is ActionKind.RELOAD_ROLE):
             return self.fixed.after_build
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
             return self.fixed.after_backward
         return self.fixed.after_step
+
+    @cached_property
+    def _waiting(self) -> States:
+        """Held outside of training: everything, or the weights alone."""
+        if not self.trained.puts_states_away:
+            return self.fixed.after_step
+        return States({kind: size for kind, size in self.moved.items() if kind not in _STATES})
 
     def _with_overheads(self, held: Bytes) -> Bytes:
         return add(held, self.trained.process_overheads)

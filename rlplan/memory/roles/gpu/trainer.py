@@ -62,6 +62,11 @@ class TrainerOnGpu:
         return self.ranks[0].snapshots
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that go to the host and come back with the role, of the first stage."""
+        return sum(self.ranks[0].moved.values())
+
+    @property
     def staging(self) -> int:
         """Bytes of the bucket through which weights pass to the engine."""
         return self.ranks[0].staging

@@ -240,3 +240,30 @@ def test_a_choice_of_a_very_large_model_takes_milliseconds(overheads: GpuOverhea
         return time.process_time() - start
 
     assert min(seconds(128 * copies) for copies in range(1, 9)) < 5e-3
+
+
+def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_alone(overheads: GpuOverheads) -> None:
+    """verl, NeMo-RL and slime drop gradients and move states before they hand weights over."""
+    one = choice(tp=8, pp=12, ep=8)
+
+    def rank(**options: bool) -> TrainerOnGpu:
+        training = SettledTraining(logits="plain")
+        role = TrainedRole(Role.POLICY, V3, training, one, ONE, 96, overheads, 512 << 20, target="megatron", **options)
+        return TrainerOnGpu(role)
+
+    stays, leaves = rank(), rank(puts_states_away=True)
+    sync, offload = action(ActionKind.SYNC_WEIGHTS), action(ActionKind.OFFLOAD_ROLE)
+    weights = leaves.resident(STEP, "steady")[MemoryKind.WEIGHTS]
+    cut = 3 * 2048 * 7168 * 257 + 1536 * 24576 + 512 * 32768 + 16384 * 7168  # 256 experts and a shared one, projections
+    whole = 7168 * (1536 + 576 + 256) + 2 * 7168 + 1536 + 512  # latents, router, norms
+    assert weights == 2 * 6 * (cut // 8 + whole)  # six layers
+    assert states(stays)[MemoryKind.GRADIENTS] == 2 * weights  # fp32
+    assert [states(leaves)[kind] for kind in STATES] == [weights, 0, 0, 0]
+    assert peak(leaves) == peak(stays)  # training itself has everything
+    table = 2 * 129280 * 7168
+    held = leaves.peak(sync, "steady")
+    assert held[MemoryKind.SYNC_STAGING] == table
+    assert held[MemoryKind.COMM_BUFFERS] == leaves.resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
+    assert MemoryKind.GRADIENTS not in leaves.on_host(offload, "steady")
+    first = stays.fixed.after_step.device[MemoryKind.GRADIENTS]
+    assert leaves.moved_bytes == stays.moved_bytes - first  # what is dropped is not copied

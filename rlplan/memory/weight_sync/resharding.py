@@ -1,0 +1,50 @@
+"""Hand-over by the bridges of exported trainers (Megatron's, FSDP2's): weights pass tensor by tensor.
+
+In: a model, a target, ranks, the bucket. Out: bytes that a trainer's rank holds beside its weights. Left out: rlplan's
+own runtime (buckets.py), quantising on the way.
+
+Source: verl's `per_tensor_generator` (utils/megatron_utils.py; "per tensor weight resharding", docs/perf/dpsk.md),
+slime's update_weight (a buffer of `update_weight_buffer_size`), Megatron-Bridge's `export_hf_weights`.
+"""
+
+from functools import lru_cache
+
+from rlplan.spec.job_parts import Target
+from rlplan.spec.model import Component, ModelSpec
+
+
+@lru_cache(maxsize=256)
+def largest_units(model: ModelSpec, target: Target, ep: int = 1) -> tuple[int, int]:
+    """Elements of the largest tensor that is sent, and of the largest that is gathered at a time.
+
+    Counts: Megatron's experts are matrices of their own, of which the ranks of an expert parallel group give one each;
+    gate and up are one tensor. FSDP2's experts are stacks (transformers 5), which `full_tensor()` makes whole.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> largest_units(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 64)  # a table; 64 times 2 x 2048 x 7168
+    (926679040, 1879048192)
+    """
+    stacks = [one for one in model.parameters if one.component is Component.EXPERTS and len(one.shape) == 3]
+    whole = max(tensor.numel for tensor in model.parameters if tensor not in stacks)
+    whole = max(whole, 2 * model.intermediate_size * model.hidden_size)
+    if target != "megatron":
+        largest = max((whole, *(stack.numel for stack in stacks)))
+        return largest, largest
+    experts = max((stack.numel // stack.shape[0] for stack in stacks), default=0)
+    return max(whole, experts), max(whole, ep * experts)
+
+
+def bridge_bucket(model: ModelSpec, target: Target, element_bytes: int, bucket_bytes: int) -> int:
+    """Bytes of the bucket that tensors are sent in, each of them whole: the bound, or the largest tensor.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> bridge_bucket(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 2, 512 << 20)  # 129280 x 7168 x 2
+    1853358080
+    """
+    largest, _ = largest_units(model, target)
+    return max(element_bytes * largest, min(bucket_bytes, element_bytes * model.num_parameters))
+
+
+def gathered_parts(model: ModelSpec, target: Target, element_bytes: int, ep: int = 1) -> int:
+    """Bytes of the parts of one tensor, gathered from all ranks beside the whole that is made of them."""
+    return element_bytes * largest_units(model, target, ep)[1]
