@@ -77,6 +77,11 @@ class TrainerChoice:
         return self.ulysses * self.tp * self.pp * self.cp
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks of a stage over which the experts are cut: whole ones over ep, each one over tp where ep is 1."""
+        return self.ep if self.ep > 1 else self.tp
+
+    @property
     def num_token_shards(self) -> int:
         """Shards into which the tokens of a sequence are cut."""
         return self.ulysses * self.cp

@@ -28,7 +28,7 @@ FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
-    *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets"),
+    *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
     *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),
     *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict_gpu", "gpu.rank", "gpu.exported"),
 )

@@ -18,8 +18,9 @@ from rlplan.timing.network.collectives import all_gather_cost
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.passes import LAUNCH, NUM_FUSED_KERNELS, TrainSetting
+from rlplan.timing.training.passes import LAUNCH, NUM_FUSED_KERNELS
 from rlplan.timing.training.scoring import score_cost
+from rlplan.timing.training.settings import TrainSetting
 from rlplan.timing.transfer.weight_sync import SyncSetup, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role

@@ -24,7 +24,7 @@ from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, l
 from rlplan.timing.training.kernels import Attention, Kernels
 from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.passes import TrainSetting
+from rlplan.timing.training.settings import TrainSetting
 from rlplan.vocabulary import Dtype, Role
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")

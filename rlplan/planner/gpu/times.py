@@ -30,8 +30,8 @@ from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, genera
 from rlplan.timing.step import StepTiming
 from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.passes import FORWARD, training_times
 from rlplan.timing.training.scoring import score_cost
+from rlplan.timing.training.settings import FORWARD, training_times
 from rlplan.timing.transfer.checkpoints import checkpoint_cost
 from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
 from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost

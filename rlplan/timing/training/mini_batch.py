@@ -10,18 +10,13 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
 
+from rlplan.spec.models.shards import stage_layers
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.passes import (
-    FORWARD,
-    MicroBatch,
-    Times,
-    TrainSetting,
-    least_pass_seconds,
-    pass_cost,
-    training_times,
-)
+from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
+from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
 
 __all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
@@ -75,23 +70,47 @@ class MiniBatchShape:
 def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a mini-batch, forward and backward, with its gathers and reductions.
 
-    Counts: m passes of the slowest group, each beside its ZeRO traffic; (p-1)/v passes more that a pipeline takes to
-    fill and drain; and the reduction of a step, beside the last pass. Source: Narayanan et al. 2021, section 2.2.
+    Counts: m passes of the slowest group's slowest stage, each beside its ZeRO traffic; what a pipeline takes to fill
+    and drain; and the reduction of a step, beside the last pass. Source: Narayanan et al. 2021, section 2.2.
     Assumes: every group has as many passes (DeepSpeed and FSDP wait for each other in each).
     """
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
-    num_passes, one = one_pass(setting, mini_batch, times, cluster)
+    num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
     last = overlap(one, step_traffic(setting, cluster), _layers(setting))
     passes = one.times(num_passes - 1) + last
-    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)
+    return passes + bubble + _imbalance(setting, mini_batch, passes)
 
 
-def one_pass(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> tuple[int, Cost]:
-    """How many passes a group of ranks makes, and what one costs one rank, with its ZeRO traffic."""
+def one_pass(
+    setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster
+) -> tuple[int, Cost, Cost]:
+    """How many passes a group of ranks makes, what one costs a rank of the slowest stage, with its ZeRO traffic, and
+    how long a pipeline takes to fill and drain.
+
+    Counts: the last stage has the head; every stage hands hidden states on and gradients back, beside its passes only
+    in an interleaved pipeline. To fill and drain: each other stage once, a v-th of it where stages are v virtual ones.
+    Source: Narayanan et al. 2021, section 2.2; Megatron-Core 0.14 (`overlap_p2p_comm`, interleaved only).
+    """
     num_passes, batch = micro_batches(setting, mini_batch)
-    computing = pass_cost(setting, batch, times, cluster)
     traffic = pass_traffic(setting, cluster, is_training=times.is_training)
-    return num_passes, overlap(computing, traffic, _layers(setting))
+    if setting.choice.pp == 1:
+        computing = pass_cost(setting, batch, times, cluster)
+        return num_passes, overlap(computing, traffic, _layers(setting)), NOTHING
+    stages, virtual = stages_of(setting), setting.runs.virtual_stages
+    handed = stage_transfer_cost(setting, batch, cluster).times(2 if times.is_training else 1)
+    _, *costs = stage_costs(setting, batch, times, cluster, stages)
+    costs = [overlap(one + handed if virtual == 1 else one, traffic, _layers(setting)) for one in costs]
+    slowest = max(costs, key=lambda one: one.seconds)
+    others = sum(one.seconds * stage.number for one, stage in zip(costs, stages, strict=True)) - slowest.seconds
+    handed_s = handed.seconds * (setting.choice.pp - 1) if virtual > 1 else 0.0
+    return num_passes, slowest, Cost({Resource.IDLE: others / virtual + handed_s})
+
+
+def stages_of(setting: TrainSetting) -> tuple[StagePart, ...]:
+    """The kinds of pipeline stages: by layers, and with or without the head."""
+    *inner, last = (len(layers) for layers in stage_layers(setting.model.num_layers, setting.choice.pp))
+    kinds = {size: inner.count(size) for size in inner}
+    return (*(StagePart(size, has_head=False, number=number) for size, number in kinds.items()), StagePart(last, True))
 
 
 def _layers(setting: TrainSetting) -> float:
@@ -115,13 +134,6 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
         longest = mini_batch.longest_of(num_sequences)
         lengths = Lengths(longest, longest**2 if num_sequences > 1 else mini_batch.mean_square_len)
     return num, MicroBatch(num_sequences, lengths, num_sequences * mini_batch.num_head_tokens_per_rollout)
-
-
-def _bubble(setting: TrainSetting, one: Cost) -> Cost:
-    """Seconds that a pipeline stage waits: (p-1)/v passes."""
-    if setting.choice.pp == 1:
-        return NOTHING
-    return Cost({Resource.IDLE: one.seconds * (setting.choice.pp - 1) / setting.runs.virtual_stages})
 
 
 def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
@@ -160,6 +172,6 @@ def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Time
 
 def forward_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a forward pass alone over all rollouts. See scoring.py."""
-    num_passes, one = one_pass(setting, mini_batch, FORWARD, cluster)
+    num_passes, one, bubble = one_pass(setting, mini_batch, FORWARD, cluster)
     passes = one.times(num_passes)
-    return passes + _bubble(setting, one) + _imbalance(setting, mini_batch, passes)
+    return passes + bubble + _imbalance(setting, mini_batch, passes)

@@ -10,8 +10,8 @@ from rlplan.spec.model import ModelSpec
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.kernels import matmul_flops_per_s
-from rlplan.timing.training.passes import TrainSetting
-from rlplan.timing.training.shards import num_trained
+from rlplan.timing.training.settings import TrainSetting
+from rlplan.timing.training.shards import trained_parts
 
 NEWTON_SCHULZ_STEPS = 5
 """Iterations of Muon. Source: Jordan et al. 2024, `zeropower_via_newtonschulz5`."""
@@ -45,10 +45,7 @@ def step_bytes_per_parameter(setting: TrainSetting) -> float:
 
 def num_stepped(setting: TrainSetting) -> float:
     """Parameters that one rank updates: all of its own in stage 0, else its share."""
-    trained = num_trained(setting)
-    if setting.choice.zero_stage == 0:
-        return trained
-    return trained / max(1, setting.num_ranks // (setting.choice.tp * setting.choice.pp))
+    return sum(part.numel / (part.ranks if setting.choice.zero_stage else 1) for part in trained_parts(setting))
 
 
 def optimizer_cost(setting: TrainSetting, cluster: Cluster) -> Cost:

@@ -7,7 +7,7 @@ Left out: rewards by rule (they run on hosts), reloading an offloaded role (swit
 from rlplan.timing.cost import Cost
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.mini_batch import MiniBatchShape, forward_cost
-from rlplan.timing.training.passes import TrainSetting
+from rlplan.timing.training.settings import TrainSetting
 
 __all__ = ["score_cost"]
 

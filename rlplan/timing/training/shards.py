@@ -6,29 +6,43 @@ below some megabytes), prefetch that memory does not allow.
 Symbols: P parameters of a tensor and pipeline rank, e bytes a weight, g bytes of a gradient on the way, N ranks.
 """
 
+from typing import NamedTuple
+
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_gather_cost, all_reduce_cost, reduce_scatter_cost
-from rlplan.timing.training.passes import TrainSetting
+from rlplan.timing.training.settings import TrainSetting
 
 CONTENTION = 0.15
 """Share of hidden traffic's time by which the computing beside it is slower: NCCL keeps 16 to 24 of 108 to 132
 multiprocessors busy (NCCL 2.20, channels of large collectives). Assumed."""
 
 
-def num_trained(setting: TrainSetting) -> float:
-    """Parameters of one tensor and pipeline rank that are trained: adapters where there are any."""
-    lora = setting.training.lora
+class Part(NamedTuple):
+    """Parameters of a rank that the same group of ranks shares."""
+
+    numel: float
+    ranks: int
+    """That hold the same, and share the states."""
+    stride: int
+    """How far apart they lie."""
+
+
+def trained_parts(setting: TrainSetting) -> tuple[Part, ...]:
+    """What a rank trains: adapters where there are any."""
+    lora, choice = setting.training.lora, setting.choice
     if lora:
         whole = sum(tensor.numel for tensor in lora_parameters(setting.model, lora.rank, lora.target_modules))
-        return whole / (setting.choice.tp * setting.choice.pp)
-    return num_held(setting)
+        return (Part(whole / (choice.tp * choice.pp), _ranks(setting, choice.tp), choice.tp),)
+    return held_parts(setting)
 
 
-def num_held(setting: TrainSetting) -> float:
-    """Parameters that one tensor, pipeline and expert rank works on.
+def held_parts(setting: TrainSetting) -> tuple[Part, ...]:
+    """What a rank works on: outside of the routed experts over tp and pp, experts over their own ranks and pp.
+
+    Source: Megatron-Core 0.14 parallel_state.py: experts have data parallel groups of their own.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> num_experts(find_model("Qwen/Qwen2.5-7B"))
@@ -36,7 +50,16 @@ def num_held(setting: TrainSetting) -> float:
     """
     choice, experts = setting.choice, num_experts(setting.model)
     rest = setting.model.num_parameters - experts
-    return (rest + experts / choice.ep) / (choice.tp * choice.pp)
+    dense = Part(rest / (choice.tp * choice.pp), _ranks(setting, choice.tp), choice.tp)
+    if not experts:
+        return (dense,)
+    each = choice.expert_ranks
+    return dense, Part(experts / (each * choice.pp), _ranks(setting, each), each)
+
+
+def num_trained(setting: TrainSetting) -> float:
+    """Parameters of one rank that are trained."""
+    return sum(part.numel for part in trained_parts(setting))
 
 
 def num_experts(model: ModelSpec) -> int:
@@ -44,9 +67,9 @@ def num_experts(model: ModelSpec) -> int:
     return model.numel_by_component.get(Component.EXPERTS, 0)
 
 
-def _ranks(setting: TrainSetting) -> int:
-    """Ranks over which states are cut: all that hold the same layers and columns."""
-    return max(1, setting.num_ranks // (setting.choice.tp * setting.choice.pp))
+def _ranks(setting: TrainSetting, num_parts: int) -> int:
+    """Ranks over which states are cut: all of a stage that hold the same of its `num_parts` parts."""
+    return max(1, setting.num_ranks // (num_parts * setting.choice.pp))
 
 
 def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
@@ -56,27 +79,25 @@ def pass_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) 
     scatter g P after it. Source: Rajbhandari et al. 2020, section 7.2.2 (3 P in stage 3 against 2 P).
     Differs: with recomputation too there are two gathers, for the backward pass keeps a layer's weights.
     """
-    choice, ranks = setting.choice, _ranks(setting)
-    stride = choice.tp
+    stage = setting.choice.zero_stage
     total = _host_traffic(setting, cluster, is_training=is_training)
-    if choice.zero_stage == 3:
-        gathered = num_held(setting) * setting.training.dtype.num_bytes
-        gather = all_gather_cost(gathered, ranks, cluster, stride)
+    for numel, ranks, stride in held_parts(setting) if stage == 3 else ():
+        gather = all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
         total += (gather + _layer_hops(setting, gather)).times(2 if is_training else 1)
-    if is_training and choice.zero_stage >= 2:
-        total += reduce_scatter_cost(num_trained(setting) * setting.runs.reduce_bytes, ranks, cluster, stride)
+    for numel, ranks, stride in trained_parts(setting) if is_training and stage >= 2 else ():
+        total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
     return total
 
 
 def _host_traffic(setting: TrainSetting, cluster: Cluster, *, is_training: bool) -> Cost:
     """Seconds on the host link of one pass: a rank's share of offloaded weights up before each gather, its share of the
     gradients down to an offloaded optimizer. Source: Ren et al. 2021, section 4; Rajbhandari et al. 2021, section 5."""
-    choice, ranks, link = setting.choice, _ranks(setting), cluster.gpu.host_link
+    choice, link, e = setting.choice, cluster.gpu.host_link, setting.training.dtype.num_bytes
     moved = 0.0
     if choice.offloads_parameters:
-        moved += num_held(setting) * setting.training.dtype.num_bytes / ranks * (2 if is_training else 1)
+        moved += sum(part.numel / part.ranks for part in held_parts(setting)) * e * (2 if is_training else 1)
     if choice.offloads_optimizer and is_training:
-        moved += num_trained(setting) * setting.training.dtype.num_bytes / (ranks if choice.zero_stage else 1)
+        moved += sum(part.numel / (part.ranks if choice.zero_stage else 1) for part in trained_parts(setting)) * e
     if not moved or link is None:
         return NOTHING
     return Cost({Resource.HOST_LINK: moved / (link.bytes_per_s.value * cluster.efficiencies.host_link.value)})
@@ -94,15 +115,14 @@ def step_traffic(setting: TrainSetting, cluster: Cluster) -> Cost:
     Counts: stage 0 an all-reduce of g P; stage 1 a reduce-scatter of g P; stages 1 and 2 a gather of e P.
     Source: Rajbhandari et al. 2020, section 7.1; Megatron's distributed optimizer is stage 1.
     """
-    choice, ranks, stride = setting.choice, _ranks(setting), setting.choice.tp
-    trained = num_trained(setting)
-    total = NOTHING
-    if choice.zero_stage == 0:
-        total += all_reduce_cost(trained * setting.runs.reduce_bytes, ranks, cluster, stride)
-    if choice.zero_stage == 1:
-        total += reduce_scatter_cost(trained * setting.runs.reduce_bytes, ranks, cluster, stride)
-    if choice.zero_stage in (1, 2):
-        total += all_gather_cost(trained * setting.training.dtype.num_bytes, ranks, cluster, stride)
+    stage, total = setting.choice.zero_stage, NOTHING
+    for numel, ranks, stride in trained_parts(setting):
+        if stage == 0:
+            total += all_reduce_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+        if stage == 1:
+            total += reduce_scatter_cost(numel * setting.runs.reduce_bytes, ranks, cluster, stride)
+        if stage in (1, 2):
+            total += all_gather_cost(numel * setting.training.dtype.num_bytes, ranks, cluster, stride)
     return total
 
 

@@ -16,10 +16,13 @@ from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training import kernels, passes, shards
 from rlplan.timing.training.elementwise import cast_bytes, layers_bytes, loss_bytes, repeat_bytes
+from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
 from rlplan.timing.training.mini_batch import MiniBatchShape, largest_normal, micro_batches, train_cost
 from rlplan.timing.training.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
+from rlplan.timing.training.passes import stage_costs
 from rlplan.timing.training.scoring import score_cost
+from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, TrainSetting, training_times
 from rlplan.vocabulary import Role
 
 MODEL = model_by_name("Qwen/Qwen2.5-7B")
@@ -34,9 +37,9 @@ def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
     return Cluster(get_gpu(name, where="test"), num_gpus, node.num_gpus, node)
 
 
-def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> passes.TrainSetting:
+def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> TrainSetting:
     given = {"model": MODEL, "role": Role.POLICY, "training": SettledTraining(), "target": "rlplan"} | changes
-    return passes.TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
+    return TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
 
 
 def seconds(
@@ -47,8 +50,8 @@ def seconds(
 
 def test_the_matmuls_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
     one = setting(1)
-    batch = passes.MicroBatch(4, Lengths(2048, 2048**2), 4 * 2048)
-    cost = passes.matmul_cost(one, batch, passes.FORWARD, cluster(1))
+    batch = MicroBatch(4, Lengths(2048, 2048**2), 4 * 2048)
+    cost = passes.matmul_cost(one, batch, FORWARD, cluster(1))
     tokens, rate = 4 * 2048, 989.4e12 * cluster(1).efficiencies.matmul.value
     matmuls = linear_flops(MODEL) * tokens / (rate * passes._matmul_share(one, tokens))
     scores = 4 * attention_flops(MODEL, batch.lengths) / (rate * 0.5)
@@ -57,9 +60,9 @@ def test_the_matmuls_of_a_pass_are_its_flops_over_the_rate_that_is_reached():
 
 
 def test_recomputation_is_a_third_more_matmuls_and_frozen_weights_a_third_less():
-    full, none = passes.training_times(Recompute.FULL), passes.training_times(Recompute.NONE)
+    full, none = training_times(Recompute.FULL), training_times(Recompute.NONE)
     assert (full.matmuls, none.matmuls, full.attention, none.attention) == (4, 3, 4.5, 3.5)
-    assert passes.training_times(Recompute.NONE, is_frozen=True).matmuls == 2
+    assert training_times(Recompute.NONE, is_frozen=True).matmuls == 2
     assert seconds(choice=replace(PLAIN, gradient_checkpointing=False)) < 0.8 * seconds()
 
 
@@ -103,8 +106,8 @@ def test_adapters_reduce_their_own_gradients_alone():
 
 
 def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_to_unfold_it():
-    host, batch = cluster(1), passes.MicroBatch(4, Lengths(1024, 1024**2), 4096)
-    times = passes.training_times(Recompute.NONE, is_frozen=True)
+    host, batch = cluster(1), MicroBatch(4, Lengths(1024, 1024**2), 4096)
+    times = training_times(Recompute.NONE, is_frozen=True)
 
     def extra(**lora: object) -> Cost:
         return passes.adapter_cost(setting(1, training=SettledTraining(lora=LoraSpec(**lora))), batch, times, host)  # type: ignore[arg-type]
@@ -126,8 +129,36 @@ def test_a_pipeline_waits_for_stages_less_one_passes():
     cost = train_cost(setting(8, deep, target="megatron"), EVEN, cluster(8))
     num = micro_batches(setting(8, deep), EVEN)[0]
     assert num == 256
-    shape = cost.seconds - cost.parts[Resource.IDLE]
-    assert cost.parts[Resource.IDLE] == pytest.approx(shape * 3 / 256, rel=0.02)
+    waits = cost.parts[Resource.IDLE]
+    assert waits < (cost.seconds - waits) * 3 / 256  # the stages that it waits for have no head
+    inner = stage_costs(
+        setting(8, deep, target="megatron"),
+        micro_batches(setting(8, deep), EVEN)[1],
+        training_times(Recompute.FULL),
+        cluster(8),
+        (StagePart(7, False),),
+    )[1]
+    assert waits == pytest.approx(3 * inner.seconds, rel=0.02)
+
+
+def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
+    """Of sixteen stages of three layers the last has the head: 2 h V a token, forward and twice that backward."""
+    deep = setting(64, TrainerChoice(1, True, False, False, 1, pp=16), model=MIXTURE, target="megatron")
+    host, times = cluster(64), training_times(deep.recompute)
+    num, batch = micro_batches(deep, EVEN)
+    inner, last = stage_costs(deep, batch, times, host, [StagePart(3, False), StagePart(3, True)])[1:]
+    head = 3 * 2 * 2048 * 151936 * 2048 / (989.4e12 * host.efficiencies.matmul.value)
+    assert last.parts[Resource.COMPUTE] - inner.parts[Resource.COMPUTE] == pytest.approx(head)
+    assert last.seconds > 1.7 * inner.seconds
+    handed = 2 * stage_transfer_cost(deep, batch, host).seconds
+    expected = (num - 1) * (last.seconds + handed) + 15 * (inner.seconds + handed) + last.seconds + handed
+    stepped = shards.step_traffic(deep, host)
+    assert train_cost(deep, EVEN, host).seconds == pytest.approx(expected, abs=1.001 * stepped.seconds)
+    interleaved = replace(deep, kernels=replace(deep.runs, virtual_stages=2))
+    saved = 15 * inner.seconds / 2 + (num * handed)
+    assert train_cost(deep, EVEN, host).seconds - train_cost(interleaved, EVEN, host).seconds == pytest.approx(
+        saved, rel=0.05
+    )
 
 
 def test_padding_costs_what_packing_saves():

@@ -1,0 +1,71 @@
+"""What ranks of a micro-batch exchange, and where groups lie: seconds worked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlplan.accuracy.named_models import model_by_name
+from rlplan.dataflow.choice import TrainerChoice
+from rlplan.spec.hardware.catalogue import get_gpu, get_node
+from rlplan.spec.resolved import SettledTraining
+from rlplan.timing.cost import Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.training.exchanges import exchange_cost, stage_transfer_cost
+from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.optimizer import num_stepped
+from rlplan.timing.training.settings import MicroBatch, TrainSetting
+from rlplan.timing.training.shards import step_traffic
+from rlplan.vocabulary import Role
+
+MIXTURE = model_by_name("Qwen/Qwen3-30B-A3B")  # 48 layers of 128 experts, 8 of them active, hidden size 2048
+PLAIN = TrainerChoice(1, True, False, False, 1)
+BATCH = MicroBatch(2, Lengths(4096, 4096**2), 8192)
+ROW = 2 * 2048  # bytes of a token's hidden state
+
+
+def cluster(num_gpus: int) -> Cluster:
+    return Cluster(get_gpu("h100", where="test"), num_gpus, 8, get_node("dgx-h100", where="test"))
+
+
+def setting(num_ranks: int, **axes: int) -> TrainSetting:
+    choice = replace(PLAIN, **axes)
+    return TrainSetting(MIXTURE, Role.POLICY, SettledTraining(), choice, num_ranks, "megatron")
+
+
+def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network() -> None:
+    cost = exchange_cost(setting(8, tp=4, ep=8), BATCH, 3.0, cluster(8))
+    assert Resource.NETWORK not in cost.parts
+    rate = 450e9 * cluster(8).efficiencies.device_link.value
+    gathers = 4 * 48 * 3 * 3 / 4 * ROW * 8192 / rate
+    sent = 8 * ROW * 8192 / 4  # of a rank's share of the rows a copy to each of eight experts
+    assert cost.parts[Resource.DEVICE_LINK] == pytest.approx(gathers + 2 * 48 * 3 * 7 / 8 * sent / rate)
+
+
+def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() -> None:
+    cost = exchange_cost(setting(16, ep=16), BATCH, 1.0, cluster(16))
+    network = 400e9 * cluster(16).node_efficiencies.network.value
+    sent = 8 * ROW * 8192
+    assert cost.parts[Resource.NETWORK] == pytest.approx(2 * 48 * 8 * sent * 8 / 16 / network)
+
+
+def test_a_stage_hands_its_rows_to_the_next_by_one_gpu_s_adapter() -> None:
+    near, far = (stage_transfer_cost(setting(size, tp=2, pp=2), BATCH, cluster(size)) for size in (8, 16))
+    assert far.parts[Resource.NETWORK] == pytest.approx(ROW * 8192 / 2 / (400e9 / 8 * 0.85))
+    assert Resource.NETWORK not in near.parts
+    assert not stage_transfer_cost(setting(8, tp=2), BATCH, cluster(8)).parts
+
+
+def test_experts_gradients_are_reduced_among_the_ranks_that_have_the_same_experts() -> None:
+    """With eight ranks and ep 8 nobody else has a rank's experts: only what is outside of them is reduced."""
+    rate = 450e9 * cluster(8).efficiencies.device_link.value
+    experts = 48 * 128 * 3 * 768 * 2048
+    outside = MIXTURE.num_parameters - experts
+    alone = step_traffic(setting(8, ep=8), cluster(8)).parts[Resource.DEVICE_LINK]
+    assert alone == pytest.approx(2 * 2 * outside * 7 / 8 / rate)
+    pairs = step_traffic(setting(8, ep=4), cluster(8)).parts[Resource.DEVICE_LINK]
+    assert pairs == pytest.approx(alone + 2 * 2 * experts / 4 / 2 / rate)
+
+
+@pytest.mark.parametrize("axes", [{}, {"ep": 8}, {"tp": 4, "ep": 8}, {"tp": 2}, {"pp": 2, "ep": 4}])
+def test_every_parameter_is_stepped_once(axes: dict[str, int]) -> None:
+    assert num_stepped(setting(8, **axes)) == pytest.approx(MIXTURE.num_parameters / 8)
