@@ -24,6 +24,7 @@ PREDICTORS = (
         "training.scores",
         "training.throughput",
         "rl_steps.points",
+        "rl_steps.fits",
         "rl_steps.weight_sync",
         "serving.latency",
         "later_points",

@@ -7,7 +7,7 @@ import re
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictBool
 
 from rlplan.spec.base import Spec
 from rlplan.units import GIB, KIB, MIB
@@ -35,15 +35,15 @@ class Lenient(Spec):
 
 
 class Measured(Lenient):
-    """A value, or a range [low, high], and its unit in the source's own words."""
+    """A value, or a range [low, high], and its unit in the source's own words; true or false where something ran."""
 
-    value: float | str | tuple[float, float]
+    value: StrictBool | float | str | tuple[float, float]
     unit: str = Field(min_length=1, max_length=200)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Low and high, equal for a single number; None for a word such as `13b`."""
-        if isinstance(self.value, str):
+        """Low and high, equal for a single number; None for a word such as `13b`, and for true and false."""
+        if isinstance(self.value, str | bool):
             return None
         return self.value if isinstance(self.value, tuple) else (self.value, self.value)
 

@@ -227,7 +227,7 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int) -> TrainerChoi
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=min(ep, max(1, num_gpus // (tp * pp))),
+        ep=min(ep, max(1, num_gpus // pp)),
     )
 
 
@@ -253,7 +253,7 @@ def _num_scored(text: str, *, is_chat: bool) -> int:
 
 def _num_steps(point: MeasuredPoint, settings: RunSettings, num_rollouts: int) -> float:
     """Steps of what was timed: one, or those of a whole stage."""
-    if not re.search(r"stage|epoch|run", point.measured.unit.lower()):
+    if not re.search(r"stage|epoch|run\b", point.measured.unit.lower()):
         return 1.0
     key = settings.first(("queries", "num_queries", "num_rollouts_total"))
     if key is None:
