@@ -13,6 +13,7 @@ from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.adapters import Adapters, read_adapters
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
+    MICRO_BATCHES,
     RECOMPUTE,
     ULYSSES,
     VIRTUAL_STAGES,
@@ -118,14 +119,18 @@ class Run:
     def num_in_flight(self) -> int:
         """Micro-batches whose activations the first pipeline stage holds.
 
-        Counts: p with 1F1B, all m with GPipe, p + (p-1)/v interleaved over v chunks, rounded up.
+        Counts: p with 1F1B, all m with GPipe, p + (p-1)/v interleaved over v chunks, rounded up; never more than the m
+        micro-batches that there are. torchtitan cuts a local batch into p where it is not said into how many.
         Source: Narayanan et al. 2021, section 2.2.
         """
         schedule = str(self.settings.raw("schedule") or self.settings.raw("pp_schedule") or "1f1b").lower()
+        key = self.settings.first(MICRO_BATCHES)
+        there = self.settings.count(key) if key else self.pp
         if "gpipe" in schedule:
-            return max(self.pp, self.settings.degree("microbatches", "num_microbatches"))
+            return max(self.pp, there)
         chunks = self.settings.degree(*VIRTUAL_STAGES) if "interleaved" not in schedule else 2
-        return self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
+        held = self.pp + (ceil_div(self.pp - 1, chunks) if chunks > 1 else 0)
+        return min(held, there) if key or self.trainer is TORCHTITAN else held
 
 
 def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
@@ -181,7 +186,7 @@ def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: in
     """torchtitan cuts the local batch into one micro-batch a stage, or as many as it says."""
     if trainer is not TORCHTITAN or pp == 1:
         return tokens
-    key = settings.first(("microbatches", "num_microbatches", "pp_microbatches"))
+    key = settings.first(MICRO_BATCHES)
     return replace(tokens, sequences=max(1, tokens.sequences // (settings.count(key) if key else pp)))
 
 

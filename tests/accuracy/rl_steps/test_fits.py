@@ -30,7 +30,10 @@ def test_the_layout_is_the_published_one() -> None:
     job = forced_job(point, read_rl_run(point))
     assert (job["hardware"], job["target"]) == ("12xhgx-h20", "megatron")
     assert job["training"] == {
-        "tp": 8, "pp": 12, "cp": 1, "ep": 8,
+        "tp": 8,
+        "pp": 12,
+        "cp": 1,
+        "ep": 8,
         "offloads_optimizer": True,
         "gradient_checkpointing": True,
     }
