@@ -1,14 +1,21 @@
 """What a rank holds of a model that is cut over tensor-, expert- and pipeline-parallel ranks.
 
-In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), uneven
-hand-made stages.
+In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), stages cut inside
+of a layer, interleaved ones.
 
 Symbols: t tp, e ep, p pp, L layers, k key heads, V vocabulary.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
 from rlplan.errors import SpecError
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
+from rlplan.units import ceil_div
+
+_IN_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPERTS, Component.ROUTER)
 
 
 def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
@@ -34,14 +41,58 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def stage_tensors(model: ModelSpec, layout: Layout, stage: int) -> tuple[Parameter, ...]:
+def head_in_layers(model: ModelSpec) -> float:
+    """How many layers the head is worth, by the matmuls of a token: V h over the active parameters of a mean layer."""
+    counts = model.numel_by_component
+    layers = sum(counts.get(component, 0) for component in _IN_LAYERS)
+    if model.experts is not None:
+        layers += counts.get(Component.EXPERTS, 0) * model.experts.num_active // model.experts.num_experts
+    return model.vocab_size * model.hidden_size * model.num_layers / layers
+
+
+@lru_cache(maxsize=1024)
+def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
+    """The layers of each stage of a pipeline that trains: fewer on the last one, which has the head.
+
+    Counts: of all numbers x of the last stage's layers with which no other stage has more than L / p, rounded up, the
+    one whose slowest stage is the fastest; of equal ones that which leaves the others equal parts, then the most. So it
+    is never slower than an even split and no stage is larger. has_head: not of a model that gives values.
+    Source: Megatron-Core 0.14, `num_layers_in_last_pipeline_stage`, `pipeline_model_parallel_layout`.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> v3, mixture = find_model("deepseek-ai/DeepSeek-V3"), find_model("Qwen/Qwen3-235B-A22B")
+    >>> [len(layers) for layers in trained_stages(v3, 4)]  # slime's --decoder-last-pipeline-num-layers 13
+    [16, 16, 16, 13]
+    >>> [len(layers) for layers in trained_stages(mixture, 8)][-2:], len(trained_stages(v3, 16)[-1])  # verl: 10, and 1
+    ([12, 10], 1)
+    """
+    num_layers = model.num_layers
+    even = stage_layers(num_layers, pp)
+    if pp == 1:
+        return even
+    extra, most = head_in_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
+
+    def badness(last: int) -> tuple[float, int, int]:
+        largest = ceil_div(num_layers - last, pp - 1)
+        return max(largest, last + extra), (num_layers - last) % (pp - 1), -last
+
+    last = min((x for x in range(1, most + 1) if 1 <= ceil_div(num_layers - x, pp - 1) <= most), key=badness)
+    ends = list(accumulate(len(layers) for layers in stage_layers(num_layers - last, pp - 1)))
+    return tuple(range(start, end) for start, end in zip((0, *ends), (*ends, num_layers), strict=True))
+
+
+def stage_tensors(
+    model: ModelSpec, layout: Layout, stage: int, stages: Sequence[range] | None = None
+) -> tuple[Parameter, ...]:
     """Every tensor that one rank of a pipeline stage holds. Raises: SpecError for sizes that do not divide.
+
+    stages: the layers of each, where they are not as even as it goes.
 
     Counts: k/t key heads but at least one (replicated when t > k); norms, routers, MLA's latent projections and the
     vision tower whole; experts over e (or, with e = 1, each cut over t); the vocabulary padded and cut over t;
     embeddings on the first stage, the head on the last, which repeats a tied table if there is more than one stage.
     """
-    stages = stage_layers(model.num_layers, layout.pp)
+    stages = stages or stage_layers(model.num_layers, layout.pp)
     if not 0 <= stage < len(stages):
         raise SpecError(
             f"stage {stage} does not exist",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
 
-from rlplan.spec.models.shards import stage_layers
+from rlplan.spec.models.shards import trained_stages
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.exchanges import stage_transfer_cost
@@ -18,6 +18,7 @@ from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
+from rlplan.vocabulary import Role
 
 __all__ = ["MiniBatchShape", "TrainSetting", "train_cost"]
 
@@ -108,7 +109,9 @@ def one_pass(
 
 def stages_of(setting: TrainSetting) -> tuple[StagePart, ...]:
     """The kinds of pipeline stages: by layers, and with or without the head."""
-    *inner, last = (len(layers) for layers in stage_layers(setting.model.num_layers, setting.choice.pp))
+    has_head = setting.role not in (Role.VALUE, Role.REWARD)
+    stages = trained_stages(setting.model, setting.choice.pp, has_head=has_head)
+    *inner, last = (len(layers) for layers in stages)
     kinds = {size: inner.count(size) for size in inner}
     return (*(StagePart(size, has_head=False, number=number) for size, number in kinds.items()), StagePart(last, True))
 

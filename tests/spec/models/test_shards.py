@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.model import Component, Layout, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.catalogue import find_model, load_catalogue
-from rlplan.spec.models.shards import stage_layers, stage_tensors
+from rlplan.spec.models.shards import head_in_layers, stage_layers, stage_tensors, trained_stages
 from tests.factories import make_model
 
 
@@ -49,6 +49,28 @@ def test_stages_take_every_layer_once(num_layers: int, pp: int) -> None:
     stages = stage_layers(num_layers, pp)
     assert [layer for stage in stages for layer in stage] == list(range(num_layers))
     assert max(map(len, stages)) - min(map(len, stages)) <= 1
+
+
+@given(st.sampled_from(sorted(load_catalogue())), st.integers(1, 32))
+def test_a_pipeline_that_trains_is_never_slower_nor_larger_than_in_even_parts(name: str, pp: int) -> None:
+    model = find_model(name)
+    if pp > model.num_layers:
+        return
+    stages, even = trained_stages(model, pp), stage_layers(model.num_layers, pp)
+    assert [layer for stage in stages for layer in stage] == list(range(model.num_layers))
+    assert max(map(len, stages)) <= max(map(len, even))
+
+    def slowest(parts: tuple[range, ...]) -> float:
+        return max(*map(len, parts[:-1]), len(parts[-1]) + head_in_layers(model)) if pp > 1 else 0.0
+
+    assert slowest(stages) <= slowest(even)
+
+
+def test_the_head_of_a_mixture_is_worth_several_layers() -> None:
+    active = 2048 * (32 * 128 * 2 + 4 * 128 * 2 + 128 + 8 * 3 * 768)  # projections, router, eight experts
+    mixture = find_model("Qwen/Qwen3-30B-A3B")
+    assert head_in_layers(mixture) == pytest.approx(151936 * 2048 / active, rel=1e-4)
+    assert len(trained_stages(mixture, 4)[-1]) == 12  # no other stage may grow: twelve layers each
 
 
 def test_latent_projections_norms_and_routers_are_replicated_and_experts_are_not() -> None:

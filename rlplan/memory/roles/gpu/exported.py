@@ -1,7 +1,7 @@
 """What a trained role holds whatever the tokens under trainers other than rlplan's: FSDP2 and Megatron-Core.
 
 In: a model, a role, how it is trained, a choice, ranks, a pipeline stage. Out: FixedStates, counted once a choice.
-Left out: passes (rank.py), hybrid sharding, interleaved pipelines, stages of unequal cost cut by hand.
+Left out: passes (rank.py), hybrid sharding, interleaved pipelines.
 
 Symbols: N ranks, t tp, p pp, c cp, x ep, d = N/(tpc) copies of the model, P parameters, e bytes of a weight in passes.
 Source: torch 2.13 distributed/fsdp; Megatron-Core 0.14, from knowledge of it (it is not installed here); both as in
@@ -26,7 +26,7 @@ from rlplan.memory.trainers.sharding import (
 from rlplan.memory.trainers.zero import States
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.spec.models.shards import stage_tensors
+from rlplan.spec.models.shards import stage_tensors, trained_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
@@ -166,7 +166,8 @@ def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage
 def _stage_share(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[Parameter, ...]:
     """Tensors of a rank of a stage that are trained."""
     layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
-    share = tuple(tensor for tensor in stage_tensors(model, layout, stage) if not tensor.is_buffer)
+    stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
+    share = tuple(tensor for tensor in stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
     return with_role_head(share, role, model.hidden_size) if stage == pp - 1 else share
 
 

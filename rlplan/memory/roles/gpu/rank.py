@@ -32,7 +32,7 @@ from rlplan.memory.weight_sync.resharding import gathered_parts
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.shards import stage_layers
+from rlplan.spec.models.shards import trained_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
@@ -113,21 +113,28 @@ class PipelineStage:
     in_flight: int
 
 
-def stages_of(num_layers: int, pp: int, num_micro_batches: int | None) -> tuple[PipelineStage, ...]:
-    """The stages of which one is the fullest: the first, the first of those with the most layers, the last.
+def stages_of(
+    model: ModelSpec, pp: int, num_micro_batches: int | None, role: Role = Role.POLICY
+) -> tuple[PipelineStage, ...]:
+    """The stages of which one is the fullest: the first, the first of those with the most layers, that with the most
+    layers of experts, the last.
 
     Counts: with one forward, one backward pass (1F1B) stage i holds min(m, p - i) micro-batches.
     Source: Narayanan et al. 2021 (Megatron-LM), section 2.2.
 
-    >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in stages_of(61, 16, 8)]
-    [(0, 3, 8), (2, 4, 8), (15, 3, 1)]
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> v3 = find_model("deepseek-ai/DeepSeek-V3")
+    >>> [(stage.index, len(stage.layers), stage.in_flight) for stage in stages_of(v3, 16, 8)]
+    [(0, 4, 8), (1, 4, 8), (15, 1, 1)]
     """
-    layers = stage_layers(num_layers, pp)
+    layers = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
+    sparse = frozenset(model.experts.layers) if model.experts else frozenset()
     largest = max(range(pp), key=lambda stage: len(layers[stage]))
+    fullest = max(range(pp), key=lambda stage: (len(sparse & frozenset(layers[stage])), len(layers[stage])))
     most = pp if num_micro_batches is None else num_micro_batches
     return tuple(
         PipelineStage(index, layers[index], index == pp - 1, min(most, pp - index))
-        for index in sorted({0, largest, pp - 1})
+        for index in sorted({0, largest, fullest, pp - 1})
     )
 
 

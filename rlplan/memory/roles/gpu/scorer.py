@@ -122,7 +122,7 @@ class ScorerOnGpu:
             )
             return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
         trained = self._trained(self.cut)
-        return tuple(self._exported(trained, stage) for stage in stages_of(self.model.num_layers, self.cut.pp, 1))
+        return tuple(self._exported(trained, stage) for stage in stages_of(self.model, self.cut.pp, 1, self.role))
 
     def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""

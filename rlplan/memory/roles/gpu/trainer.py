@@ -25,7 +25,7 @@ class TrainerOnGpu:
     """
 
     def __init__(self, trained: TrainedRole) -> None:
-        stages = stages_of(trained.model.num_layers, trained.choice.pp, trained.micro_batch.num_micro_batches)
+        stages = stages_of(trained.model, trained.choice.pp, trained.micro_batch.num_micro_batches, trained.role)
         self.trained = trained
         self.ranks = tuple(RankOnGpu(trained, stage, parts_of(trained, stage)) for stage in stages)
 

@@ -138,7 +138,7 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overhea
     assert activations(1) == kept
     assert activations(2) == 2 * kept
     assert activations(16) == activations(None) == 4 * kept
-    assert [stage.has_head for stage in stages_of(28, 4, 16)] == [False, True]
+    assert [stage.has_head for stage in stages_of(SEVEN, 4, 16)] == [False, True]
 
 
 def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:
