@@ -9,8 +9,8 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_steps.settings import RlRun, read_rl_run
+from rlplan.planner.machine import search_of
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.search import search_of
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.network.cluster import Cluster

@@ -9,7 +9,7 @@ from rlplan.accuracy.files.reading import read_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.rl_steps.fits import forced_job
 from rlplan.accuracy.rl_steps.settings import read_rl_run
-from rlplan.planner.search import search_of
+from rlplan.planner.machine import search_of
 from rlplan.spec.files.job_file import job_from
 
 RECIPES = {point.id: point for point in read_points(Path(__file__).parent / "recipes.json")}

@@ -65,12 +65,7 @@ class MicroBatchTokens:
 
 @dataclass(frozen=True)
 class TrainedRole:
-    """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices.
-
-    puts_states_away: outside of training only its weights are there: gradients are dropped, states lie on the host.
-    Source: verl's offload_megatron_optimizer and `load_grad=False` after update_actor; NeMo-RL's
-    `offload_before_refit`; slime's sleep.
-    """
+    """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices."""
 
     role: Role
     model: ModelSpec
@@ -83,6 +78,9 @@ class TrainedRole:
     in_transfer_group: bool = False
     target: Target = "rlplan"
     puts_states_away: bool = False
+    """Outside of training only its weights are there: gradients are dropped, states lie on the host. Source: verl's
+    `offload_megatron_optimizer` and `load_grad=False` after update_actor; NeMo-RL's `offload_before_refit`; slime's
+    sleep."""
 
     @property
     def lora(self) -> LoraSpec | None:
