@@ -42,7 +42,7 @@ def test_the_layout_is_the_published_one() -> None:
 
 
 def test_671b_on_96_gpus_hands_over_within_a_tenth_of_the_peak_that_verl_reports() -> None:
-    """66 GB of a GPU, 1.5 to 1.6 TB of a node's memory (docs/perf/dpsk.md). It was 138 GiB, and more than 2 TiB."""
+    """66 GB of a GPU, 1.5 to 1.6 TB of a node's memory (its page dpsk.md). It was 138 GiB, and more than 2 TiB."""
     point = RECIPES["verl-dsv3-96"]
     ledger = search_of(job_from(forced_job(point, read_rl_run(point)))).run(with_others=False).ledger
     sync = [row for row in ledger.rows if row.action_id == "sync_weights" and row.run_phase == "steady"]
