@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import SpecError
-from rlplan.spec.files.job_file import job_from, load_job
-from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import MAX_ID, bundled_id, nearest_id
+from rlplan.spec.files.job_file import Fetch, job_from, load_job
+from rlplan.spec.job import MODELS, JobSpec
+from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
 from rlplan_cli.options import JobArguments
+from rlplan_cli.render.terminal import note
 
 if TYPE_CHECKING:
     from rlplan.foreign.check import Asked
@@ -42,8 +43,9 @@ class Question:
         return self.plan.model_copy(update={"pareto": search_of(self.job).on(self.plan.num_devices).pareto()})
 
 
-def read_question(verb: str, asked: JobArguments, objective: str | None = None) -> Question:
-    """The question of a command line. Raises: SpecError."""
+def read_question(verb: str, asked: JobArguments, objective: str | None = None, fetch: Fetch | None = None) -> Question:
+    """The question of a command line. fetch: brings models; by default their configs. Raises: SpecError."""
+    fetch = fetch or fetched
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     given = {key: value for key, value in keys.items() if value is not None}
     text, overrides = asked.source, tuple(asked.overrides or ())
@@ -51,13 +53,13 @@ def read_question(verb: str, asked: JobArguments, objective: str | None = None) 
         if not given:
             raise _nothing_asked(verb)
         words = overrides if text is None else (text, *overrides)
-        return Question(job_from(given, words, fetch=fetched))
+        return Question(job_from(given, words, fetch=fetch))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
     if path.is_dir() or path.suffix == ".json" or _is_json_by_content(path):
         _refuse_changes(path, (*overrides, *asks))
         plan = _read(path)
         return Question(plan.asked, plan)
-    return Question(load_job(path, (*overrides, *asks), fetch=fetched))
+    return Question(load_job(path, (*overrides, *asks), fetch=fetch))
 
 
 def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
@@ -92,11 +94,43 @@ def _read(path: Path) -> "Plan":
     return read_plan(path / "plan.json")
 
 
-def executable(verb: str, source: Path, overrides: tuple[str, ...]) -> "Plan":
+def executable(verb: str, source: Path, overrides: tuple[str, ...], fetch: Fetch | None = None) -> "Plan":
     """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
     from rlplan.planner.executable import executable_plan
 
-    return executable_plan(read_question(verb, JobArguments(str(source), [*overrides])).answer())
+    return executable_plan(read_question(verb, JobArguments(str(source), [*overrides]), fetch=fetch).answer())
+
+
+def with_models(verb: str, source: Path, overrides: tuple[str, ...], address: str | None) -> "Plan":
+    """As `executable`, with a folder for every model that a job names by its hub id: in the hub's cache, or fetched.
+
+    Nothing is fetched for a plan that does not fit, or that this host cannot run. address: of a Ray cluster.
+    Raises: SpecError, NoFeasiblePlanError, EmitError, HostError.
+    """
+    from rlplan.runtime.models.snapshots import cached_model, download_model
+
+    absent: list[str] = []
+
+    def found(name: str, folder: Path) -> str:
+        """A model that is in its place, or in the cache; else noted, and planned with by its config."""
+        if not is_hub_id(name, folder) or (folder / MODELS / name).exists():
+            return name
+        if cached := cached_model(name):
+            return str(cached)
+        absent.append(name)
+        return fetched(name, folder)
+
+    plan = executable(verb, source, overrides, found)
+    if absent:
+        from rlplan.runtime.driver.preflight import check_packages
+        from rlplan.runtime.host.devices import check_devices
+
+        check_devices(plan.job, address)
+        check_packages(plan.job)
+        for name in dict.fromkeys(absent):
+            download_model(name, f"{source}: {name}", note)
+        plan = executable(verb, source, overrides, found)
+    return plan
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
@@ -130,11 +164,20 @@ def fetched(name: str, folder: Path) -> str:
 
     Raises: SpecError, HostError.
     """
-    parts = Path(name).parts
-    if bundled_id(name) or len(name) > MAX_ID or "\0" in name or len(parts) != 2 or (folder / parts[0]).exists():
-        return name  # bundled, no id, or a path whose first folder is there
-    from rlplan.runtime.models.hub import fetch_config, looks_like_an_id
+    if bundled_id(name) or not is_hub_id(name, folder):
+        return name
+    from rlplan.runtime.models.hub import fetch_config
 
-    if not looks_like_an_id(name) or nearest_id(name):
-        return name  # a bundled id in another case is what was meant
     return str(fetch_config(name, "policy"))
+
+
+def is_hub_id(name: str, folder: Path) -> bool:
+    """Whether a model's name is an id, and no path whose first folder is there, relative to a folder."""
+    if name in load_catalogue():
+        return not (folder / name).exists()
+    parts = Path(name).parts if len(name) <= MAX_ID and "\0" not in name else ()
+    if bundled_id(name) or len(parts) != 2 or (folder / parts[0]).exists():
+        return False
+    from rlplan.runtime.models.hub import looks_like_an_id
+
+    return looks_like_an_id(name) and not nearest_id(name)  # a bundled id in another case is what was meant

@@ -21,7 +21,7 @@ from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy,
 from rlplan.spec.base import Spec, read_json, shorten, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import bundled_id
+from rlplan.spec.models.catalogue import bundled_id, cached_id
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost
 from rlplan.timing.job import JobTiming
@@ -96,7 +96,8 @@ class Plan(Spec):
     def model_name(self) -> str:
         """The policy as people name it: its id, or its folder's name."""
         path = Path(self.asked.policy.path)
-        return bundled_id(str(path)) or (path.parent.name if path.suffix == ".json" else path.name)
+        own = path.parent.name if path.suffix == ".json" else path.name
+        return bundled_id(str(path)) or cached_id(str(path)) or own
 
     @property
     def devices(self) -> str:

@@ -64,7 +64,7 @@ def command(
     if what is None:
         source, folder = _in_place(earlier, out, bundle_of)
     else:
-        source, name = _read(what, tuple(overrides or ()))
+        source, name = _read(what, tuple(overrides or ()), address)
         folder = out or _default_folder(name)
     with locked_run_folder(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
         if what is not None:
@@ -107,13 +107,13 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
     return bundle_of(earlier), earlier
 
 
-def _read(what: Path, overrides: tuple[str, ...]) -> "tuple[Plan | Path, str]":
+def _read(what: Path, overrides: tuple[str, ...], address: str | None) -> "tuple[Plan | Path, str]":
     """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
-    from rlplan_cli.sources import executable, read_question
+    from rlplan_cli.sources import read_question, with_models
 
     if not what.is_dir():
-        plan = executable(NAME, what, overrides)
+        plan = with_models(NAME, what, overrides, address)
         return plan, plan.job.name
     if overrides:
         read_question(NAME, JobArguments(str(what), [*overrides]))  # which refuses them

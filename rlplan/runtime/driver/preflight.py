@@ -24,8 +24,8 @@ from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
-from rlplan.spec.models.catalogue import bundled_id
-from rlplan.spec.models.headers import read_index
+from rlplan.spec.models.catalogue import bundled_id, cached_id
+from rlplan.spec.models.headers import has_weights
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 
@@ -43,7 +43,7 @@ class PromptSets:
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     """Packages and memory. Raises: HostError."""
-    _check_packages(spec.job)
+    check_packages(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
     if spec.job.has_turns:
@@ -79,9 +79,10 @@ def check_plan(plan: Plan) -> None:
 
 
 def _no_folder(key: str, path: str) -> SpecError:
-    known, role = bundled_id(path), key.split(".")[-2]
+    known, role = cached_id(path) or bundled_id(path), key.split(".")[-2]
     put_back = "put the model or the run folder back where it was, or plan the job again"
-    download = f"with a network: hf download {known} --local-dir {path}; or {key}=FOLDER, where it lies already"
+    into = f"--revision {Path(path).name}" if cached_id(path) else f"--local-dir {path}"
+    download = f"with a network: hf download {known} {into}; or {key}=FOLDER, where it lies already"
     return SpecError(
         f"the {role}'s folder {path} does not exist",
         where=f"{path} ({key}, as the plan or the bundle has it)",
@@ -138,7 +139,8 @@ def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: Resolve
         )
 
 
-def _check_packages(job: ResolvedJob) -> None:
+def check_packages(job: ResolvedJob) -> None:
+    """Raises: HostError where a package is missing that the job runs on."""
     on_gpus = job.device_kind == "cuda"
     missing = missing_packages(*["bitsandbytes"] * job.training.needs_bitsandbytes, on_gpus=on_gpus)
     if missing:
@@ -198,19 +200,12 @@ def _check_memory(ledger: MemoryLedger) -> None:
         )
 
 
-def _has_weights(folder: str) -> bool:
-    """Whether safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
-    index = Path(folder) / "model.safetensors.index.json"
-    if (Path(folder) / "model.safetensors").is_file():
-        return True
-    return index.is_file() and all((Path(folder) / name).is_file() for name in set(read_index(index).values()))
-
-
 def _check_policy_files(job: ResolvedJob) -> None:
+    """Safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
     read = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
     read |= {role.value: (path, f"leave roles.{role}.path out") for role, path in job.roles.paths.items()}
     for name, (path, other) in read.items():
-        if not _has_weights(path):
+        if not has_weights(Path(path)):
             raise SpecError(
                 f"the {name} has no weights",
                 where=str(Path(path) / "model.safetensors"),

@@ -1,4 +1,4 @@
-"""The hub: the one place that uses the network. A model's `config.json` by id, as a file; never code, never weights.
+"""The hub, without its library: a model's `config.json` by id, as a file. Whole models: snapshots.py.
 
 In: an id such as `Qwen/Qwen2.5-7B`. Out: a path in the user's cache, where a config stays once it has been fetched.
 Python's own HTTP client, for a light installation plans with models that are not bundled, too: the hub's library brings
@@ -73,7 +73,7 @@ def _download(name: str, key: str) -> bytes:
         return _get(url, token)
     except urllib.error.HTTPError as error:
         if error.code in (*NEEDS_A_TOKEN, 404):
-            raise _refused(name, key, error.code) from None
+            raise refused(name, key, "config.json", f"HTTP {error.code}") from None
         raise _unreachable(name, key, url, f"HTTP {error.code}") from None
     except (OSError, HTTPException, ValueError) as error:  # no answer, or none of HTTP
         reason = getattr(error, "reason", None) or error
@@ -126,13 +126,14 @@ def _token() -> str:
         return ""
 
 
-def _refused(name: str, key: str, code: int) -> RlplanError:
+def refused(name: str, key: str, what: str, why: str) -> RlplanError:
+    """That the hub is there and does not give what is asked of it, as an error for people."""
     return SpecError(
-        f"the hub gives no config.json of '{name}' (HTTP {code})",
+        f"the hub gives no {what} of '{name}' ({why})",
         where=key,
         rule="a public model, or one that the token in HF_TOKEN may read." + did_you_mean(name, load_catalogue()),
-        way_out=f"check the id; for a model with terms of use accept them on the hub and set HF_TOKEN; or download its "
-        f"config.json and give that path in its place: {key}=config.json",
+        way_out=f"check the id; for a model with terms of use accept them on the hub and set HF_TOKEN; or give a "
+        f"path in its place: {key}={'config.json' if what == 'config.json' else 'FOLDER'}",
     )
 
 

@@ -88,12 +88,25 @@ def resolve_model(name: str, *, where: str = "model") -> ModelSpec:
 
 
 def bundled_id(name: str) -> str | None:
-    """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`); None where it is neither.
+    """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`, or one of the hub's cache).
 
-    So a job can be planned where its models do not lie.
+    None where it is neither. So a job can be planned where its models do not lie.
     """
+    if found := cached_id(name):
+        name = found
     end = "/".join(Path(name).parts[-2:]) if len(name) < MAX_ID * 20 else name
     return next((one for one in (name, end) if one in load_catalogue()), None)
+
+
+def cached_id(path: str) -> str:
+    """The id whose snapshot a folder of the hub's cache is; empty for any other path.
+
+    >>> cached_id("/home/a/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
+    'Qwen/Qwen2.5-7B'
+    """
+    *_, repository, kind, _ = ("", "", "", *Path(path).parts)
+    is_snapshot = kind == "snapshots" and repository.startswith("models--")
+    return repository.removeprefix("models--").replace("--", "/", 1) if is_snapshot else ""
 
 
 def model_path(name: str) -> Path | None:

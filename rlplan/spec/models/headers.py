@@ -95,6 +95,14 @@ def _is_beside(name: str, model: ModelSpec) -> bool:
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder's safetensors are there, whole or in every part that its index names. Raises: SpecError."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return True
+    return index.is_file() and all((folder / name).is_file() for name in set(read_index(index).values()))
+
+
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor, by an index: safetensors of the same folder. Raises: SpecError."""
     data = parse_json(read_text(path, "the index", limit=MAX_INDEX_BYTES), what="the index", where=str(path))
