@@ -19,6 +19,8 @@ TRAINED = {
     "train-7b": "Qwen/Qwen2.5-7B",
     "train-8b": "meta-llama/Llama-3.1-8B",
 }
+FIRST_HOUR = ("hand-over", "sleep", "sync", "step-colocated", "step-hybrid", "peaks", "rates")
+"""Parts of a first hour on a GPU: what is most likely to fail comes first."""
 PARTS = ("device", *TRAINED, "zero", "logprob", "serving")
 LOSSES = ("plain", "chunked", "in_place")
 TOKENS = (2048, 8192, 32_768)
@@ -109,6 +111,8 @@ class Case:
 
 def cases_of(part: str, *, is_tiny: bool = False) -> list[Case]:
     """The cases of a part."""
+    if part in FIRST_HOUR:
+        return list(_first_hour(part, is_tiny))
     makers = {"device": _device, "zero": _zero, "logprob": _logprob, "serving": _serving}
     return list(makers[part](is_tiny) if part in makers else _training(part, is_tiny))
 
@@ -155,3 +159,20 @@ def _serving(is_tiny: bool) -> Iterator[Case]:
     for model in models:
         for action in ("engine", "sleep"):
             yield Case("serving", action, model, num_tokens=TINY_TOKENS if is_tiny else 8192, is_tiny=is_tiny)
+
+
+def _first_hour(part: str, is_tiny: bool) -> Iterator[Case]:
+    small, tokens = TRAINED["train-0.5b"], TINY_TOKENS if is_tiny else 2048
+    if part in ("hand-over", "sync"):
+        yield Case(part, part, is_tiny=is_tiny)
+    elif part == "sleep":
+        yield Case(part, "offload", is_tiny=is_tiny)
+        yield Case(part, "sleep", small, num_tokens=tokens, is_tiny=is_tiny)
+    elif part.startswith("step-"):
+        yield Case(part, part, is_tiny=is_tiny)
+    elif part == "peaks":
+        for method in ("full", "lora"):
+            yield Case(part, "train", small, method, num_tokens=tokens, is_tiny=is_tiny)
+    else:
+        for action in ("matmul", "copy", "host-link", "memory"):
+            yield Case(part, action, is_tiny=is_tiny)

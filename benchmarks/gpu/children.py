@@ -41,7 +41,9 @@ def start_server() -> None:
     """Say what the server of fresh processes loads. CUDA must not start in it: nothing here asks for a device."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    multiprocessing.set_forkserver_preload(["benchmarks.gpu.training", "transformers.models.auto"])
+    multiprocessing.set_forkserver_preload(
+        ["benchmarks.gpu.exchange", "benchmarks.gpu.training", "transformers.models.auto"]
+    )
 
 
 def run_case(case: Case, device: str, used_before: int | None, timeout_s: float, log: Path) -> Result:
@@ -110,6 +112,8 @@ def _measure(case: Case, device: str, used_before: int | None) -> Result:
         return Result("measured", measured=_action(case)(case, torch.device(device), used_before))
     except NeedsCudaError as error:
         return Result("skipped", str(error))
+    except ModuleNotFoundError as error:  # torch alone is here: another time, when it is installed
+        return Result("not_reached", f"needs {error.name}")
     except torch.OutOfMemoryError as error:
         return Result("out_of_memory", _short(error))
     except Exception as error:
@@ -119,12 +123,15 @@ def _measure(case: Case, device: str, used_before: int | None) -> Result:
 
 def _action(case: Case) -> Callable[..., dict[str, float]]:
     """The function that measures the case."""
-    from benchmarks.gpu import device, serving, training
+    from benchmarks.gpu import device, exchange, serving
 
-    if case.action.startswith("score-"):
-        return training.score
+    if case.action == "train" or case.action.startswith("score-"):
+        from benchmarks.gpu import training
+
+        return training.train if case.action == "train" else training.score
     return {
-        "train": training.train,
+        "sync": exchange.measure_sync,
+        "offload": exchange.measure_offload,
         "memory": device.measure_memory,
         "matmul": device.measure_matmul,
         "copy": device.measure_copy,

@@ -124,14 +124,18 @@ def seconds_of(action: Callable[[], object], device: torch.device) -> float:
     """Seconds of an action: the median of several, after two that warm up."""
     times = []
     for _ in range(REPEATS + 2):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(device)
         started = time.perf_counter()
         action()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(device)
         times.append(time.perf_counter() - started)
     return median(times[2:])
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what the device still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def profile_yaml(measured: Mapping[str, float], gpu: Mapping[str, str], date: str) -> str:

