@@ -7,12 +7,11 @@ are counted, so that a dry run compares real numbers.
 
 import gc
 import subprocess
-import weakref
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from rlplan.runtime.device.host import CountedMemory
 
 SMI = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0
@@ -54,33 +53,16 @@ class CudaMeter:
         return int(torch.cuda.memory_allocated())
 
 
-class TracedMeter(TorchDispatchMode):
-    """`allocated` alone: the storages behind the results of every operation, and those that live when it is entered.
-
-    torch's own MemTracker does not take frozen parameters.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.living: dict[int, int] = {}
-        self.watched: dict[int, weakref.ref[Any]] = {}
-        self.now = self.peak = 0
+class TracedMeter(CountedMemory):
+    """`allocated` alone: the storages behind the results of every operation, and those that live when it is entered."""
 
     def __enter__(self) -> Self:
         gc.collect()
         for thing in gc.get_objects():
             if isinstance(thing, torch.Tensor) and thing.device.type == "cpu":
-                self._watch(thing)
+                self.count(thing)
         self.peak = self.resident()
         return super().__enter__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                self._watch(leaf)
-        self.peak = max(self.peak, self.now)
-        return result
 
     def peaks(self) -> dict[str, float]:
         """Since it was entered."""
@@ -90,19 +72,6 @@ class TracedMeter(TorchDispatchMode):
         """Bytes of tensors now."""
         gc.collect()
         return self.now
-
-    def _watch(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage until it is gone."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self.watched:
-            self.watched[key] = weakref.ref(storage, lambda _: self._forget(key))
-        self.now += storage.nbytes() - self.living.get(key, 0)
-        self.living[key] = storage.nbytes()
-
-    def _forget(self, key: int) -> None:
-        self.now -= self.living.pop(key, 0)
-        self.watched.pop(key, None)
 
 
 Meter = CudaMeter | TracedMeter

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.device.nvml import DetectedGpu, ask_nvml
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.hardware.catalogue import find_profile, profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
@@ -29,27 +30,6 @@ SMI_FIELDS = ("index", "name", "memory.total", "memory.reserved", "compute_cap",
 SMI_TIMEOUT_S = 20.0
 MEMORY_TOLERANCE = 0.04
 """Share by which totals of one GPU differ between drivers: 1 to 3 % in public logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class DetectedGpu:
-    index: int
-    name: str
-    memory_bytes: int
-    """The driver's total less what it reserves, which is what CUDA reports to a process."""
-
-    compute_capability: str
-    """Such as `9.0`; empty where the driver is too old to say."""
-
-    driver: str
-    source: str
-    """Who was asked: `NVML` or `nvidia-smi`."""
-
-    profile: str | None = None
-    """The name of the hardware profile that matches."""
-
-    num_nvlinks: int | None = None
-    """That are active; None where nobody could be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,65 +62,14 @@ class Detected:
 
 def detect() -> Detected:
     """Ask NVML, then nvidia-smi; look at the host in any case."""
-    gpus, remark = _ask_nvml()
+    host = read_host()
+    gpus, remark = ask_nvml(host.total_bytes)
     remarks = ["no NVIDIA GPU answered; an AMD GPU has to be named, as in `rlplan profiles show mi300x`", remark]
     if not gpus:
         gpus, remark = _ask_smi()
         remarks.append(remark)
     known = tuple(replace(gpu, profile=match_profile(gpu.name, gpu.memory_bytes)) for gpu in gpus)
-    return Detected(known, read_host(), () if gpus else tuple(text for text in remarks if text))
-
-
-def _ask_nvml() -> tuple[list[DetectedGpu], str]:
-    try:
-        import pynvml
-    except ImportError:
-        return [], "NVML was not asked: the package nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except Exception as error:  # NVMLError: no driver, no library
-        return [], f"NVML does not start: {error}"
-    try:
-        return read_nvml(pynvml), ""
-    except Exception as error:
-        return [], f"NVML does not answer: {error}"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def read_nvml(nvml: Any) -> list[DetectedGpu]:
-    """The GPUs that a started NVML (the module `pynvml`, or one like it) shows."""
-    driver = _text(nvml.nvmlSystemGetDriverVersion())
-    found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        device = nvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
-        name, memory = _text(nvml.nvmlDeviceGetName(device)), _nvml_memory(nvml, device)
-        links = _nvml_links(nvml, device)
-        found.append(DetectedGpu(index, name, memory, f"{major}.{minor}", driver, "NVML", num_nvlinks=links))
-    return found
-
-
-def _nvml_links(nvml: Any, device: Any) -> int | None:
-    """Active NVLinks: 0 for a GPU that has none."""
-    count = 0
-    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 0)):
-        try:
-            count += bool(nvml.nvmlDeviceGetNvLinkState(device, link))
-        except nvml.NVMLError:  # it has no link of this number
-            break
-    return count if hasattr(nvml, "NVML_NVLINK_MAX_LINKS") else None
-
-
-def _nvml_memory(nvml: Any, device: Any) -> int:
-    """Total less reserved; the whole host's memory for a GPU without its own (a GB10 has no memory to report)."""
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
-        return int(memory.total) - int(memory.reserved)
-    except (AttributeError, TypeError):  # an old pynvml, without the second version: its total counts what is reserved
-        return int(nvml.nvmlDeviceGetMemoryInfo(device).total)
-    except nvml.NVMLError:
-        return read_host().total_bytes
+    return Detected(known, host, () if gpus else tuple(text for text in remarks if text))
 
 
 def _ask_smi() -> tuple[list[DetectedGpu], str]:

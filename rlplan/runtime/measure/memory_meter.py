@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplan.runtime.measure.device_memory import DeviceBytes
+from rlplan.runtime.device.layer import DeviceBytes
 
 if TYPE_CHECKING:
     import torch

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 
 from rlplan.errors import InterruptedRunError
+from rlplan.runtime.device.cuda import num_devices
+from rlplan.runtime.device.layer import device_of, present
 from rlplan.runtime.host.detect import read_host
 from rlplan.runtime.measure.microbench_ranks import measure_collectives
 from rlplan.runtime.processes.interrupts import interruptible
@@ -122,7 +124,8 @@ def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lamb
 
     Raises: RunError where a rank of a collective fails or hangs.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    there = present()
+    device = "cpu" if there is None else there.place.type
     remarks: list[str] = []
     found: list[Measurement] = []
     for name, benchmark in _benchmarks(device, effort, folder, remarks):
@@ -162,7 +165,7 @@ def _benchmarks(
         yield "fresh memory", lambda: measure_fresh_memory(effort)
     if device == "cuda":
         yield "copies from and to the host", lambda: measure_host_link(effort)
-    ranks = torch.cuda.device_count() if device == "cuda" else 2
+    ranks = num_devices() if device == "cuda" else 2
     if ranks > 1:
         yield f"collectives of {ranks} processes", lambda: _collectives(device, ranks, effort)
     else:
@@ -175,8 +178,8 @@ def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, dev
 
     def finish() -> None:
         call()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        if there := device_of(torch.device(device)):
+            there.finish()
 
     for _ in range(warm_ups):
         finish()
@@ -277,14 +280,16 @@ def measure_fresh_memory(effort: Effort) -> list[Measurement]:
 def measure_host_link(effort: Effort) -> list[Measurement]:
     """Between pinned host memory and a GPU, each direction by itself."""
     num_bytes = _fitting(effort.copy_bytes, 1, "cpu")
-    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
-    device = torch.zeros(num_bytes, dtype=torch.uint8, device="cuda")
+    there = present()
+    assert there is not None, "a GPU is measured"
+    host = there.pinned(num_bytes)
+    device = torch.zeros(num_bytes, dtype=torch.uint8, device=there.place)
     found = []
     for name, target, source in (("host_to_device", device, host), ("device_to_host", host, device)):
 
         def copy(target: Any = target, source: Any = source) -> None:
             target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
+            there.finish()
 
         seconds = sample(copy, effort.seconds)
         found.append(rate(name, float(num_bytes), seconds, "B/s", f"{num_bytes // MIB} MiB pinned"))
@@ -329,8 +334,8 @@ def processor_name() -> str:
 
 
 def _free_bytes(device: str) -> int:
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+    if there := device_of(torch.device(device)):
+        return there.free_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(free, read_host().memory_bytes)
 

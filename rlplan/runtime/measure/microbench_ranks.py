@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RunError
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 
@@ -101,8 +102,8 @@ def run_rank(device: str, num_ranks: int, num_bytes: int, seconds: float, rank: 
     import torch.distributed as dist
 
     place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
-    if device == "cuda":
-        torch.cuda.set_device(place)
+    if there := device_of(place):
+        there.begin()
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -133,8 +134,8 @@ def _repeat(call: Any, seconds: float, flag: Any) -> list[float]:
         dist.barrier()
         start = time.perf_counter()
         call()
-        if flag.is_cuda:
-            torch.cuda.synchronize()
+        if there := device_of(flag.device):
+            there.finish()
         return time.perf_counter() - start
 
     once()

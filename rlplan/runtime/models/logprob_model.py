@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample, chosen_indices
@@ -132,7 +133,7 @@ class LogprobModel(nn.Module):
 def _head_forward(
     head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows_at_once = ROWS_ON_GPU if hidden.is_cuda else ROWS_AT_ONCE
+    rows_at_once = ROWS_ON_GPU if device_of(hidden.device) else ROWS_AT_ONCE
     result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
         hidden, head.weight, targets, temperature, entropies, rows_at_once
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.models.sequence_parallel import Sharing
 
 PACKED = "rlplan_packed"
@@ -52,9 +53,10 @@ def packed_attention(
         query, key, value = map(sharing.to_heads, (query, key, value))
     lens = sequence_lens or (query.shape[2],)
     _check(module, query, lens, options)
-    if query.device.type == "cpu":
+    device = device_of(query.device)
+    if device is None or query.device.type == "cpu":
         output = _PerLength.apply(query, key, value, lens, scaling)
-    elif has_flash(query.dtype, torch.cuda.get_device_capability(query.device)):
+    elif has_flash(query.dtype, device.capability()):
         output = _varlen(query, key, value, lens, scaling)
     else:
         output = _run_by_run(query, key, value, lens, scaling)

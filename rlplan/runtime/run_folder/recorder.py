@@ -24,7 +24,7 @@ from typing import Any
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.errors import RunError
-from rlplan.runtime.measure.device_memory import DeviceBytes
+from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure.memory_meter import Measurement, merged, resident_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.run_files import replace_whole, write_json, write_over

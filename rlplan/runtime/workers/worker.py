@@ -20,7 +20,7 @@ from typing import Any
 
 from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.cluster.network import Hello, join_network
-from rlplan.runtime.measure.device_memory import device_bytes, reset_device_peak
+from rlplan.runtime.device.layer import begun
 from rlplan.runtime.measure.memory_meter import Measurement, give_memory_back, peak_inside, resident_bytes
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import keep_path_in_children
@@ -81,7 +81,8 @@ class Worker:
     def perform(self, method: str, *arguments: Any) -> tuple[Any, Measurement]:
         """Call a method and measure it. Several may be measured at the same time."""
         start = time.time()
-        reset_device_peak()
+        if device := begun():
+            device.reset_peak()
         with peak_inside() as peak:
             result = self.invoke(method, *arguments)
         give_memory_back()
@@ -93,7 +94,7 @@ class Worker:
             resident_bytes=resident_bytes(),
             components=self.components(),
             loaded_components=self.loaded_components(),
-            device=device_bytes(),
+            device=device.held() if (device := begun()) else None,
         )
         return result, measurement
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rlplan.errors import HostError
+from rlplan.runtime.device.layer import device_of, present
 from rlplan.spec.resolved import ResolvedJob
 
 
@@ -16,15 +17,16 @@ def worker_device(job: ResolvedJob) -> torch.device:
     """Where this process computes. Raises: HostError where the job is for GPUs and this process sees none."""
     if job.device_kind == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    device = present()
+    if device is None:
         raise HostError(
             "this process sees no CUDA device",
             where="torch.cuda.is_available()",
             rule="a job on GPUs has a torch that was built for CUDA, and a GPU for each process",
             way_out="install torch's CUDA build; `nvidia-smi` says whether the driver answers",
         )
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
+    device.begin()
+    return device.place
 
 
 def inside(device: torch.device) -> AbstractContextManager[Any]:
@@ -33,5 +35,5 @@ def inside(device: torch.device) -> AbstractContextManager[Any]:
 
 def forget_cache(device: torch.device) -> None:
     """Give what torch's allocator keeps of freed memory back to the GPU, for others on it; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if there := device_of(device):
+        there.empty_cache()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.runtime.device.nvml import read_nvml
 from rlplan.runtime.host.detect import (
     DetectedGpu,
     detect,
@@ -18,7 +19,6 @@ from rlplan.runtime.host.detect import (
     new_profile_yaml,
     parse_smi,
     read_host,
-    read_nvml,
 )
 from rlplan.spec.hardware.catalogue import load_profiles, read_profile
 from rlplan.spec.hardware.profile import GpuProfile
@@ -58,7 +58,7 @@ def put_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nvml_gives_what_cuda_reports_total_less_reserved():
-    first, second = read_nvml(fake_nvml())
+    first, second = read_nvml(fake_nvml(), GIB)
     assert first == DetectedGpu(0, "NVIDIA H200", 143_156 * MIB, "9.0", "580.105.08", "NVML")
     assert second.index == 1
 
@@ -67,7 +67,7 @@ def test_an_old_pynvml_without_the_reserved_bytes_gives_the_total():
     def memory_info(device: int) -> SimpleNamespace:
         return SimpleNamespace(total=100 * MIB)
 
-    assert read_nvml(fake_nvml(nvmlDeviceGetMemoryInfo=memory_info))[0].memory_bytes == 100 * MIB
+    assert read_nvml(fake_nvml(nvmlDeviceGetMemoryInfo=memory_info), GIB)[0].memory_bytes == 100 * MIB
 
 
 def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_total():
@@ -77,7 +77,7 @@ def test_a_gpu_that_shares_the_hosts_memory_has_the_hosts_total():
         raise nvml.NVMLError("Not Supported")
 
     nvml.nvmlDeviceGetMemoryInfo = refuse
-    assert read_nvml(nvml)[0].memory_bytes == read_host().total_bytes
+    assert read_nvml(nvml, GIB)[0].memory_bytes == GIB
 
 
 def test_nvidia_smi_lines_become_gpus_and_others_are_passed_over():

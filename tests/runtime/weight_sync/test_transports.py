@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from rlplan.errors import RunError
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes, plan_packets
+from rlplan.runtime.device.host import HostDevice
+from rlplan.runtime.device.layer import using
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.weight_sync.channel import Encoding, Endpoint, Update
 from rlplan.runtime.weight_sync.checksums import of_files, of_named
@@ -22,12 +24,20 @@ from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
 from rlplan.spec.model import Parameter
+from rlplan.units import GIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
 
 MODEL = make_model()
 TIMEOUT_S = scaled(20.0)
-HOST_TRANSPORTS = (Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK)
+HOST_TRANSPORTS = (Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC)
+"""Those of one host; CUDA's over the device layer's stand-in."""
+
+
+@pytest.fixture(autouse=True)
+def a_device() -> Iterator[None]:
+    with using(HostDevice(GIB)):
+        yield
 
 
 class Weights(torch.nn.Module):
@@ -110,7 +120,7 @@ def together(calls: list) -> None:  # type: ignore[type-arg]
         raise errors[0]
 
 
-@pytest.mark.parametrize("transport", HOST_TRANSPORTS)
+@pytest.mark.parametrize("transport", [*HOST_TRANSPORTS, Transport.NCCL])
 @pytest.mark.parametrize(("bucket_bytes", "num_readers"), [(1, 1), (4000, 2), (1 << 30, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_weight_arrives_bit_for_bit_and_in_order(

@@ -2,21 +2,23 @@
 
 In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers go over vLLM's stateless group
 (TCP), payloads over a communicator of our own: a second NCCL group made by torch fails beside vLLM's.
-Left out: several sending ranks, sharded tensors. **Not yet run on a GPU.** Written against vLLM 0.32.
+Left out: several sending ranks, sharded tensors. **Not yet run on a GPU**; run over the device layer's stand-in
+(device/host.py). Written against vLLM 0.32.
 
 NCCL cannot be interrupted: a broadcast that does not end in time fails the update, and the communicator with it.
 """
 
 import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
+from rlplan.runtime.device.layer import Event
 from rlplan.runtime.weight_sync.channel import Deadline, Endpoint, Header, Update, packet_view, sync_error
+from rlplan.runtime.weight_sync.transports.cuda_ipc import needed_device
 
 
 class NcclSide:
@@ -24,12 +26,12 @@ class NcclSide:
 
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
         self.endpoint, self.packets = endpoint, packets
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.arena = torch.zeros(arena_bytes(packets), dtype=torch.uint8, device=self.device)
+        self.device = needed_device()
+        self.arena = torch.zeros(arena_bytes(packets), dtype=torch.uint8, device=self.device.place)
         self.num_bytes = self.arena.numel()
         self.group: Any = None
         self.communicator: Any = None
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream = self.device.new_stream()
         self.deadline = Deadline(0.0)
 
     def begin(self, update: Update) -> None:
@@ -48,23 +50,18 @@ class NcclSide:
         self.arena = self.arena[:0]
 
     def _join(self, rank: int) -> None:
-        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-        from vllm.distributed.utils import StatelessProcessGroup
-
         endpoint = self.endpoint
-        self.group = StatelessProcessGroup.create(endpoint.host, endpoint.port, rank, endpoint.num_readers + 1)
-        with _free_nccl_settings():
-            self.communicator = PyNcclCommunicator(self.group, device=self.device)
+        self.group, self.communicator = self.device.meet(endpoint.host, endpoint.port, rank, endpoint.num_readers + 1)
 
-    def _broadcast(self, header: Header | None, index: int) -> tuple[Header, torch.Tensor, torch.cuda.Event]:
+    def _broadcast(self, header: Header | None, index: int) -> tuple[Header, torch.Tensor, Event]:
         """Send (rank 0) or receive a packet: its header, its bytes, and the event after which they are there."""
         if self.group is None:
             raise sync_error("the group was given up")
         header = Header(*self.group.broadcast_obj(None if header is None else header.words(), src=0))
         payload = packet_view(self.arena, self.packets[index])[: header.num_bytes]
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        self.device.follow(self.stream)
         self.communicator.broadcast(payload, src=0, stream=self.stream)
-        event = torch.cuda.Event()
+        event = self.device.new_event()
         event.record(self.stream)
         return header, payload, event
 
@@ -76,7 +73,7 @@ class NcclOutlet(NcclSide):
             probe.bind((endpoint.host, 0))
             port = probe.getsockname()[1]
         super().__init__(replace(endpoint, port=port), packets)
-        self._sent: list[torch.cuda.Event] = []
+        self._sent: list[Event] = []
 
     def open(self) -> None:
         self._join(0)
@@ -112,16 +109,6 @@ class NcclInlet(NcclSide):
 
     def release(self, index: int) -> None:
         """The packet has been read; after the last one the sender hears of it."""
-        torch.cuda.current_stream(self.device).synchronize()
+        self.device.finish_stream()
         if index + 1 == len(self.packets):
             self.group.barrier(timeout=self.deadline.left_s())
-
-
-def _free_nccl_settings() -> AbstractContextManager[Any]:
-    """NCCL_CUMEM_ENABLE must be the same on both sides; from vLLM 0.28 it pins it, but for this."""
-    try:
-        from vllm.utils.nccl import unpinned_nccl_env
-    except ImportError:
-        return nullcontext()
-    context: AbstractContextManager[Any] = unpinned_nccl_env()
-    return context

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from rlplan.errors import RunError
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.measure.memory_meter import give_memory_back, touched_length
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
@@ -94,9 +95,9 @@ def _whole(storage: torch.UntypedStorage) -> torch.Tensor:
 
 def _copy_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """The same bytes in the host's memory; pinned where they come from a GPU, so that it can fetch them itself."""
-    return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda").copy_(
-        _whole(storage)
-    )
+    device, size = device_of(storage.device), storage.nbytes()
+    copy = device.pinned(size) if device else torch.empty(size, dtype=torch.uint8)
+    return copy.copy_(_whole(storage))
 
 
 def _on_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:

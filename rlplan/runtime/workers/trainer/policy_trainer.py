@@ -15,6 +15,7 @@ import torch
 
 from rlplan.errors import HostError
 from rlplan.memory.weight_sync.packets import Packet, policy_packets
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.host.engine_keys import check_deepspeed
 from rlplan.runtime.losses.inputs import LossInputs
@@ -254,7 +255,7 @@ class PolicyTrainer(Worker):
 
         Raises: HostError for `host` on a host without a GPU, where it would free nothing.
         """
-        if destination == "disk" or self.device.type == "cuda":
+        if destination == "disk" or device_of(self.device):
             held = storages_of(self.engine)
             # what is offloaded for good is on the host already
             storages = [s for mine in held.values() for s in mine if s.device.type == self.device.type]

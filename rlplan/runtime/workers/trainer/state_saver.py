@@ -22,9 +22,10 @@ from rlplan.runtime.checkpoints import eight_bit
 from rlplan.runtime.checkpoints.fragments import MASTER, TrainedFragments
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, write
+from rlplan.runtime.device.layer import Device, device_of, present
 from rlplan.runtime.weight_sync.source import is_cut
 
-RNG = {"rng/cpu": torch.get_rng_state, "rng/cuda": lambda: torch.cuda.get_rng_state()}
+HOST_RNG, DEVICE_RNG = "rng/cpu", "rng/cuda"
 PIECE_TYPES = {torch.float32: "F32", torch.uint8: "U8"}
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's loss scaler remembers, in fp16."""
@@ -46,8 +47,9 @@ class StateSaver:
         if self._staging is None:
             states = TrainedFragments(engine)
             size = MASTER_BYTES * len(states.kinds) * sum(fragment.numel for fragment in states.saved)
-            is_cuda = next(engine.module.parameters()).device.type == "cuda"
-            self._staging = torch.zeros(size + eight_bit.num_bytes(states), dtype=torch.uint8, pin_memory=is_cuda)
+            size += eight_bit.num_bytes(states)
+            device = _device_of(engine)
+            self._staging = device.pinned(size) if device else torch.zeros(size, dtype=torch.uint8)
 
     def save(self, engine: Any, path: Path, *, waits: bool) -> None:
         """Write this rank's file, and then its receipt."""
@@ -132,14 +134,24 @@ def _round_weights(states: TrainedFragments, stored: StoredStates) -> None:
 
 
 def _generator_pieces(engine: Any) -> list[Piece]:
-    is_cuda = next(engine.module.parameters()).device.type == "cuda"
-    names = list(RNG) if is_cuda else ["rng/cpu"]
-    return [Piece(name, "U8", memoryview(bytes(RNG[name]().tolist()))) for name in names]
+    states, device = {HOST_RNG: torch.get_rng_state()}, _device_of(engine)
+    if device is not None:
+        states[DEVICE_RNG] = device.generator_state()
+    return [Piece(name, "U8", memoryview(bytes(state.tolist()))) for name, state in states.items()]
+
+
+def _device_of(engine: Any) -> Device | None:
+    """Where an engine's weights lie, None for host memory."""
+    return device_of(next(engine.module.parameters()).device)
 
 
 def _set_generators(file: TensorFile) -> None:
-    for name, set_state in (("rng/cpu", torch.set_rng_state), ("rng/cuda", torch.cuda.set_rng_state)):
-        if name in file.tensors:
+    device = present()
+    for name, set_state in (
+        (HOST_RNG, torch.set_rng_state),
+        (DEVICE_RNG, device.set_generator_state if device else None),
+    ):
+        if name in file.tensors and set_state is not None:
             set_state(torch.tensor(list(file.read(name)), dtype=torch.uint8))
 
 

@@ -1,0 +1,120 @@
+"""CUDA behind the device layer. With nvml.py, the only lines of the runtime that no machine without a GPU runs.
+
+In: a place, by default the GPU that this process computes on. Out: see layer.py. docs/gpu.md prints every line of this
+file that calls CUDA. **Not yet run on a GPU.** Written against torch 2.11 to 2.13.
+
+Memory from expandable segments has no IPC handle; what is to be shared is allocated while they are off.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from rlplan.runtime.device.layer import DeviceBytes, Event
+from rlplan.runtime.device.nvml import bytes_of_this_process
+
+_DEVICE_ARGUMENT = 6
+"""Where `rebuild_cuda_tensor` takes the device; a reader may see the same GPU under another number."""
+
+
+def is_there() -> bool:
+    return torch.cuda.is_available()
+
+
+def has_context() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def num_devices() -> int:
+    return torch.cuda.device_count()
+
+
+class CudaDevice:
+    def __init__(self, place: torch.device | None = None) -> None:
+        self.place = place or torch.device("cuda", torch.cuda.current_device())
+
+    def begin(self) -> None:
+        torch.cuda.set_device(self.place)
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()
+
+    def finish_stream(self) -> None:
+        torch.cuda.current_stream(self.place).synchronize()
+
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(self.place)
+
+    def follow(self, stream: Any) -> None:
+        stream.wait_stream(torch.cuda.current_stream(self.place))
+
+    def new_event(self) -> Event:
+        return torch.cuda.Event()
+
+    def uuid(self) -> str:
+        return str(torch.cuda.get_device_properties(self.place).uuid)
+
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self.place)
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def shareable(self, num_bytes: int) -> torch.Tensor:
+        set_segments = getattr(torch.cuda.memory, "_set_allocator_settings", None)
+        if set_segments is not None:
+            set_segments("expandable_segments:False")
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.place)
+
+    def share(self, memory: torch.Tensor) -> Any:
+        return torch.multiprocessing.reductions.reduce_tensor(memory)
+
+    def open(self, handle: Any) -> torch.Tensor:
+        rebuild, arguments = handle[0], list(handle[1])
+        arguments[_DEVICE_ARGUMENT] = torch.cuda.current_device()
+        opened: torch.Tensor = rebuild(*arguments)
+        return opened
+
+    def meet(self, host: str, port: int, rank: int, num_ranks: int) -> tuple[Any, Any]:
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        group = StatelessProcessGroup.create(host, port, rank, num_ranks)
+        with _free_nccl_settings():
+            return group, PyNcclCommunicator(group, device=self.place)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info()[0])
+
+    def held(self) -> DeviceBytes:
+        free, total = torch.cuda.mem_get_info()
+        return DeviceBytes(
+            allocated=torch.cuda.memory_allocated(),
+            peak_allocated=torch.cuda.max_memory_allocated(),
+            reserved=torch.cuda.memory_reserved(),
+            process=bytes_of_this_process(self.uuid()),
+            total=total - free,
+        )
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state()
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+
+
+def _free_nccl_settings() -> AbstractContextManager[Any]:
+    """NCCL_CUMEM_ENABLE must be the same on both sides; from vLLM 0.28 it pins it, but for this."""
+    try:
+        from vllm.utils.nccl import unpinned_nccl_env
+    except ImportError:
+        return nullcontext()
+    context: AbstractContextManager[Any] = unpinned_nccl_env()
+    return context

@@ -1,0 +1,127 @@
+"""The stand-in for a GPU: N bytes that run out, states that leave it and come back, and the ladder down from there."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.jobs import plan_on_gpu
+from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
+from rlplan.runtime.device.host import HostDevice, host_device
+from rlplan.runtime.device.layer import begun, device_of, present, using
+from rlplan.runtime.driver.rehearsal import MisfitError
+from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
+from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
+from rlplan.runtime.workers.worker_device import forget_cache, worker_device
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import MIB
+from tests.factories import gpu_job
+
+CPU = torch.device("cpu")
+
+
+def test_without_one_host_memory_is_no_device() -> None:
+    assert device_of(CPU) is None
+    with using(HostDevice(MIB)) as device:
+        assert present() is begun() is device_of(CPU) is device
+    assert device_of(CPU) is None
+
+
+def test_a_job_for_gpus_computes_on_it() -> None:
+    job: Any = gpu_job({"policy": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "hardware": "1xH100"})
+    with using(HostDevice(MIB)):
+        assert worker_device(job) == CPU
+
+
+def test_it_counts_tensors_as_they_come_and_go() -> None:
+    with host_device(10 * MIB) as device:
+        one = torch.zeros(MIB, dtype=torch.uint8)
+        view = one[10:]
+        two = one + one
+        assert device.held().allocated == 2 * MIB
+        assert device.free_bytes() == 8 * MIB
+        del one, two
+        assert device.held().allocated == MIB  # the view holds it
+        del view
+        assert (device.held().allocated, device.held().peak) == (0, 2 * MIB)
+        device.reset_peak()
+        assert device.held().peak == 0
+
+
+def test_it_runs_out_as_cuda_does_and_nothing_of_the_failure_stays() -> None:
+    with host_device(MIB) as device:
+        kept = torch.zeros(MIB // 2, dtype=torch.uint8)
+        with pytest.raises(torch.OutOfMemoryError, match=r"512.* of 1.00 MiB are taken"):
+            torch.zeros(MIB, dtype=torch.uint8)
+        assert device.held().allocated == kept.numel()
+
+
+def test_a_backward_pass_counts_too() -> None:
+    weight = torch.zeros(256, 256, requires_grad=True)
+    with host_device(MIB) as device:
+        (weight * 2).sum().backward()
+        assert weight.grad is not None
+        assert device.held().allocated == weight.grad.nbytes
+
+
+class Trainer(PolicyTrainer):
+    """A policy trainer whose pass takes memory by the token, and nothing else of one."""
+
+    def __init__(self, job: ResolvedJob) -> None:
+        self.job, self.process = job, "policy_trainer/0"
+
+    def forward_backward(self, packs: Any, *_: Any) -> Any:
+        tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for pack in packs for sample in pack)
+        torch.zeros(tokens * 1024, dtype=torch.uint8)
+
+    def optimizer_step(self) -> dict[str, float]:
+        return {}
+
+
+def misfit_of(job: ResolvedJob) -> MisfitError | None:
+    """Why the job's largest micro-batch does not fit."""
+    try:
+        Trainer(job).rehearse()
+    except MisfitError as error:
+        return error
+    return None
+
+
+def test_a_rehearsal_that_runs_out_goes_down_the_ladder_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    plan, changes = plan_on_gpu("colocated", "h100-sxm"), []
+    with host_device(300 * 1024):
+        while (error := misfit_of(plan.job)) is not None:
+            assert "needs more memory than its GPU has left" in error.what
+            assert "are taken" in error.where
+            step = next_plan(plan)
+            assert step is not None
+            changes.append(step[0])
+            plan = step[1]
+    assert len(changes) <= MAX_FALLBACKS
+    assert changes == [f"training.max_tokens_per_micro_batch={tokens}" for tokens in (2048, 1024, 512, 256)]
+
+
+def test_offloaded_states_leave_it_and_come_back_bit_for_bit() -> None:
+    with host_device(4 * MIB) as device:
+        states = torch.arange(MIB // 4, dtype=torch.int32)
+        before, offloaded = int(states.sum()), OffloadedStates()
+        held = device.held().allocated
+        offloaded.offload([states.untyped_storage()], in_memory=True)
+        forget_cache(CPU)
+        assert held - device.held().allocated == MIB
+        other = torch.ones(3 * MIB, dtype=torch.uint8)  # what takes its turn
+        del other
+        offloaded.bring_back()
+        assert int(states.sum()) == before
+        assert device.held().allocated >= MIB
+
+
+def test_states_find_no_room_when_the_other_side_is_still_there() -> None:
+    with host_device(2 * MIB):
+        states, offloaded = torch.zeros(MIB, dtype=torch.uint8), OffloadedStates()
+        offloaded.offload([states.untyped_storage()], in_memory=True)
+        other = torch.ones(2 * MIB, dtype=torch.uint8)
+        with pytest.raises(torch.OutOfMemoryError):
+            offloaded.bring_back()
+        del other
