@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from rlplan.runtime.device.layer import DeviceBytes, using
@@ -110,14 +110,14 @@ class HostDevice:
         return CAPABILITY
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        memory = torch.frombuffer(mmap.mmap(-1, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
+        memory = _mapped(-1, num_bytes)
         self.memory.leave_out(memory)
         return memory
 
     def shareable(self, num_bytes: int) -> torch.Tensor:
         file = os.memfd_create("rlplan-device")
         os.ftruncate(file, max(1, num_bytes))
-        memory = torch.frombuffer(mmap.mmap(file, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
+        memory = _mapped(file, num_bytes)
         try:
             self.memory.count(memory)
         except BaseException:
@@ -137,7 +137,7 @@ class HostDevice:
         process, number, num_bytes = handle
         file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
         try:
-            memory = torch.frombuffer(mmap.mmap(file, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
+            memory = _mapped(file, num_bytes)
         finally:
             os.close(file)
         self.memory.leave_out(memory)  # the other process's
@@ -165,6 +165,12 @@ class HostDevice:
 
     def set_generator_state(self, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
+
+
+def _mapped(file: int, num_bytes: int) -> torch.Tensor:
+    """Bytes of a file, or of nothing (-1), as a tensor; whoever calls says whether it counts."""
+    with _disable_current_modes():
+        return torch.frombuffer(mmap.mmap(file, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
 
 
 class HostGroup:

@@ -5,7 +5,8 @@ hosts of a cluster, which Ray counts (cluster/ray_cluster.py).
 """
 
 from rlplan.errors import HostError
-from rlplan.runtime.host.detect import DetectedGpu, detect
+from rlplan.runtime.device.nvml import DetectedGpu
+from rlplan.runtime.host.detect import detect
 from rlplan.spec.resolved import ResolvedJob
 
 

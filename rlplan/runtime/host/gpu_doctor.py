@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlplan.runtime.host.detect import Detected, DetectedGpu
+from rlplan.runtime.device.nvml import DetectedGpu
+from rlplan.runtime.host.detect import Detected
 from rlplan.runtime.host.finding import Finding, installed_version, judged
 from rlplan.units import GIB, format_bytes
 

@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from rlplan.errors import HostError, SpecError
-from rlplan.runtime.host.detect import DetectedGpu
+from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.measure.microbench import Measured, Measurement
 from rlplan.spec.hardware.catalogue import find_profile, get_profile, profile_paths, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile, NodeProfile

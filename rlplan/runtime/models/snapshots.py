@@ -59,8 +59,8 @@ def _snapshot(name: str, **options: Any) -> Any:
     """The folder; with `dry_run` the files. Raises: whatever the hub's library raises."""
     from huggingface_hub import snapshot_download
 
-    files = {"allow_patterns": [*FILES], "ignore_patterns": [*OTHERS]}
-    return snapshot_download(name, library_name="rlplan", library_version=__version__, **files, **options)
+    options |= {"allow_patterns": [*FILES], "ignore_patterns": [*OTHERS]}
+    return snapshot_download(name, library_name="rlplan", library_version=__version__, **options)
 
 
 def _check_room(name: str, size: int, cache: Path, where: str) -> None:

@@ -30,7 +30,7 @@ def test_only_the_device_layer_calls_cuda() -> None:
 
 
 def test_the_page_prints_every_line_that_only_a_gpu_runs() -> None:
-    blocks = re.findall(r"(?ms)^```python\n(.*?)^```", section(read(DOCS / "gpu.md"), "What only a GPU runs"))
+    blocks = re.findall(r"(?ms)^```text\n(.*?)^```", section(read(DOCS / "gpu.md"), "What only a GPU runs"))
     printed = [[line.strip() for line in block.splitlines()] for block in blocks]
     assert printed == [lines_in("cuda.py"), lines_in("nvml.py")]
     assert sum(map(len, printed)) < 50

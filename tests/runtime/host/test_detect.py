@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlplan.runtime.device.nvml import read_nvml
+from rlplan.runtime.device.nvml import DetectedGpu, read_nvml
 from rlplan.runtime.host.detect import (
-    DetectedGpu,
     detect,
     match_profile,
     new_profile_yaml,

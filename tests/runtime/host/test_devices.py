@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import HostError
+from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.host import devices
-from rlplan.runtime.host.detect import Detected, DetectedGpu, read_host
+from rlplan.runtime.host.detect import Detected, read_host
 from rlplan.runtime.host.devices import check_devices
 from rlplan.spec.resolved import ResolvedJob
 from tests.factories import make_job

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.host import doctor, gpu_doctor
-from rlplan.runtime.host.detect import Detected, DetectedGpu, Host
+from rlplan.runtime.host.detect import Detected, Host
 from rlplan.runtime.host.doctor import examine, missing_packages
 from rlplan.runtime.host.finding import Finding
 from rlplan.runtime.host.gpu_doctor import gpu_findings

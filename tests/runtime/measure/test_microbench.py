@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import HostError, RunError, SpecError
-from rlplan.runtime.host.detect import DetectedGpu
+from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.measure import microbench, microbench_ranks
 from rlplan.runtime.measure.measured_profile import check_out, write_profiles
 from rlplan.runtime.measure.microbench import Measured, Measurement, measure_disk, quartiles, rate, sample
