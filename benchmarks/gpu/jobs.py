@@ -38,7 +38,7 @@ PLACEMENTS: Mapping[str, dict[str, Any]] = {
     "colocated-frozen-offloaded": {"placement": "colocated", "offload": "host", "offload_roles": "frozen"},
     "hybrid": {"placement": "hybrid", "offload": "none"},
 }
-STOPPING_S = 30.0
+STOPPING_S = 20.0
 """For a run whose time is up to end its processes."""
 WORKLOAD = {
     "num_steps": 3,
