@@ -99,6 +99,13 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             share = Share(_fraction(one), row.convert == "static_share", one)
         else:
             taken[ours] = one
+    if "policy.path" not in taken:
+        raise SpecError(
+            f"{settings.file} does not say which model is trained",
+            where=settings.file,
+            rule=f"a job has a policy; {settings.table.title} is told of one elsewhere",
+            way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
+        )
     data: dict[str, Any] = {"name": _name(settings.file)}
     for ours, one in taken.items():
         _put(data, ours.split("."), one.value)

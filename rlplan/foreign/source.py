@@ -3,16 +3,18 @@
 In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash (shell.py), conversions (convert.py).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import read_document
+from rlplan.foreign.documents import flat, read_document
 from rlplan.foreign.python_file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, load_table
+from rlplan.foreign.table import SOURCES, Table, load_table, table_name
+from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.parts.algorithm import ALGORITHMS
 
 _DOCUMENTS = (".yaml", ".yml", ".json")
@@ -38,14 +40,14 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
 def _tables(source: str | None) -> dict[str, Table]:
     if source is None:
         return {name: load_table(name) for name in SOURCES}
-    if source not in SOURCES:
+    if table_name(source) not in SOURCES:
         raise SpecError(
             f"'{source}' is no known source",
             where="command line: --source",
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
             way_out="leave it out where the file says it by itself",
         )
-    return {source: load_table(source)}
+    return {source: load_table(table_name(source))}
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:
@@ -72,14 +74,15 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
             notes = list(script.notes)
             if table.syntax == "python":
                 given = _launched(words, path.parent, notes)
+            elif table.syntax == "overrides":
+                given = {key: Given(value, place) for key, value, place in _overrides(words)}
             else:
-                read = _overrides if table.syntax == "overrides" else _flags
-                given = {key: Given(value, place) for key, value, place in read(words)}
+                given = _flagged(words, table, path.parent, notes)
             if table.syntax != "overrides" and not set(table.roots) & set(given):
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            return Settings(table, str(path), given, _defaults(table, command.words), tuple(notes))
+            return Settings(table, str(path), _plain(given, table), _defaults(table, command.words), tuple(notes))
     entries = ", ".join(entry for table in tables.values() for entry in table.entries)
     raise SpecError(
         f"no command of this script starts one of {', '.join(table.title for table in tables.values())}",
@@ -90,10 +93,39 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
 
 
 def _entry(command: Command, table: Table) -> int | None:
-    for at, word in enumerate(command.words):
-        if any(word == entry or word.endswith("/" + entry) for entry in table.entries):
-            return at
+    """Where the last word of one of a table's entries stands."""
+    for entry in table.entries:
+        first, *others = entry.split()
+        for at, word in enumerate(command.words):
+            end = at + len(others)
+            if (word == first or word.endswith("/" + first)) and list(command.words[at + 1 : end + 1]) == others:
+                return end
     return None
+
+
+_SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
+
+
+def _plain(given: Mapping[str, Given], table: Table) -> dict[str, Given]:
+    """Without values that say nothing; `16k` as a number, lists by element where rows ask for those."""
+    found: dict[str, Given] = {}
+    for key, one in given.items():
+        if isinstance(one.value, list) and f"{key}.0" in table.keys:
+            found |= {f"{key}.{at}": Given(part, one.place) for at, part in enumerate(one.value)}
+        elif one.value not in table.unsaid:
+            size = _SUFFIX.fullmatch(str(one.value)) if table.has_suffixes else None
+            found[key] = one if size is None else Given(_size(*size.groups()), one.place)
+    return found
+
+
+def _size(number: str, suffix: str) -> int:
+    """The number of `16k`.
+
+    >>> _size("1.5", "k"), _size("16", "K")
+    (1500, 16384)
+    """
+    base = 1000 if suffix.islower() else 1024
+    return int(float(number) * base ** ("kmgt".index(suffix.lower()) + 1))
 
 
 def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
@@ -118,19 +150,46 @@ def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) 
     found: dict[str, Given] = {}
     files = [("accelerate.", launcher.get("accelerate.config_file")), ("accelerate.", flags.get("accelerate_config"))]
     for prefix, named in [*files, ("", flags.get("config"))]:
-        if named is None:
-            continue
-        file = folder / str(named.value)
-        if file.is_file():
-            given, more = read_document(file)
-            found |= {prefix + key: value for key, value in given.items()}
-            notes += more
-        else:
-            notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+        found |= {prefix + key: value for key, value in _beside(folder, named, notes).items()}
     program = folder / words[at][0] if at < len(words) else folder
     if program.suffix == ".py" and program.is_file():
         found |= read_python(program)
     return found | launcher | flags
+
+
+def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+    """The keys of a file that a command line names."""
+    if named is None:
+        return {}
+    file = folder / str(named.value)
+    if not file.is_file():
+        notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+        return {}
+    given, more = read_document(file)
+    notes += more
+    return given
+
+
+def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+    """Flags of one program: short ones too, `--no-key`, JSON as keys, and what stands before all flags."""
+    found: dict[str, Given] = {}
+    if table.positional and words and not words[0][0].startswith("-"):
+        found[table.positional] = Given(*words[0])
+    long = [
+        (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
+        for word, at in words
+    ]
+    for key, value, place in _flags(long):
+        if key.startswith("no_") and key[3:] in table.keys:
+            found[key[3:]] = Given(False, place)
+        elif isinstance(value, str) and value.startswith("{"):
+            found |= {
+                name: Given(one, place) for name, one in flat({key: parse_yaml(value, where=place, what=key)}).items()
+            }
+        else:
+            found[key] = Given(value, place)
+    named = found.pop("config", None) if table.positional else None
+    return {key.replace("-", "_"): one for key, one in _beside(folder, named, notes).items()} | found
 
 
 def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
@@ -160,8 +219,10 @@ def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
 def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) -> Settings:
     given, notes = read_document(path)
     for table in tables.values():
-        if source or any(key == root or key.startswith(root + ".") for key in given for root in table.roots):
-            return Settings(table, str(path), given, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
+        keys = {key.replace("-", "_"): one for key, one in given.items()} if table.syntax == "flags" else given
+        if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+            found = _plain(keys, table)
+            return Settings(table, str(path), found, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
     raise SpecError(
         f"none of its keys is one of {', '.join(table.title for table in tables.values())}: "
         + ", ".join(list(given)[:5]),

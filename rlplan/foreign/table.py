@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "tables"
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl")
+SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl", "vllm", "deepspeed")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Row(Spec):
     below: float | None = None
     """Only values below it are ours."""
     is_old: bool = False
-    """Whether it is another name of another row's key, which is read and not written."""
+    """Whether it is read and not written: another name of another row's key, or less than that row asks for."""
     note: str = ""
     """What is said where it is taken and given."""
     convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""
@@ -92,10 +92,20 @@ class Table(Spec):
     files: tuple[str, ...]
     vllm: str = ""
     """The version of vLLM that it asks for."""
-    syntax: Literal["overrides", "flags", "python"]
-    """Of its command lines: `key=value`, or `--key value`; `python` has a launcher's flags before the program's."""
+    syntax: Literal["overrides", "flags", "python", "document"]
+    """Of its command lines: `key=value`, or `--key value`; `python` has a launcher's flags before the program's, and a
+    `document` has no command line.
+    """
     entries: tuple[str, ...]
-    """Words of a command line by which it is known."""
+    """Words of a command line by which it is known; several in a row where one has a space."""
+    positional: str = ""
+    """The key of a word that stands before all flags."""
+    short: dict[str, str] = Field(default={})
+    """Flags with one dash, and the keys that they stand for."""
+    unsaid: tuple[Any, ...] = ()
+    """Values that say nothing: whoever reads them finds one."""
+    has_suffixes: bool = False
+    """Whether `16k` is 16,000 and `16K` 16,384."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     defaults: dict[str, Any]
@@ -118,6 +128,15 @@ class Table(Spec):
                 return why
         hint = did_you_mean(key, self.keys)
         return f"not known of {self.title} {self.version}{'.' * bool(hint)}{hint}"
+
+
+def table_name(word: str) -> str:
+    """A stack's name as its table is called.
+
+    >>> table_name("NeMo-RL")
+    'nemo_rl'
+    """
+    return word.lower().replace("-", "_")
 
 
 @cache

@@ -41,7 +41,7 @@ def command(
 
 def _write_for(target: str, plan: Path, overrides: tuple[str, ...], out: Path) -> None:
     """What another stack is started with."""
-    from rlplan.foreign.export import write_export
+    from rlplan.foreign.export.folders import write_export
     from rlplan.planner.executable import check_fits
     from rlplan_cli.sources import read_question
 

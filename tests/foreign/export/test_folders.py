@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.export import TARGETS, write_export
+from rlplan.foreign.export.folders import TARGETS, write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan

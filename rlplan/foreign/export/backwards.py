@@ -1,49 +1,72 @@
 """A plan in another stack's own keys: the rows of its table read backwards, and held to what they say forwards.
 
-In: a Plan, the name of a stack. Out: its settings, and a folder with the file that starts it; EmitError for what it
-cannot say, for what is read back from the settings is the plan's job. Left out: data and rewards.
+In: a Plan, the name of a stack. Out: its settings and what they cannot say; EmitError where that changes the job, for
+what is read back from the settings is the plan's job. Left out: files (folders.py), data and rewards.
 """
 
-import json
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from rlplan.errors import EmitError, RlplanError, SpecError, did_you_mean
+from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
 from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
 from rlplan.foreign.settings import Settings, matches, word_of
 from rlplan.foreign.table import Row, Table, load_table
 from rlplan.planner.plan import Plan
-from rlplan.spec.base import writing
+from rlplan.spec.base import validate
+from rlplan.spec.job import JobSpec
 
-TARGETS = ("verl", "openrlhf", "slime", "nemo_rl")
-"""Stacks that a plan can be written for."""
 SAME_CACHE = 0.02
 """By which part the KV cache may differ: shares have four digits."""
 
 
-def exported(plan: Plan, target: str) -> tuple[Table, dict[str, Any]]:
+@dataclass(frozen=True)
+class Export:
+    """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
+    they do not say, with the plan's values, where these are not the job's defaults.
+    """
+
+    table: Table
+    settings: dict[str, Any]
+    unsaid: dict[str, Any]
+
+
+def exported(plan: Plan, target: str) -> Export:
     """The settings of a stack that say what a plan chose. Raises: EmitError."""
     table = load_table(target)
-    wanted = _wanted(plan)
-    settings = Settings(table, plan.job.name, {}, dict(table.defaults))
+    wanted = _wanted(plan, table)
+    settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
     for ours in table.rows:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
-    settings = _on_hosts(settings, plan)
-    _check(settings, plan, wanted)
-    return table, {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
+    back = _check(settings, plan, wanted)
+    said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
+    return Export(table, said, dict(_unsaid(plan, wanted, back)))
 
 
-def _wanted(plan: Plan) -> dict[str, Any]:
-    """Our keys as the plan has them; passes in rollouts or in tokens, as they were chosen."""
+def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys of a step that are not read back, and are none that every job has."""
+    answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
+    usual = flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    for key, value in wanted.items():
+        if key.startswith(_OF_A_STEP) and key not in back and value not in (usual.get(key), False, 1, "none"):
+            yield key, value
+
+
+_OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
+
+
+def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
+    """Our keys as the plan has them; passes in rollouts or in tokens, as they were chosen and the stack counts them."""
     found = {key: value for key, value in flat(plan.job.model_dump(mode="json")).items() if value is not None}
     found["policy.path"] = plan.model_name
-    unused = "workload.micro_batch_size_per_gpu" if plan.choice.trainer.max_tokens else _TOKENS
-    found.pop(unused, None)
+    found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
+    if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
+        found[_ROLLOUTS] = _even_passes(plan, table)
+    if found["rollout.quantization"] == "none":
+        found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
         found.pop("rollout.sleep_level", None)
     for key in ("algorithm.overlong_buffer", "placement.max_staleness"):
@@ -54,7 +77,25 @@ def _wanted(plan: Plan) -> dict[str, Any]:
     return found
 
 
-_TOKENS = "training.max_tokens_per_micro_batch"
+_TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"
+
+
+def _even_passes(plan: Plan, table: Table) -> int:
+    """Rollouts of a pass; of those that were packed by tokens, as many as divide a rank's mini-batch.
+
+    Raises: EmitError where the job says a number that does not divide it.
+    """
+    work, micro = plan.job.workload, plan.job.workload.micro_batch_size_per_gpu
+    share = max(1, work.mini_batch_size // plan.schedule.layout("policy_trainer").dp)
+    even = next(size for size in range(min(micro, share), 0, -1) if share % size == 0)
+    if plan.choice.trainer.max_tokens is None and even != micro:
+        raise EmitError(
+            f"{table.title} cannot take {share} rollouts of a rank and optimizer step in passes of {micro}",
+            where=f"plan of {plan.job.name}: {_ROLLOUTS}, target {table.title} {table.version}",
+            rule="its passes are all of one size, which divides a rank's part of a mini-batch",
+            way_out=f"plan the job with {_ROLLOUTS}={even}",
+        )
+    return even
 
 
 def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> Settings:
@@ -98,7 +139,9 @@ def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _backwards(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
     """Their value for ours; None where there is none."""
     if row.map is not None:
-        found = next((theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)), None)
+        words = [theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)]
+        given = word_of(settings.given[row.key].value) if row.key in settings.given else ""
+        found = given if given in words else next(iter(words), None)
         return {"true": True, "false": False}.get(found, found) if found is not None else None
     if row.convert in SHARES:
         return share_of(plan, settings.table.vllm, is_static=row.convert == "static_share")
@@ -106,13 +149,17 @@ def _backwards(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dic
         return int(value) >> 20
     if row.part:
         return int(value / row.part) if int(int(value / row.part) * row.part) == value else None
-    if row.plus or not all(isinstance(settings.value(key), int) for key in row.minus):
+
+    def of(key: str) -> Any:
+        return wanted[key] if key in wanted else settings.value(key)
+
+    if row.plus or not all(isinstance(of(key), int) for key in row.minus):
         return None
     if row.minus:
-        value += sum(settings.value(key) for key in row.minus)
+        value += sum(of(key) for key in row.minus)
     for keys, is_factor in ((row.over, True), (row.times, False)):
         for key in keys:
-            factor = wanted[key] if key in wanted else settings.value(key)
+            factor = of(key)
             if not isinstance(factor, int) or (not is_factor and value % factor):
                 return None
             value = value * factor if is_factor else value // factor
@@ -124,22 +171,22 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _on_hosts(settings: Settings, plan: Plan) -> Settings:
-    """With the number of hosts, and of GPUs on each."""
-    hardware = plan.job.hardware
-    rows = [row for row in settings.table.rows["hardware.num_devices"] if row.times and not row.plus]
+    """With the number of hosts, and of GPUs on each or of all."""
+    hardware, rows = plan.job.hardware, settings.table.rows
     hosts = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1
-    return (
-        settings.with_values({rows[0].key: hardware.num_devices // hosts, rows[0].times[0]: hosts})
-        if rows
-        else settings
-    )
+    for row in rows.get("hardware.num_devices", ()):
+        if row.times and not row.plus:
+            return settings.with_values({row.key: hardware.num_devices // hosts, row.times[0]: hosts})
+        if not row.plus:
+            return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
+    return settings
 
 
-def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
-    """What is read back is the plan's job. Raises: EmitError."""
+def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What is read back, which is the plan's job. Raises: EmitError."""
     table, hardware = settings.table, f"{plan.num_devices}x{plan.job.hardware.profile}"
     try:
-        found = convert(settings, hardware, None)
+        found = convert(settings, hardware, None if "policy.path" in table.rows else plan.model_name)
         back = {one.ours: one.value for one in found.taken}
         if found.share is not None and MEMORY in wanted:
             there = with_kv_cache(plan.job, found.share, table.vllm).rollout.kv_cache_memory
@@ -158,62 +205,10 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
             rule="what is read back from the settings is the plan's job",
             way_out=f"plan the job with what it can say, such as {lost[0]}={word_of(back.get(lost[0]))}",
         )
+    return back
 
 
 _UNSAID = frozenset({"training.logits", "placement.sync_bucket", "algorithm.kl_in", "algorithm.kl_estimator"})
 """Keys that a stack may have by itself alone: how it takes its loss and sends its weights, forms of a KL."""
 _MUST_SAY = ("training.zero", "training.lora", "workload.num_prompts", "workload.num_samples", "workload.mini_batch")
 """Keys that are lost where nothing says them; others are without effect there."""
-
-
-def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """The folder with the file that starts a stack, and a README. Raises: EmitError, SpecError."""
-    if target not in TARGETS:
-        raise SpecError(
-            f"'{target}' is no stack that a plan can be written for",
-            where="command line: --target",
-            rule=f"one of {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}",
-            way_out="leave it out for rlplan's own bundle",
-        )
-    table, settings = exported(plan, target)
-    start = "train.yaml" if target == "nemo_rl" else "train.sh"
-    text = _yaml(settings) if target == "nemo_rl" else _script(table, settings)
-    command = f"python examples/run_grpo.py --config {start}" if target == "nemo_rl" else f"bash {start}"
-    readme = (
-        f"# {plan.job.name} for {table.title} {table.version}\n\nMade by rlplan from a plan for {plan.devices}. "
-        f"Start it with `{command}`, with the data and rewards of your own in it.\n\n"
-        "Everything that is not named there has the stack's default.\n"
-    )
-    written = [folder / start, folder / "README.md"]
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        written[0].write_text(text, encoding="utf-8")
-        written[1].write_text(readme, encoding="utf-8")
-    return written
-
-
-def _script(table: Table, settings: dict[str, Any]) -> str:
-    words = [f"python3 -m {table.entries[0]}" if "." in table.entries[0].removesuffix(".py") else "python3 train.py"]
-    preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
-    if preset is not None and table.syntax == "overrides":
-        words.append(f"--config-name={preset}")
-    for key, value in settings.items():
-        quoted = shlex.quote(str(value))
-        if table.syntax == "overrides":
-            words.append(f"{key}={quoted}")
-        elif value is not False:
-            words.append(
-                f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)
-            )
-    return "#!/bin/bash\nset -x\n" + " \\\n    ".join(words) + ' "$@"\n'
-
-
-def _yaml(settings: dict[str, Any]) -> str:
-    nested: dict[str, Any] = {}
-    for key, value in settings.items():
-        *above, last = key.split(".")
-        inner = nested
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return "defaults: grpo_math_1B.yaml\n" + "".join(f"{key}: {json.dumps(one)}\n" for key, one in nested.items())

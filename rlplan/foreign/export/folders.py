@@ -1,0 +1,148 @@
+"""The folder with which another stack is started: files in its own syntax, and a README with the command and the notes.
+
+In: a Plan, the name of a stack. Out: files that the stack's own parser accepts (tests/foreign/export/test_upstream.py).
+Left out: what the settings are (backwards.py).
+"""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.export.backwards import Export, exported
+from rlplan.foreign.table import table_name
+from rlplan.planner.plan import Plan
+from rlplan.spec.base import writing
+
+
+class _Form(NamedTuple):
+    """How a stack is started. files: their texts by name, of the settings; command: in that folder."""
+
+    files: Callable[[Export], dict[str, str]]
+    command: str
+    lacks: str = "with the data and rewards of your own in it"
+
+
+def _script(export: Export) -> dict[str, str]:
+    table, settings = export.table, export.settings
+    words = [f"python3 -m {table.entries[0]}" if "." in table.entries[0].removesuffix(".py") else "python3 train.py"]
+    preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
+    if preset is not None and table.syntax == "overrides":
+        words.append(f"--config-name={preset}")
+    for key, value in settings.items():
+        quoted = shlex.quote(str(value))
+        if table.syntax == "overrides":
+            words.append(f"{key}={quoted}")
+        elif value is not False:
+            words.append(
+                f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)
+            )
+    return {"train.sh": "#!/bin/bash\nset -x\n" + " \\\n    ".join(words) + ' "$@"\n'}
+
+
+def _yaml(settings: dict[str, Any]) -> str:
+    return "".join(f"{key}: {json.dumps(one)}\n" for key, one in nested(settings).items())
+
+
+def _nemo_rl(export: Export) -> dict[str, str]:
+    return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _yaml(export.settings)}
+
+
+_LAUNCHER = "accelerate."
+"""Before TRL's keys stand those of the program that starts its processes."""
+
+
+def _trl(export: Export) -> dict[str, str]:
+    table, settings = export.table, export.settings
+    told = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
+    launcher = {key: one for key, one in (told | settings).items() if key.startswith(_LAUNCHER)}
+    program = {key: one for key, one in settings.items() if key not in launcher}
+    command = "trl grpo --config train.yaml --accelerate_config accelerate.yaml"
+    return {
+        "train.yaml": _yaml(program),
+        "accelerate.yaml": _yaml({key.removeprefix(_LAUNCHER): one for key, one in launcher.items()}),
+        "train.sh": f'#!/bin/bash\nset -x\n{command} "$@"\n',
+    }
+
+
+def _vllm(export: Export) -> dict[str, str]:
+    return {"vllm.yaml": _yaml({_dashed(key): one for key, one in export.settings.items()})}
+
+
+def _dashed(key: str) -> str:
+    first, dot, rest = key.partition(".")
+    return first.replace("_", "-") + dot + rest
+
+
+def _deepspeed(export: Export) -> dict[str, str]:
+    return {"deepspeed.json": json.dumps(nested(export.settings), indent=1) + "\n"}
+
+
+_FORMS = {
+    "verl": _Form(_script, "bash train.sh"),
+    "openrlhf": _Form(_script, "bash train.sh"),
+    "slime": _Form(_script, "bash train.sh"),
+    "nemo_rl": _Form(_nemo_rl, "python examples/run_grpo.py --config train.yaml"),
+    "trl": _Form(_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
+    "vllm": _Form(_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
+    "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "train.py being your own"),
+}
+TARGETS = tuple(_FORMS)
+"""Stacks that a plan can be written for in their own keys."""
+
+
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys as mappings, numbered ones as lists.
+
+    >>> nested({"a.b": 1, "a.c.0": 2, "a.c.1": 3})
+    {'a': {'b': 1, 'c': [2, 3]}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        *above, last = key.split(".")
+        inner = found
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return {key: _listed(value) for key, value in found.items()}
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _listed(one) for key, one in value.items()}
+    return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
+
+
+def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
+    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
+    form = _FORMS.get(table_name(target))
+    if form is None:
+        raise SpecError(
+            f"'{target}' is no stack that a plan can be written for",
+            where="command line: --target",
+            rule=f"one of {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}",
+            way_out="leave it out for rlplan's own bundle",
+        )
+    export = exported(plan, table_name(target))
+    texts = {**form.files(export), "README.md": _readme(plan, export, form)}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _readme(plan: Plan, export: Export, form: _Form) -> str:
+    table = export.table
+    text = (
+        f"# {plan.job.name} for {table.title} {table.version}\n\nMade by rlplan from a plan for {plan.devices}. "
+        f"Start it with `{form.command}`, {form.lacks}.\n\n"
+        "Everything that is not named there has the stack's default.\n"
+    )
+    if export.unsaid:
+        text += f"\nWhat the plan says beside, and {table.title} has no key for:\n\n"
+        text += "".join(f"- `{key}={json.dumps(value)}`\n" for key, value in export.unsaid.items())
+    return text
