@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.foreign.convert import convert
+from rlplan.foreign.documents import flat
 from rlplan.foreign.settings import typed
 from rlplan.foreign.source import read_source
 from tests.foreign.scripts import verl_script
@@ -185,3 +187,34 @@ def test_an_unknown_source_is_refused_with_what_was_meant(tmp_path: Path) -> Non
 def test_words_are_typed_as_upstream_types_them(word: str, value: object) -> None:
     assert typed(word) == value
     assert type(typed(word)) is type(value)
+
+
+def test_vllm_s_arguments_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("max-num-seqs: 64\nmax-model-len: 16K\n")
+    script = tmp_path / "serve.sh"
+    script.write_text(
+        "vllm serve Qwen/Qwen2.5-7B-Instruct -tp 2 --config engine.yaml --max-model-len 4k --dtype auto \\\n"
+        '  --no-enforce-eager --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'\n'
+    )
+    settings = read_source(script, None)
+    keys = ("model", "tensor_parallel_size", "max_num_seqs", "max_model_len", "enforce_eager", "dtype")
+    assert [settings.value(key) for key in keys] == ["Qwen/Qwen2.5-7B-Instruct", 2, 64, 4000, False, "bfloat16"]
+    assert settings.value("speculative_config.num_speculative_tokens") == 3
+    assert read_source(tmp_path / "engine.yaml", None).value("max_model_len") == 16384
+
+
+def test_deepspeed_s_json_is_read_without_what_it_leaves_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"train_batch_size": "auto", "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},'
+        ' "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95]}}, "bf16": {"enabled": true}}'
+    )
+    settings = read_source(path, None)
+    assert settings.table.title == "DeepSpeed"
+    assert "train_batch_size" not in settings.given
+    found = flat(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
+    assert (found["training.zero_stage"], found["training.offloads_optimizer"]) == (3, True)
+    assert (found["algorithm.adam_beta2"], found["training.dtype"]) == (0.95, "bfloat16")
+    assert "workload.mini_batch_size" not in found
+    with pytest.raises(SpecError, match="does not say which model is trained"):
+        convert(settings, "8xH100", None)

@@ -104,16 +104,16 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
     found: list[tuple[int, int, dict[str, Any]]] = []
     for index, row in enumerate(alternatives):
         said = _alternative(settings, plan, row, wanted[ours], wanted)
-        if said is not None:
-            changed = {key: one for key, one in said.items() if defaults.get(key, "~") != one or key in settings.given}
-            if all(key not in settings.given or settings.value(key) == one for key, one in changed.items()):
-                found.append((len(changed), index, changed))
-    for _, _, changed in sorted(found, key=lambda one: one[:2]):
-        after = settings.with_values(changed)
+        if said is not None and all(
+            key not in settings.given or settings.value(key) == one for key, one in said.items()
+        ):
+            found.append((sum(defaults.get(key, "~") != one for key, one in said.items()), index, said))
+    for _, _, said in sorted(found, key=lambda one: one[:2]):
+        after = settings.with_values(said)
         after.ours.update({key: value for key, value in wanted.items() if key != ours})
         back = first_of(after, ours, alternatives, [])
         if back is not None and (back[1].convert in SHARES or _same(back[0].value, wanted[ours])):
-            return settings.with_values(changed)
+            return settings.with_values(said)
     return settings
 
 

@@ -1,56 +1,78 @@
 """A plan in another stack's own keys: what is read back from its files is the plan's job."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.documents import flat
 from rlplan.foreign.export.folders import TARGETS, write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan import Plan
-from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import job_from
+from tests.foreign.export.plans import ASKED, GRID, plan_of
 
-COLOCATED = ("placement.placement=colocated", "placement.offload=host", "placement.offload_roles=all")
-ASKED = {
-    "verl": ("target=megatron", "rollout.sleep_level=2"),
-    "openrlhf": ("rollout.sleep_level=2", "rollout.max_num_seqs=256", "rollout.max_num_batched_tokens=16384"),
-    "slime": ("target=megatron", "rollout.sleep_level=2", "rollout.max_num_seqs=256"),
-    "nemo_rl": (
-        "target=fsdp2",
-        "rollout.sleep_level=1",
-        "rollout.max_num_seqs=1024",
-        "rollout.max_num_batched_tokens=16384",
-    ),
+SAME_CACHE = 1.02
+"""Shares of a GPU have four digits."""
+NOT_COMPARED = {"algorithm.kl_in", "algorithm.kl_estimator", "training.logits", "policy.path", "placement.sync_bucket"}
+
+
+def read_back(target: str, folder: Path, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """The job of the files that were written, and keys of theirs that nobody knows."""
+    settings = read_source(folder / STARTED[target], None)
+    model = None if "policy.path" in settings.table.rows else plan.model_name
+    imported, job = imported_job(settings, Asked("8xH100", model))
+    unknown = [one.key for one in imported.left if one.why.startswith("not known")]
+    return {
+        key: flat(job.model_dump(mode="json"))[key] for key in settings.table.rows if key in flat(imported.data)
+    } | {
+        "rollout.kv_cache_memory": job.rollout.kv_cache_memory,
+        "hardware.num_devices": job.hardware.num_devices,
+    }, unknown
+
+
+STARTED = dict.fromkeys(TARGETS, "train.sh") | {
+    "nemo_rl": "train.yaml",
+    "vllm": "vllm.yaml",
+    "deepspeed": "deepspeed.json",
 }
-"""What each stack can say of a job."""
-
-
-def plan_of(*overrides: str) -> Plan:
-    answers = {"policy": "Qwen/Qwen2.5-7B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}
-    return best_plan(job_from(answers, overrides))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_read_back_is_the_plan_s_job(target: str, tmp_path: Path) -> None:
-    plan = plan_of(*COLOCATED, *ASKED[target])
-    started, readme = write_export(plan, target, tmp_path)
-    assert readme.read_text().startswith("# job for ")
-    imported, job = imported_job(read_source(started, None), Asked("H100"))
-    assert not any(one.why.startswith("not known") for one in imported.left)
-    for part, keys in {
-        "workload": ("num_prompts_per_step", "num_samples_per_prompt", "mini_batch_size", "max_response_len"),
-        "training": ("zero_stage", "tp", "pp", "gradient_checkpointing", "offloads_optimizer"),
-        "rollout": ("tp", "max_num_seqs"),
-        "algorithm": ("name", "kl_coef", "learning_rate"),
-    }.items():
-        for key in keys:
-            there, here = getattr(getattr(job, part), key), getattr(getattr(plan.job, part), key)
-            assert there in (here, "auto"), f"{part}.{key}"
-    assert job.hardware.num_devices == 8
-    cache = plan.job.rollout.kv_cache_memory
-    assert cache <= int(job.rollout.kv_cache_memory) <= 1.02 * cache
+def test_what_is_read_back_of_thirty_plans_is_their_job_or_it_is_refused(target: str, tmp_path: Path) -> None:
+    written = 0
+    for overrides in GRID:
+        plan = plan_of(*ASKED[target], *overrides)
+        try:
+            write_export(plan, target, tmp_path)
+        except EmitError:
+            continue
+        written += 1
+        found, unknown = read_back(target, tmp_path, plan)
+        assert unknown == []
+        wanted = flat(plan.job.model_dump(mode="json"))
+        cache = int(wanted.pop("rollout.kv_cache_memory"))
+        there = found.pop("rollout.kv_cache_memory")
+        assert there == "auto" or cache <= int(there) <= SAME_CACHE * cache, overrides
+        passes = found.pop("workload.micro_batch_size_per_gpu", 1)
+        assert (wanted["workload.mini_batch_size"] // 8) % (1 if passes == "auto" else int(passes)) == 0
+        differing = {key: (value, wanted[key]) for key, value in found.items() if value not in (wanted[key], "auto")}
+        assert not set(differing) - NOT_COMPARED, overrides
+    assert written >= LEAST[target]
+
+
+LEAST = dict.fromkeys(TARGETS, 30) | {"openrlhf": 18, "trl": 24}
+"""OpenRLHF has one bound of clipping, TRL as many sequences as are generated."""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp_path: Path) -> None:
+    plan = plan_of(*ASKED[target])
+    readme = write_export(plan, target, tmp_path)[-1].read_text()
+    assert readme.startswith("# job for ")
+    assert "Start it with `" in readme
+    assert "- `placement.transport=" in readme
 
 
 @pytest.mark.parametrize(
@@ -75,3 +97,7 @@ def test_what_a_stack_cannot_say_is_refused_by_its_key(
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Did you mean 'verl'"):
         write_export(plan_of("target=fsdp2"), "verll", tmp_path)
+
+
+def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:
+    assert write_export(plan_of(*ASKED["nemo_rl"]), "nemo-rl", tmp_path)[0].name == "train.yaml"

