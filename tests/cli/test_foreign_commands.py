@@ -9,6 +9,7 @@ import pytest
 
 from rlplan.spec.files.job_file import load_job
 from tests.cli.conftest import Call
+from tests.factories import EXAMPLES
 from tests.foreign.scripts import verl_script
 
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
@@ -89,3 +90,13 @@ def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> No
     assert "README.md says how to start it" in answer.err
     assert rlplan("check", tmp_path / "out" / "train.sh", "--hardware", "H100").exit_code == 0
     assert rlplan("emit", job, "--target", "slime", "--out", tmp_path / "other").exit_code == 3
+
+
+def test_a_plan_is_emitted_with_what_starts_it_on_a_cluster(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("emit", EXAMPLES / "grpo-7b-8xh100.yaml", "--target", "slurm", "--out", tmp_path / "out")
+    assert answer.exit_code == 0, answer.err
+    assert "train.sbatch" in answer.out
+    assert "bundle/plan.json" in answer.out
+    wrong = rlplan("emit", EXAMPLES / "grpo-7b-8xh100.yaml", "--target", "kubray", "--out", tmp_path / "no")
+    assert wrong.exit_code == 2
+    assert "Did you mean 'kuberay'?" in wrong.err

@@ -7,13 +7,18 @@ from typing import Annotated
 import typer
 
 from rlplan.emit.bundle import write_bundle
+from rlplan.emit.launchers import LAUNCHERS, write_launcher
 from rlplan_cli.options import AsJson, JobArguments, JobOrPlan, Overrides
 from rlplan_cli.render.terminal import note
 
 NAME = "emit"
 Target = Annotated[
     str | None,
-    typer.Option(help="Another stack's own files instead: verl, openrlhf, slime or nemo_rl.", show_default=False),
+    typer.Option(
+        help="Another stack's own files: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed; or the bundle with what "
+        "starts it: slurm, skypilot, kuberay.",
+        show_default=False,
+    ),
 ]
 
 
@@ -25,12 +30,15 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
-    if target is not None:
-        _write_for(target, plan, tuple(overrides or ()), out)
-    else:
-        from rlplan_cli.sources import executable
+    from rlplan_cli.sources import executable
 
-        write_bundle(executable(NAME, plan, tuple(overrides or ())), out)
+    changes = tuple(overrides or ())
+    if target is None:
+        write_bundle(executable(NAME, plan, changes), out)
+    elif target in LAUNCHERS:
+        write_launcher(executable(NAME, plan, changes), target, out)
+    else:
+        _write_for(target, plan, changes, out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     if as_json:
         print(json.dumps({"schema_version": 1, "folder": str(out), "files": files}))
@@ -47,4 +55,4 @@ def _write_for(target: str, plan: Path, overrides: tuple[str, ...], out: Path) -
 
     found = read_question(NAME, JobArguments(str(plan), list(overrides))).answer()
     check_fits(found)
-    write_export(found, target, out)
+    write_export(found, target, out, tuple(LAUNCHERS))

@@ -6,7 +6,7 @@ Left out: what the settings are (backwards.py).
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,14 +116,17 @@ def _listed(value: Any) -> Any:
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
-def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
-    form = _FORMS.get(table_name(target))
+def write_export(plan: Plan, target: str, folder: Path, others: Sequence[str] = ()) -> list[Path]:
+    """The folder with the files that start a stack, and a README. others: targets that are not written here.
+
+    Raises: EmitError, SpecError.
+    """
+    form, known = _FORMS.get(table_name(target)), (*TARGETS, *others)
     if form is None:
         raise SpecError(
             f"'{target}' is no stack that a plan can be written for",
             where="command line: --target",
-            rule=f"one of {', '.join(TARGETS)}.{did_you_mean(target, TARGETS)}",
+            rule=f"one of {', '.join(known)}.{did_you_mean(table_name(target), known)}",
             way_out="leave it out for rlplan's own bundle",
         )
     export = exported(plan, table_name(target))

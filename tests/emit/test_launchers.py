@@ -1,0 +1,93 @@
+"""What starts a bundle on SLURM, SkyPilot and KubeRay: known fields, hosts as planned, and the bundle whole."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from rlplan.emit.bundle import read_bundle
+from rlplan.emit.execution import execution_spec
+from rlplan.emit.launchers import LAUNCHERS, write_launcher
+from rlplan.errors import EmitError
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import load_job
+from tests.factories import EXAMPLES, make_plan
+
+KNOWN = YAML(typ="safe").load(Path(__file__).parent / "launcher_fields.yaml")
+
+
+@pytest.fixture(scope="module", params=["grpo-7b-8xh100", "ppo-70b-64xh100", "small"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    """One host of GPUs, eight of them, and one of a CPU."""
+    return make_plan() if request.param == "small" else best_plan(load_job(EXAMPLES / f"{request.param}.yaml"))
+
+
+def check_fields(data: dict[str, Any], known: dict[str, str]) -> None:
+    for key, value in data.items():
+        assert key in known
+        assert type(value).__name__ == known[key], key
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(path)
+    return found
+
+
+@pytest.mark.parametrize("target", LAUNCHERS)
+def test_the_bundle_in_it_is_the_plan_s(target: str, plan: Plan, tmp_path: Path) -> None:
+    write_launcher(plan, target, tmp_path)
+    assert read_bundle(tmp_path / "bundle") == execution_spec(plan)
+    assert f"`{LAUNCHERS[target].command}`" in (tmp_path / "README.md").read_text()
+
+
+def test_slurm_is_asked_for_the_plan_s_hosts_in_its_own_options(plan: Plan, tmp_path: Path) -> None:
+    write_launcher(plan, "slurm", tmp_path)
+    script = tmp_path / "train.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    asked = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in script.read_text().splitlines()
+        if line.startswith("#SBATCH")
+    )
+    assert set(asked) <= set(KNOWN["slurm"]["options"])
+    assert int(asked["nodes"]) == plan.job.hardware.num_hosts
+    assert int(asked.get("gpus-per-node", 0)) == (8 if plan.job.device_kind == "cuda" else 0)
+
+
+def test_skypilot_knows_every_field_and_the_gpu_s_name(plan: Plan, tmp_path: Path) -> None:
+    write_launcher(plan, "skypilot", tmp_path)
+    task = read(tmp_path / "task.yaml")
+    check_fields(task, KNOWN["skypilot"]["task"])
+    check_fields(task["resources"], KNOWN["skypilot"]["resources"])
+    assert task["num_nodes"] == plan.job.hardware.num_hosts
+    assert task["resources"].get("accelerators", "H100:8") == "H100:8"
+    subprocess.run(["bash", "-n"], input=task["run"], text=True, check=True)
+
+
+def test_kuberay_knows_every_field_and_has_a_pod_for_each_host(plan: Plan, tmp_path: Path) -> None:
+    write_launcher(plan, "kuberay", tmp_path)
+    job, known = read(tmp_path / "rayjob.yaml"), KNOWN["kuberay"]
+    check_fields(job, known["RayJob"])
+    check_fields(job["spec"], known["RayJobSpec"])
+    cluster = job["spec"]["rayClusterSpec"]
+    check_fields(cluster, known["RayClusterSpec"])
+    check_fields(cluster["headGroupSpec"], known["HeadGroupSpec"])
+    groups = cluster.get("workerGroupSpecs", [])
+    for group in groups:
+        check_fields(group, known["WorkerGroupSpec"])
+    assert 1 + sum(group["replicas"] for group in groups) == plan.job.hardware.num_hosts
+    limits = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu", 8) == 8
+
+
+def test_hosts_that_differ_and_gpus_without_a_name_are_refused(tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH100 + 8xL40S", "placement.placement=disaggregated"])
+    with pytest.raises(EmitError, match="hosts that are all alike"):
+        write_launcher(best_plan(job), "slurm", tmp_path / "a")
+    other = best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH20"]))
+    with pytest.raises(EmitError, match="SkyPilot's name of h20 is not known"):
+        write_launcher(other, "skypilot", tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
