@@ -52,6 +52,16 @@ class SpecError(RlplanError):
     exit_code = 2
 
 
+class MisspeltError(SpecError):
+    """A key of a job that is none, or a word that is no value of its key.
+
+    key: its dotted path, of an unknown key down to the first value below it. word: what stands there; None of a key.
+    """
+
+    key = ""
+    word: str | None = None
+
+
 class NoFeasiblePlanError(RlplanError):
     """Nothing that was allowed fits: an answer, not a failure."""
 
@@ -85,8 +95,11 @@ class InterruptedRunError(RlplanError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known word is near, else nothing.
 
-    >>> did_you_mean("plicy", ["policy", "reward"])
-    " Did you mean 'policy'?"
+    Of words that are as near, one with the same letters in another order comes first.
+
+    >>> did_you_mean("plicy", ["policy", "reward"]), did_you_mean("gpro", ["gspo", "grpo"])
+    (" Did you mean 'policy'?", " Did you mean 'grpo'?")
     """
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    near.sort(key=lambda one: sorted(one) != sorted(word))
     return f" Did you mean '{near[0]}'?" if near else ""

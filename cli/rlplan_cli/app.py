@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlplan import __version__
-from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, RlplanError, SpecError
+from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, MisspeltError, RlplanError, SpecError
 
 COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
@@ -131,6 +131,9 @@ def rlplan(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure; anywhere on the line.")
+    ] = False,
 ) -> None:
     """Plan, estimate, simulate, run and report reinforcement learning of language models."""
 
@@ -185,7 +188,7 @@ def _run(debug: bool) -> int:
     except RlplanError as error:
         if debug:
             traceback.print_exc()
-        show_error(error)
+        show_error(_in_our_words(error) if isinstance(error, MisspeltError) else error)
         return error.exit_code
     except typer.Exit as error:
         return error.exit_code
@@ -213,6 +216,13 @@ def _run(debug: bool) -> int:
             file=sys.stderr,
         )
         return EXIT_BUG
+
+
+def _in_our_words(error: MisspeltError) -> RlplanError:
+    """A refused word of another stack with ours beside it. Its tables are read only then."""
+    from rlplan.foreign.meant import in_our_words
+
+    return in_our_words(error)
 
 
 def _disk_error(error: Exception) -> RlplanError | None:

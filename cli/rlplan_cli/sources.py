@@ -48,10 +48,10 @@ def read_question(verb: str, asked: JobArguments, objective: str | None = None, 
     fetch = fetch or fetched
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     given = {key: value for key, value in keys.items() if value is not None}
-    text, overrides = asked.source, tuple(asked.overrides or ())
-    if text is None or ("=" in text and given):
+    text, *overrides = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())]) or [None]
+    if text is None or ("=" in text and not Path(text).exists()):
         if not given:
-            raise _nothing_asked(verb)
+            raise _nothing_asked(verb, text)
         words = overrides if text is None else (text, *overrides)
         return Question(job_from(given, words, fetch=fetch))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
@@ -150,9 +150,24 @@ def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
         )
 
 
-def _nothing_asked(verb: str) -> SpecError:
+def _joined(words: list[str]) -> list[str]:
+    """Words of a command line, with `KEY = VALUE` as one.
+
+    >>> _joined(["job.yaml", "rollout.tp", "=", "2", "seed=", "1"])
+    ['job.yaml', 'rollout.tp=2', 'seed=1']
+    """
+    found: list[str] = []
+    for word in words:
+        if found and (word.startswith("=") or (found[-1].endswith("=") and "=" not in word)):
+            found[-1] += word
+        else:
+            found.append(word)
+    return found
+
+
+def _nothing_asked(verb: str, override: str | None) -> SpecError:
     return SpecError(
-        f"nothing to {verb}",
+        f"nothing to {verb}" if override is None else f"'{override}' changes a job, and none is named",
         where="command line",
         rule="a job file, a plan or a bundle, or --model and --gpus",
         way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",

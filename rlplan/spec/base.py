@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlplan.errors import SpecError, did_you_mean
+from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.units import parse_bytes
 
 MAX_SPEC_BYTES = 1 << 20
@@ -85,7 +85,24 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
     if others:
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
-    return SpecError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
+    is_key = first["type"] == "extra_forbidden"
+    if near := re.search(r"Did you mean '([^']*)'\?$", rule):
+        parent, dot, _ = path.rpartition(".")
+        meant = f"{parent}{dot}{near[1]}" if is_key else f"{path}={near[1]}"
+        way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
+    misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
+    misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
+    if not is_key and isinstance(first["input"], str):
+        misspelt.word = first["input"]
+    return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
+
+
+def _leaf(path: str, value: Any) -> str:
+    """The dotted path down to the first value."""
+    while isinstance(value, dict) and value:
+        key, value = next(iter(value.items()))
+        path = f"{path}.{key}"
+    return path
 
 
 def _rule(error: ErrorDetails) -> str:

@@ -256,3 +256,23 @@ def test_a_missing_extra_is_one_message_with_the_command_that_installs_it(tmp_pa
     )
     answer = Answer(done.returncode, done.stdout, done.stderr)
     check(answer, 4, f"package '{package}' is missing", "pip install 'rlplan[report]'")
+
+
+def test_a_key_its_sign_and_its_value_may_stand_apart(rlplan: Call) -> None:
+    asked = ("estimate", "--model", "Qwen/Qwen2.5-0.5B", "--gpus", "1xH100", "--json")
+    assert json.loads(rlplan(*asked, "rollout.tp", "=", "1").out) == json.loads(rlplan(*asked, "rollout.tp=1").out)
+
+
+def test_an_override_without_a_job_says_so(rlplan: Call) -> None:
+    for words in (("rollout.tp", "=", "2"), ("rollout.tp = 2",), ("rollout.tp=2",)):
+        check(rlplan("estimate", *words), 2, "changes a job, and none is named", "--model Qwen/Qwen2.5-7B")
+
+
+def test_a_report_of_nothing_does_not_ask_for_packages_first(rlplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pandas", "rlplan.report.write", "rlplan.report.plans.write"):
+        monkeypatch.setitem(sys.modules, name, None)
+    check(rlplan("report", "nowhere"), 2, "nowhere does not exist")
+
+
+def test_the_help_names_what_shows_a_traceback(rlplan: Call) -> None:
+    assert "--debug" in rlplan("--help").out

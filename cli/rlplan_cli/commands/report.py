@@ -30,6 +30,13 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
+    if not source.exists():
+        raise SpecError(
+            f"{source} does not exist",
+            where="command line",
+            rule="a run folder, a job, a plan or a bundle",
+            way_out="correct the path; `rlplan run` prints the run folder",
+        )
     is_run = source.is_dir() and not (source / "execution.json").exists()
     page, summary = (_write_run if is_run else _write_plan)(source, out, compare)
     if as_json:

@@ -1,0 +1,63 @@
+"""Foreign words in a job of ours, and what they are called here: from the same rows that import reads.
+
+In: a refused key, or a refused value of a key. Out: the refusal with the way out in our words.
+Left out: keys of rlplan's own older versions (spec/files/renamed.py), and what is merely misspelt (spec/base.py).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rlplan.errors import MisspeltError, SpecError
+from rlplan.foreign.convert import SHARES
+from rlplan.foreign.settings import word_of
+from rlplan.foreign.table import SOURCES, Row, Table, load_table
+
+
+class _Meant(NamedTuple):
+    """How near a row is, what else it asks for, and the way out that it gives."""
+
+    distance: int
+    others: int
+    text: str
+
+
+def in_our_words(error: MisspeltError) -> SpecError:
+    """The refusal with our word in its way out, where a stack has the word that was refused."""
+    found = min(_found(error.key, error.word), default=None)
+    if found is None:
+        return error
+    return SpecError(error.what, where=error.where, rule=error.rule, way_out=found.text)
+
+
+def _found(key: str, word: str | None) -> Iterator[_Meant]:
+    for table in map(load_table, SOURCES):
+        for ours, alternatives in table.rows.items():
+            for row in alternatives:
+                if word is None:
+                    yield from _of_key(table, ours, row, key)
+                elif ours == key and row.map is not None and word in row.map:
+                    yield _Meant(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
+
+
+def _of_key(table: Table, ours: str, row: Row, key: str) -> Iterator[_Meant]:
+    """What a row says of a key, in full or by its last words behind a part of our job; the nearer the smaller."""
+    part, _, rest = key.rpartition(".")
+    elsewhere = 2 * bool(part and not ours.startswith(f"{part}."))
+    others = len(row.keys) + len(row.when)
+    text = f"write {ours} for {row.key} of {table.title}"
+    text += "".join(f", times {one}" for one in row.times) + "".join(f", over {one}" for one in row.over)
+    text += "".join(f", less {one}" for one in row.minus)
+    if row.convert in SHARES:
+        text += ", in bytes of KV cache (such as 20GiB), or auto"
+    elif row.map:
+        text += " (" + ", ".join(f"{theirs} is {word_of(one)}" for theirs, one in row.map.items()) + ")"
+    if row.key in (key, rest):
+        yield _Meant(elsewhere, others, text)
+    elif row.key.rpartition(".")[2] == rest:
+        yield _Meant(1 + elsewhere, others, text)
+    elif row.map is not None and key in row.map:
+        yield _Meant(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
+    elif key in row.when:
+        yield _Meant(5, others, f"write {ours}: {key} of {table.title} goes with it")
+    elif key.partition(".")[0] in table.roots and "." in key:
+        yield _Meant(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")
