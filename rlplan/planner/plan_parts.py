@@ -151,6 +151,17 @@ class SearchStats:
     """Whose bytes and seconds were computed."""
 
 
+LEARNS_LESS = {
+    "adamw_8bit": "steps with moments of 8 bits",
+    "lora": "trains adapters only",
+    "base_dtype": "trains adapters only, on weights of 4 bits",
+    "num_prompts_per_step": "learns from fewer prompts a step",
+    "num_samples_per_prompt": "compares fewer rollouts of a prompt",
+    "max_response_len": "cuts longer responses",
+}
+"""What a change costs in learning, by a word of it; the least first."""
+
+
 @dataclass(frozen=True)
 class Remedy:
     """A change that by itself leads to a better verdict."""
@@ -169,9 +180,15 @@ class Remedy:
     """That a step costs then; None without a price."""
 
     @property
+    def learns_less(self) -> str:
+        """What it costs in learning; empty where it costs nothing."""
+        return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
+
+    @property
     def order(self) -> tuple[object, ...]:
-        """What surely fits first, then what leaves alone what is trained, then what costs fewer device-seconds."""
-        return self.verdict.rank, "lora" in self.change, self.seconds * self.num_devices
+        """What surely fits first, then what costs less in learning, then what costs fewer device-seconds."""
+        cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
+        return self.verdict.rank, cost, self.seconds * self.num_devices
 
 
 def nothing_possible(impossible: tuple[Considered, ...]) -> NoFeasiblePlanError:

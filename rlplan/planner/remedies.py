@@ -1,11 +1,12 @@
 """Remedies: what to change in a job that does not fit, each tried before it is named.
 
-In: a JobSpec. Out: changes that can be typed as they stand, the mildest of each kind.
-Left out: what changes the job itself (lengths, batch). Adapters change what is trained, and the list says so.
+In: a JobSpec. Out: changes that can be typed as they stand, the mildest of each kind. On GPUs also what makes the job
+itself smaller (batch, samples, lengths), last, for it costs in learning; the list says what.
 """
 
 import shlex
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 from rlplan.errors import RlplanError
@@ -19,6 +20,7 @@ from rlplan.units import MIB, ceil_div
 
 MORE_GPUS = (2, 4, 8, 16)
 ADAPTER_RANK, SMALL_ADAPTER_RANK = 64, 16
+MOST_HALVINGS = 3
 Kind = list[tuple[str, JobSpec]]
 """Changes of one kind, the mildest first: as each is typed, and the job with it."""
 
@@ -26,9 +28,10 @@ Kind = list[tuple[str, JobSpec]]
 def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
     """Changes, each of which by itself leads to a better verdict than the plan's; the cheapest first."""
     found = []
-    for kind in kinds_of_changes(plan.asked, plan.binding.num_bytes):
+    smaller = smaller_jobs(plan.asked) if plan.asked.is_on_gpus else iter(())
+    for kind in chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), smaller):
         remedies = (_tried(change, other, plan.verdict) for change, other in kind)
-        found += [remedy for remedy in remedies if remedy is not None][:1]
+        found += islice((remedy for remedy in remedies if remedy is not None), 1)
     return tuple(sorted(found, key=lambda remedy: remedy.order))
 
 
@@ -105,6 +108,29 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
             (f"{words} {change}", _with_gpus(freed, times)[1])
             for times, (change, _) in zip(MORE_GPUS, more, strict=True)
         ]
+
+
+def smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
+    """Fewer prompts, fewer samples, shorter responses, and these with small adapters: up to three halvings of each."""
+    work, declared = spec.workload, spec.algorithm.declaration
+    least = max(2, declared.min_samples_per_prompt)
+    for key, smallest in (("num_prompts_per_step", 1), ("num_samples_per_prompt", least)):
+        sizes = [size for size in _halves(getattr(work, key)) if size >= smallest][:MOST_HALVINGS]
+        fewer = [_changed(spec, "workload", **{key: size}) for size in sizes]
+        yield [(words, job) for words, job in fewer if _divides(job)]
+    least = max(spec.algorithm.overlong_buffer, work.mean_response_len or 1)
+    sizes = [size for size in _halves(work.max_response_len) if size >= least][:MOST_HALVINGS]
+    shorter = [_changed(spec, "workload", max_response_len=size) for size in sizes]
+    yield shorter
+    for change in [changes[-1] for changes in _adapters(spec)][-1:]:  # both together: the smallest card's way
+        words, adapted = _changed(spec, "training", **change)
+        yield [(f"{words} {cut}", adapted.model_copy(update={"workload": job.workload})) for cut, job in shorter]
+
+
+def _divides(job: JobSpec) -> bool:
+    """Whether a step is still whole mini-batches."""
+    work = job.workload
+    return work.num_rollouts_per_step % work.rollouts_per_mini_batch == 0 and work.num_mini_batches > 0
 
 
 def _with_gpus(spec: JobSpec, times: int) -> tuple[str, JobSpec]:

@@ -106,6 +106,11 @@ def test_an_error_is_wrapped_between_words_and_indented() -> None:
     assert any(line.startswith("    ") and "num_steps," in line for line in lines)
 
 
+def test_what_is_to_be_typed_is_never_broken_into_lines() -> None:
+    text = plain(in_terminal(80, "plan", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xRTX4090"))
+    assert text.count("training.lora='{rank: 16, base_dtype: nf4}'") == 2  # in the list, and in the way out
+
+
 def test_colours_can_be_switched_off() -> None:
     assert "\x1b[" in in_terminal(80, "estimate", QUICKSTART)
     for arguments in (SHOWN["estimate"], ["estimate", "nowhere.yaml"], SHOWN["doctor"]):

@@ -203,14 +203,15 @@ def show_others(plan: Plan) -> None:
         say(f"Not {considered.name}", considered.reason)
     if plan.remedies:
         changes = "\n".join(map(_remedy, plan.remedies))
-        stdout.print(Text.assemble(("Any one of these changes helps, cheapest first:\n", "bold"), changes))
+        text = Text.assemble(("Any one of these changes helps, cheapest first:\n", "bold"), changes)
+        stdout.print(text, soft_wrap=True)  # what is to be typed stays on its line
     elif plan.verdict is Verdict.DOES_NOT_FIT:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         say("No single change", f"that was tried makes it fit: a smaller model, shorter lengths or {larger} would")
 
 
 def _remedy(remedy: Remedy) -> str:
-    trains_less = ", and trains adapters only" if "lora" in remedy.change else ""
+    learns_less = f", and {remedy.learns_less}" if remedy.learns_less else ""
     costs = f", ${remedy.dollars:,.2f}" if remedy.dollars is not None else ""
     step = f", {format_seconds(remedy.seconds)} a step on {remedy.num_devices}" if remedy.seconds else ""
-    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{step}{costs}{trains_less})"
+    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{step}{costs}{learns_less})"

@@ -78,11 +78,17 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def show_error(error: RlplanError) -> None:
-    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal."""
+    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal; what is to be typed is
+    never broken by us.
+    """
     lines = f"error: {error}".split("\n")
     if stderr.is_terminal:
         lines = [
-            textwrap.fill(line, stderr.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+            line
+            if "='" in line
+            else textwrap.fill(
+                line, stderr.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
             for line in lines
         ]
     text = Text("\n".join(lines))

@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from rlplan.planner.answers.explain import explain
 from rlplan.planner.answers.plan_results import choice_words, differences
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.plan import Plan
-from rlplan.planner.remedies import kinds_of_changes
+from rlplan.planner.plan_parts import LEARNS_LESS
+from rlplan.planner.remedies import kinds_of_changes, smaller_jobs
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
@@ -93,7 +94,7 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_every_remedy_is_the_change_that_was_tried(name: str) -> None:
     spec = found(name).asked
-    for words, tried in (one for kind in kinds_of_changes(spec) for one in kind):
+    for words, tried in (one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec)) for one in kind):
         assert changed(spec, shlex.split(words)).model_dump() == tried.model_dump(), words
 
 
@@ -102,6 +103,22 @@ def test_adapters_with_and_without_a_base_in_4_bits_are_remedies_where_they_fit(
     assert "training.lora='{rank: 16, base_dtype: nf4}'" in remedies
     remedies = [remedy.change for remedy in found("too small a host").remedies]
     assert {"training.lora='{rank: 64}'", "training.lora='{rank: 64, base_dtype: nf4}'"} <= set(remedies)
+
+
+def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_responses_together() -> None:
+    answers = {"policy": "Qwen/Qwen2.5-7B", "hardware": "1xRTX4090"}
+    plan = best_plan(job_from(answers, ["workload.max_response_len=30000", "hardware.host_memory=64GiB"]))
+    last = plan.remedies[-1]
+    assert last.change.startswith("training.lora='{rank: 16, base_dtype: nf4}' workload.max_response_len=")
+    assert last.learns_less == "cuts longer responses"
+    assert best_plan(changed(plan.asked, shlex.split(last.change))).verdict is last.verdict
+
+
+def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last() -> None:
+    costs = ["", *LEARNS_LESS.values()]
+    for name in ("too small a card", "too small a host"):
+        ranks = [(one.verdict.rank, costs.index(one.learns_less)) for one in found(name).remedies]
+        assert ranks == sorted(ranks)
 
 
 @pytest.mark.parametrize("name", ["too small a card", "all fixed", pytest.param("apart", marks=pytest.mark.nightly)])
