@@ -30,7 +30,8 @@ def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
     found = []
     smaller = smaller_jobs(plan.asked) if plan.asked.is_on_gpus else iter(())
     for kind in chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), smaller):
-        remedies = (_tried(change, other, plan.verdict) for change, other in kind)
+        enough = tuple(f"{one.change} " for one in found if one.learns_less)  # nothing is given up beside these
+        remedies = (_tried(change, other, plan.verdict) for change, other in kind if not change.startswith(enough))
         found += islice((remedy for remedy in remedies if remedy is not None), 1)
     return tuple(sorted(found, key=lambda remedy: remedy.order))
 
