@@ -48,11 +48,11 @@ def read_question(verb: str, asked: JobArguments, objective: str | None = None, 
     fetch = fetch or fetched
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     given = {key: value for key, value in keys.items() if value is not None}
-    text, *overrides = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())]) or [None]
+    words = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
+    text, overrides = (words[0], words[1:]) if words else (None, [])
     if text is None or ("=" in text and not Path(text).exists()):
         if not given:
             raise _nothing_asked(verb, text)
-        words = overrides if text is None else (text, *overrides)
         return Question(job_from(given, words, fetch=fetch))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
     if path.is_dir() or path.suffix == ".json" or _is_json_by_content(path):

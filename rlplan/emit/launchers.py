@@ -50,7 +50,7 @@ class _Hosts(NamedTuple):
     """What a launcher hands out. per_host: devices of each; is_gpu: whether these are GPUs."""
 
     name: str
-    count: int
+    num_hosts: int
     per_host: int
     is_gpu: bool
     gpu: str
@@ -71,15 +71,15 @@ def _wait(count: int) -> str:
 
 
 def _slurm(hosts: _Hosts) -> str:
-    asked = {"job-name": hosts.name, "nodes": hosts.count, "ntasks-per-node": 1}
+    asked = {"job-name": hosts.name, "nodes": hosts.num_hosts, "ntasks-per-node": 1}
     if hosts.is_gpu:
         asked["gpus-per-node"] = hosts.per_host
     lines = ["#!/bin/bash", *(f"#SBATCH --{key}={value}" for key, value in asked.items()), "#SBATCH --exclusive"]
     lines += ["set -euo pipefail", 'cd "$SLURM_SUBMIT_DIR"']
-    if hosts.count == 1:
+    if hosts.num_hosts == 1:
         return "\n".join([*lines, f'rlplan run {BUNDLE} "$@"']) + "\n"
     on_head = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="$head"'
-    others = f'srun --overlap --nodes={hosts.count - 1} --ntasks={hosts.count - 1} --exclude="$head"'
+    others = f'srun --overlap --nodes={hosts.num_hosts - 1} --ntasks={hosts.num_hosts - 1} --exclude="$head"'
     lines += [
         "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=\"$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')\"",
         'head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
@@ -87,7 +87,7 @@ def _slurm(hosts: _Hosts) -> str:
         f'{on_head} ray start --head --node-ip-address="${{address%:*}}" --port={PORT} --block &',
         "sleep 20",
         f'{others} ray start --address="$address" --block &',
-        _wait(hosts.count),
+        _wait(hosts.num_hosts),
         f'{on_head} rlplan run {BUNDLE} --address "$address" "$@"',
     ]
     return "\n".join(lines) + "\n"
@@ -104,9 +104,9 @@ def _skypilot(hosts: _Hosts) -> str:
     resources = (
         {"accelerators": f"{SKY_NAMES[hosts.gpu]}:{hosts.per_host}"} if hosts.is_gpu else {"cpus": f"{hosts.per_host}+"}
     )
-    task: dict[str, Any] = {"name": hosts.name, "num_nodes": hosts.count, "workdir": ".", "resources": resources}
+    task: dict[str, Any] = {"name": hosts.name, "num_nodes": hosts.num_hosts, "workdir": ".", "resources": resources}
     lines = [f"rlplan run {BUNDLE}"]
-    if hosts.count > 1:
+    if hosts.num_hosts > 1:
         task |= {"envs": {"RAY_AUTH_MODE": "token"}, "secrets": {"RAY_AUTH_TOKEN": None}}
         lines = [
             'head="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
@@ -116,7 +116,7 @@ def _skypilot(hosts: _Hosts) -> str:
             "  exit 0",
             "fi",
             f'ray start --head --node-ip-address="$head" --port={PORT}',
-            _wait(hosts.count),
+            _wait(hosts.num_hosts),
             f'rlplan run {BUNDLE} --address "$address"',
         ]
     return _yaml(task | {"run": LiteralScalarString("\n".join(lines) + "\n")})
@@ -141,10 +141,10 @@ def _kuberay(hosts: _Hosts) -> str:
         ],
     }
     group = {"rayStartParams": {}, "template": {"spec": pod}}
-    others = {"groupName": "others", "replicas": hosts.count - 1}
-    others |= {"minReplicas": hosts.count - 1, "maxReplicas": hosts.count - 1}
+    others = {"groupName": "others", "replicas": hosts.num_hosts - 1}
+    others |= {"minReplicas": hosts.num_hosts - 1, "maxReplicas": hosts.num_hosts - 1}
     cluster: dict[str, Any] = {"headGroupSpec": group}
-    if hosts.count > 1:
+    if hosts.num_hosts > 1:
         cluster["workerGroupSpecs"] = [others | group]
     spec = {
         "entrypoint": f"cd {SHARED}/{name} && rlplan run {BUNDLE} --address $RAY_ADDRESS",

@@ -27,7 +27,7 @@ Kind = list[tuple[str, JobSpec]]
 
 def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
     """Changes, each of which by itself leads to a better verdict than the plan's; the cheapest first."""
-    found = []
+    found: list[Remedy] = []
     smaller = smaller_jobs(plan.asked) if plan.asked.is_on_gpus else iter(())
     for kind in chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), smaller):
         enough = tuple(f"{one.change} " for one in found if one.learns_less)  # nothing is given up beside these
