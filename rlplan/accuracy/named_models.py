@@ -51,7 +51,29 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
         raise CannotPredict("a dry run's model is cut down to a size that the point does not state")
     if not point.model:
         raise CannotPredict("the model is not named")
+    if cut := _LAYERS.search(point.model):
+        return model_from_config(_cut(point, _LAYERS.sub("", point.model), int(cut.group(1))), where=point.id)
     return model_by_name(point.model)
+
+
+_LAYERS = re.compile(r"\s*\((\d{1,3}) layers?\)")
+"""A published model of which a run has the first layers only."""
+
+
+def _cut(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
+    """The config of a model's first layers; of a mixture as many dense ones first as `dense_layers` says."""
+    config = dict(config_of(name))
+    stated = point.settings.get("layers")
+    if stated is not None and stated != num_layers:
+        raise CannotPredict(f"the model has {num_layers} layers by its name, setting 'layers' is {shorten(stated)}")
+    key = next((key for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), "num_hidden_layers")
+    config[key] = num_layers
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:num_layers]
+    dense = point.settings.get("dense_layers")
+    if dense is not None and "first_k_dense_replace" in config:
+        config["first_k_dense_replace"] = dense
+    return config
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any
 
 TRAINING = r"train_peak|train_steady|throughput_train|max_model_size|logprob_\w+"
 MEMORY_OF_TRAINING = r"train_peak|train_steady|logprob_\w+"
+ASLEEP_OR_AWAKE = r"sleeping_engine_residual|rollout_peak"
 TIME = r"throughput_train|rl_step_time|weight_sync_time"
 ENGINE = r"vllm_\w+|kv_\w+|trtllm_\w+|inference_peak|serving_\w+|throughput_infer"
 
@@ -87,6 +88,17 @@ ROWS = (
     WithoutEffect(r"gpu_memory_utilization", "the engine sleeps, and what it keeps is stated", "train_peak",
                   beside=("sleeping_engine_residual_gib",)),
     WithoutEffect(r"sleeping_engine_residual_gib", "torch counts its own process alone", "train_peak"),
+    WithoutEffect(r"algo|micro_batch\w*|lora_(targets|scope)|adapters|base_dtype|quant|gradient_checkpointing|attention"
+                  r"|loss|optimizer|completion|torch|transformers",
+                  "the trainer is offloaded while the engine works or sleeps", ASLEEP_OR_AWAKE),
+    WithoutEffect(r"n_prompts|num_prompts", "an engine runs one group at a time", ASLEEP_OR_AWAKE),
+    WithoutEffect(r"prompt\w*|gpu_memory_utilization|sleeping_engine_residual_gib",
+                  "cache and prefill are gone when the engine sleeps", "sleeping_engine_residual"),
+    WithoutEffect(r"sleeping_engine_residual_gib", "the engine is awake", "rollout_peak"),
+    WithoutEffect(r"moe|routing|dispatcher", "experts are taken to be balanced", MEMORY_OF_TRAINING,
+                  r".*(balanced|all-?to-?all|seq_aux_loss).*"),
+    WithoutEffect(r"cp_comm", "ranks of context parallelism share the tokens, whoever sends what", "train_peak"),
+    WithoutEffect(r"layers|num_layers|dense_layers", "the model's name says it", TRAINING),
     WithoutEffect(r"params|num_params|num_parameters", "the model's shape says it", TRAINING),
     WithoutEffect(r"trainable_params", "the trained tensors are those of the method", MEMORY_OF_TRAINING,
                   beside=("method", "lora_rank", "rank", "r", "lora_r", "peft")),

@@ -23,7 +23,8 @@ MAX_FILE_BYTES = 64 << 20
 def bundled_points() -> tuple[MeasuredPoint, ...]:
     """The points that come with rlplan: published measurements, then serving latencies."""
     folder = Path(str(resources.files("rlplan.accuracy"))) / "data"
-    return read_points(folder / "measured_points.json") + read_points(folder / "serving_latency.csv")
+    names = ("measured_points.json", "trainer_points.json", "serving_latency.csv")
+    return tuple(point for name in names for point in read_points(folder / name))
 
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:

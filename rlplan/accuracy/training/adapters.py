@@ -14,7 +14,7 @@ from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.trainers import Trainer
 from rlplan.memory.model.frozen import Frozen
 from rlplan.spec.base import shorten
-from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
 
 MODEL_BYTES = 2
@@ -67,10 +67,14 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
         return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), element)
     if method.is_lora:
         targets, rank = _targets(settings, point, model, trainer, method)
-        trained = lora_parameters(model, rank, _names(model, targets))
+        trained = tuple(lora_parameters(model, rank, _names(model, targets)))
+        frozen = _inputs(model, targets, trainer, keeps)
+        if trainer.adapts_experts and settings.first(TARGET_KEYS) is None:
+            trained += _beside_experts(model, rank)
+            frozen = replace(frozen, adapts_experts=True)
         return Adapters(
             trained,
-            _with_kept_outputs(_inputs(model, targets, trainer, keeps), method, model, targets, element),
+            _with_kept_outputs(frozen, method, model, targets, element),
             element,
             reference_bytes=element * sum(p.numel for p in trained) * ("reference" in _adapter_words(settings)),
         )
@@ -83,6 +87,18 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     frozen = _with_kept_outputs(frozen, method, model, trainer.targets, element)
     virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
     return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
+
+
+def _beside_experts(model: ModelSpec, rank: int) -> tuple[Parameter, ...]:
+    """Adapters of gate, up and down of every routed expert: 3 r (h + Ie) numbers each, a layer's as one tensor."""
+    experts = model.experts
+    if experts is None:
+        return ()
+    each = 3 * rank * (model.hidden_size + experts.intermediate_size)
+    return tuple(
+        Parameter(f"layers.{layer}.experts.lora", (experts.num_experts * each,), Component.EXPERTS)
+        for layer in experts.layers
+    )
 
 
 def _as_stated(settings: RunSettings, trainer: Trainer) -> Trainer:

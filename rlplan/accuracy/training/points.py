@@ -12,15 +12,17 @@ from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.colocated import RESIDUAL, num_updates, outside_tensors
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.states import rank_state_of
 from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Layers
-from rlplan.memory.model.logits import Loss
+from rlplan.memory.model.logits import ROWS_ON_GPU, Loss
+from rlplan.memory.roles.gpu.rank import CAPPED
 from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, layer_bytes
-from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, snapshots
+from rlplan.memory.trainers.step_peak import UPDATE, MemorySnapshot, RankState, snapshots
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -37,8 +39,10 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     rank_state = rank_state_of(run)
     found = [snapshot for shape in shapes_of(run) for snapshot in _snapshots(run, rank_state, shape)]
     snapshot = max(found, key=lambda snapshot: sum(snapshot.values()))
-    if run.statistic is Statistic.PROCESS:
-        asleep = int(run.settings.number("sleeping_engine_residual_gib", 0.0) * GIB)
+    if run.trainer.holds_engine and run.statistic is Statistic.PROCESS:
+        snapshot = snapshot | outside_tensors(point, run, run.layers[0].block)
+    elif run.statistic is Statistic.PROCESS:
+        asleep = int(run.settings.number(RESIDUAL, 0.0) * GIB)
         snapshot = snapshot | {MemoryKind.CONTEXT: context_bytes(point, run), MemoryKind.PROCESS: asleep}
     return in_its_unit(point, snapshot)
 
@@ -61,7 +65,10 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     named = snapshots(rank_state, shape)
     if run.statistic is Statistic.MEAN_ALLOCATED:
         return [named[Place.STEP] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
-    if run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
+    if run.trainer.holds_engine:
+        if num_updates(run.settings) == 1:  # moments come with the only step
+            named |= {place: named[place] | {MemoryKind.OPTIMIZER: 0} for place in named.keys() - set(UPDATE)}
+    elif run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
         named[Place.LOSS] |= {MemoryKind.FRAGMENTATION: idle_bytes(named[Place.LOSS], shape)}
     return list(named.values())
 
@@ -113,10 +120,21 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         sequence_shards=run.tp if run.splits_sequence else 1,
         has_dropout=run.has_dropout,
         ulysses=run.ulysses,
+        softcaps_logits=run.model.architecture in CAPPED,
+        rows_at_once=_rows_at_once(run),
+        residual_bytes=4 if trainer.upcasts_rest and run.quantization else 0,
     )
     if run.pp == 1:
         return (shape,)
     return replace(shape, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), shape
+
+
+def _rows_at_once(run: Run) -> int:
+    """Rows of logits in a chunk: as many as the trainer's tile holds in fp32; or as many as a chunk of words has."""
+    if run.trainer.vocab_chunk:
+        return ceil_div(run.tokens.num * run.trainer.vocab_chunk, run.model.vocab_size)
+    tile = run.trainer.logit_tile // (4 * run.model.vocab_size)
+    return min(max(tile, 128), 4096) if run.trainer.logit_tile else ROWS_ON_GPU
 
 
 def in_its_unit(point: MeasuredPoint, snapshot: MemorySnapshot) -> Prediction:

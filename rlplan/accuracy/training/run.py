@@ -32,6 +32,7 @@ from rlplan.accuracy.training.trainers import (
     FSDP_QLORA,
     LITGPT,
     MEGATRON,
+    PRIME_RL,
     TORCHTITAN,
     TORCHTUNE,
     Trainer,
@@ -104,11 +105,12 @@ class Run:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron with
-        experts.
+        """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron but for
+        GPT, whose papers came before it.
         """
-        does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and self.model.experts is not None)
-        return self.tp > 1 and (does or bool(self.settings.says("sequence_parallel")))
+        does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and not self.has_dropout)
+        said = self.settings.says("sequence_parallel")
+        return self.tp > 1 and (does if said is None else said)
 
     @property
     def has_dropout(self) -> bool:
@@ -136,12 +138,14 @@ class Run:
 def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     """The run of a point. has_passes: tokens and recomputation are needed. Raises: CannotPredict."""
     settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
+    _check_attention(settings, trainer, model)
     pp = settings.degree("pp", "pipeline_parallel")
     tokens, recompute = Tokens(1, 1), Recompute.NONE
     if has_passes:
         tokens = _micro_batch(read_tokens(settings), settings, trainer, pp)
         recompute = read_recompute(settings, trainer.recompute, trainer.selective)
-    compiled = bool(settings.says("compile"))
+    said = settings.says("compile")
+    compiled = trainer.is_compiled if said is None else said
     quantization = _quantization(settings, trainer)
     adapters = read_adapters(point, model, trainer, is_quantized=quantization is not None)
     if adapters:
@@ -176,6 +180,18 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     )
 
 
+def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> None:
+    """Raises: CannotPredict for gpt-oss in transformers' own modules, unless a kernel with sinks is named."""
+    if model.architecture != "GptOssForCausalLM" or trainer in (MEGATRON, TORCHTITAN, PRIME_RL):
+        return
+    key = settings.first(("attn", "attention", "attn_implementation"))
+    if key is None or re.search(r"eager|sdpa", str(settings.raw(key)).lower()):
+        raise CannotPredict(
+            "gpt-oss has no fused attention in transformers but in kernels that know its sinks (flash attention 3); "
+            "setting 'attn' names none, and scores of every pair of tokens are not modelled"
+        )
+
+
 def _says_offload(settings: RunSettings) -> bool:
     """Whether the words about recomputation add that what is kept goes to the host."""
     key = settings.first(RECOMPUTE)
@@ -200,6 +216,10 @@ def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
     if trainer is TORCHTUNE:
         chunked = settings.says("chunked_ce")
         loss = Loss.PLAIN if chunked is False else Loss.COMPILED_CHUNKED if compiled else Loss.CHUNKED
+    if trainer is MEGATRON and settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion"):
+        loss = Loss.IN_PLACE
+    if trainer is PRIME_RL and "sft" in settings.text:
+        loss = Loss.SHIFTED
     if trainer is TORCHTITAN and settings.degree("tp") > 1:
         loss = Loss.PARALLEL
     return loss
@@ -214,6 +234,8 @@ def stated_loss(word: str) -> Loss | None:
     text = re.sub(r"[\s\-]+", "_", word.strip().lower())
     if text in [loss.value for loss in Loss]:
         return Loss(text)
+    if "fused" in text and "chunk" in text:
+        return Loss.COMPILED_ROWS
     if any(name in text for name in ("liger", "cut_cross", "fused")):
         return Loss.FUSED
     return Loss.CHUNKED if "chunk" in text else None
@@ -229,7 +251,7 @@ def _quantization(settings: RunSettings, trainer: Trainer) -> WeightFormat | Non
     if not any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")):
         return None
     double = "dq" in text or "double" in text or (trainer is not FSDP_QLORA and not re.search("nf4|fp4", text))
-    return NF4_DOUBLE if double or trainer is TORCHTUNE else NF4
+    return NF4_DOUBLE if double or trainer.has_double_scales else NF4
 
 
 def layers_of(model: ModelSpec, trainer: Trainer) -> tuple[Layers, ...]:

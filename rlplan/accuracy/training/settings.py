@@ -181,11 +181,15 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
 
     >>> [recompute_of(word).value for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
     ['full', 'selective', 'full', 'none', 'alternate']
+    >>> recompute_of("per-op SAC").value, recompute_of("core_attn").value  # torchtitan's, Megatron's
+    ('selective', 'attention')
     """
     word = str(value).lower()
     if value is False or word in ("none", "off", "no", "false", "no ac", "disabled"):
         return Recompute.NONE
-    if "selective" in word:
+    if word == "core_attn":
+        return Recompute.ATTENTION
+    if "selective" in word or re.search(r"\bsac\b", word):
         if "op" in word:
             return Recompute.SELECTIVE
         return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
@@ -216,6 +220,7 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     flagged = _flagged(settings)
     key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
+    word = word.split(",")[0] or word  # what follows says how gradients are summed
     if key is not None and key == flagged:
         word = key
     elif key is None and (base := settings.first(BASE_DTYPES)):
@@ -252,7 +257,9 @@ def read_optimizer(settings: RunSettings) -> Optimizer:
         raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
     if "8bit" in word or "8-bit" in word:
         return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
-    if "adam" in word or "lora" in word:  # LoRA+ and LoRA-FA are AdamW with rates or frozen halves of their own
+    if (
+        "adam" in word or "lora" in word or "distributed optimizer" in word
+    ):  # LoRA+ and LoRA-FA are AdamW with rates or frozen halves of their own
         return Optimizer.ADAMW
     if "muon" in word:
         return Optimizer.MUON

@@ -9,6 +9,7 @@ from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.run import Run
 from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import has_own_adam, read_stage, read_zero
+from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
@@ -40,7 +41,8 @@ def rank_state_of(run: Run) -> RankState:
     resident = dict(rank_state.resident)
     if run.adapters:
         resident[MemoryKind.WEIGHTS] = resident.get(MemoryKind.WEIGHTS, 0) + run.adapters.reference_bytes
-    return replace(rank_state, resident=resident, accumulates=rank_state.accumulates or run.accumulates)
+    accumulates = rank_state.accumulates or run.accumulates or run.trainer.accumulates
+    return replace(rank_state, resident=resident, accumulates=accumulates)
 
 
 def _sharded(run: Run) -> RankState:
@@ -49,7 +51,7 @@ def _sharded(run: Run) -> RankState:
     if run.trainer is MEGATRON:
         return _by_megatron(run)
     sizes = rank_sizes(run)
-    if run.num_ranks == 1 or run.replicates:
+    if (run.num_ranks == 1 and not run.trainer.is_fsdp_alone) or run.replicates:
         return _by_torch(run, sizes)
     if run.trainer.is_sharded or "fsdp" in run.settings:
         return _by_fsdp(run, sizes)
@@ -74,7 +76,9 @@ def frozen_bytes(run: Run) -> int:
     """Bytes of the frozen weights, quantised where the run does so."""
     parameters = run.model.parameters
     if run.quantization is None:
-        return weight_bytes(parameters, run.precision.compute)
+        return weight_bytes(parameters, run.precision.stored if run.trainer.is_fsdp_alone else run.precision.compute)
+    if run.trainer.upcasts_rest:
+        return weight_bytes(parameters, 4, Quantization(run.quantization))
     head = tuple(p for p in parameters if p.component is Component.HEAD and len(p.shape) == 2)
     if not run.trainer.quantizes_head or not head:
         return weight_bytes(parameters, run.precision.compute, Quantization(run.quantization))
@@ -141,6 +145,8 @@ def _by_fsdp(run: Run, sizes: Sizes) -> RankState:
     rank_state = replace(
         rank_state, resident=resident, layer_passing=rank_state.layer_passing + _dequantized_bytes(run)
     )
+    if run.trainer.is_fsdp_alone and run.loss is Loss.SHIFTED:  # the head multiplies in fp32
+        rank_state = replace(rank_state, head_passing=rank_state.head_passing + 4 * sizes.largest_table)
     return rank_state if run.pp == 1 else _with_whole_stage(run, rank_state, sizes)
 
 

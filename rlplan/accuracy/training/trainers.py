@@ -38,6 +38,8 @@ class Trainer:
     """Layers with LoRA."""
     rank: int = 8
     """Of LoRA."""
+    adapts_experts: bool = False
+    """LoRA stands beside every routed expert too, where a point names no layers."""
     dropout: bool = False
     """Of LoRA's input."""
     adapter_bytes: int = 2
@@ -54,6 +56,22 @@ class Trainer:
     """Embeddings and head are gathered as one, and stay."""
     has_fused_step: bool = False
     """The optimizer makes no temporary copies."""
+    has_double_scales: bool = False
+    """4-bit weights have their scales in 8 bits, whatever the words say."""
+    upcasts_rest: bool = False
+    """Beside a 4-bit base all else is fp32, and so is the residual stream (`prepare_model_for_kbit_training`)."""
+    logit_tile: int = 0
+    """Bytes of fp32 logits in a chunk, of 128 to 4,096 rows."""
+    vocab_chunk: int = 0
+    """Words of a chunk, where the vocabulary is cut and not the tokens."""
+    is_compiled: bool = False
+    """By its own recipes, where a point does not say otherwise."""
+    accumulates: bool = False
+    """All gradients are there in the passes: a step has several micro-batches, or they split the free segments."""
+    is_fsdp_alone: bool = False
+    """FSDP2 on one GPU too; frozen weights are kept in fp32 like the others."""
+    holds_engine: bool = False
+    """The rollout engine sleeps in the trainer's process, and an optimizer step follows every micro-batch."""
 
 
 TORCHTUNE = Trainer(
@@ -66,6 +84,7 @@ TORCHTUNE = Trainer(
     is_sharded=True,
     gathers_root=False,
     has_fused_step=True,
+    has_double_scales=True,
 )
 """Source: torchtune 0.5 modules/attention.py (`k.expand`), modules/loss, recipes/configs/llama3_1 (`fused: True`,
 `custom_sharded_layers`)."""
@@ -128,9 +147,53 @@ HUGGING_FACE = Trainer(
 """Source: transformers 5.19 trainer.py, training_args.py (`default_optim` is `adamw_torch_fused`)."""
 DEEPSPEED = Trainer("deepspeed", ("deepspeed",))
 """Source: DeepSpeed 0.19.8."""
+AGILERL = Trainer(
+    "agilerl",
+    ("agilerl",),
+    loss=Loss.COMPILED_ROWS,
+    recompute=Recompute.FULL,
+    adapter_bytes=4,
+    has_double_scales=True,
+    upcasts_rest=True,
+    logit_tile=256 << 20,
+    accumulates=True,
+    holds_engine=True,
+)
+"""Source: AgileRL 2.8.2 algorithms/core/base.py (bf16 autocast, PEFT's fp32 adapters, `_resolve_fused_chunk_rows`),
+core/llm_ops/fused_logprobs.py; torch's AdamW."""
+PRIME_RL = Trainer(
+    "prime-rl",
+    ("prime-rl", "primerl", "prime_rl"),
+    loss=Loss.COMPILED_ROWS,
+    has_master=True,
+    targets=(*QV, "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    rank=16,
+    adapts_experts=True,
+    adapter_bytes=4,
+    is_sharded=True,
+    has_fused_step=True,
+    vocab_chunk=2048,
+    is_compiled=True,
+    accumulates=True,
+    is_fsdp_alone=True,
+)
+"""Source: prime-rl 2026-02 src/prime_rl/trainer/models/layers/lm_head.py (`FusedOutputLinear` over chunks of 2,048
+words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2)."""
 TORCH = Trainer("torch", ())
 """A loop of one's own around torch 2.13, and whatever else is not named."""
-TRAINERS = (TORCHTUNE, TORCHTITAN, LITGPT, FSDP_QLORA, PEFT, FOUNDRY, MEGATRON, HUGGING_FACE, DEEPSPEED)
+TRAINERS = (
+    TORCHTUNE,
+    TORCHTITAN,
+    LITGPT,
+    FSDP_QLORA,
+    PEFT,
+    FOUNDRY,
+    MEGATRON,
+    HUGGING_FACE,
+    DEEPSPEED,
+    AGILERL,
+    PRIME_RL,
+)
 
 
 def trainer_of(point: MeasuredPoint) -> Trainer:

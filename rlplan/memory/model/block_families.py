@@ -203,6 +203,8 @@ def _refuse_unknown(model: ModelSpec) -> None:
         why = "no formula describes its layers"
     if why is None and model.global_attention and model.experts:
         why = "it runs experts beside a dense MLP in every layer"
+    if why is None and model.architecture == "FalconForCausalLM" and 1 == model.num_kv_heads < model.num_heads:
+        why = f"no fused kernel shares one key head among {model.num_heads}, so {_UNFUSED}"  # modeling_falcon.py
     if why is not None:
         raise SpecError(
             f"activations of {model.architecture} are not modelled: {why}",

@@ -1,7 +1,7 @@
 """Frozen layers: bytes that a layer saves for its backward pass when its own weights are not trained.
 
 In: a Block, and what is trained beside its frozen weights. Out: bytes for a number of tokens.
-Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py), adapters on experts.
+Left out: adapters' own weights (spec/models/adapters.py), quantised bytes (quantization.py).
 
 Symbols: h hidden, q width of the queries, k of the keys, I width of the MLP, e bytes of an element, a of an adapter's.
 Source: torch 2.13 derivatives.yaml (`mm` and `mul` save an operand only where the other one needs a gradient); held to
@@ -35,6 +35,9 @@ class Frozen:
 
     adapts_down: bool = False
     """The last projection of the MLP."""
+
+    adapts_experts: bool = False
+    """Gate, up and down of every routed expert, which read rows of their own."""
 
     adapter_bytes: int = 2
     """Of an element of adapters, which read a copy of their input where it differs from the model's."""
@@ -82,7 +85,7 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
     """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen linear layers keep.
 
     Counts: in the model's type without dropout one tensor that all modules of a norm share, and attention's output is
-    saved already; else a copy for every module, and its dropout mask of a byte.
+    saved already; else a copy for every module, and its dropout mask of a byte. On experts k rows of 2h + Ie.
     Source: PEFT 0.18 tuners/lora/layer.py (`_cast_input_dtype`, `lora_dropout`).
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
@@ -90,6 +93,10 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
     128
     >>> adapter_input_bytes(block, Frozen(mlp_inputs=2, adapts_down=True, adapter_bytes=4), 2)  # 4 * (64 + 64 + 128)
     1024
+    >>> from rlplan.memory.model.block import Experts
+    >>> block = Block(64, 4, 4, 16, 128, experts=Experts(num=8, top_k=2, width=32))
+    >>> adapter_input_bytes(block, Frozen(adapts_experts=True, adapter_bytes=4), 2)  # 4 * 2 * (2 * 64 + 32)
+    1280
     """
     width = block.intermediate if block.experts is None else block.experts.shared_width
     kept = element_bytes * (2 * block.hidden + width) if frozen.keeps_inputs else 0
@@ -99,6 +106,9 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
         (block.hidden, frozen.mlp_inputs, True),
         (width, int(frozen.adapts_down), True),
     )
+    if frozen.adapts_experts and block.experts is not None:
+        rows = block.experts.top_k * (2 * block.hidden + block.experts.width)
+        modules = (*modules, (rows, 1, True))
     if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
         each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
         return kept + each * sum(size * count for size, count, _ in modules)

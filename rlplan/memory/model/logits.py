@@ -29,6 +29,7 @@ class Loss(StrEnum):
     COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
     torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
     whole logits. BY_ROWS: rlplan's runtime on a GPU, 1,024 rows of logits at a time, taken anew in the backward pass.
+    COMPILED_ROWS: rows of logits and their upcast, in one compiled kernel, taken anew in the backward pass (AgileRL).
     UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
     SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
     PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
@@ -41,6 +42,7 @@ class Loss(StrEnum):
     FUSED = "fused"
     IN_PLACE = "in_place"
     BY_ROWS = "by_rows"
+    COMPILED_ROWS = "compiled_rows"
     UNCAST_CHUNKED = "uncast_chunked"
     SHIFTED = "shifted"
     PARALLEL = "parallel"
@@ -70,7 +72,7 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
     >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
     (40000, 20000)
     """
-    if loss in (Loss.NONE, Loss.FUSED):
+    if loss in (Loss.NONE, Loss.FUSED, Loss.COMPILED_ROWS):
         return 0
     if loss is Loss.BY_ROWS:
         return FLOAT_BYTES * num_tokens
@@ -97,9 +99,10 @@ def loss_peak_bytes(
     logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
     logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
     type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
-    By rows, with and without gradient: of min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e,
-    or 8), and normalizers 4*n. Without gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks
-    logits e, one chunk in fp32 and its log-probabilities.
+    Compiled rows: those of min(n, rows_at_once) in e and fp32. By rows, with and without gradient: of
+    min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e, or 8), and normalizers 4*n. Without
+    gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e, one chunk in fp32 and its
+    log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
     utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
@@ -117,6 +120,8 @@ def loss_peak_bytes(
         return 0
     if loss is Loss.BY_ROWS:
         return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + held_bytes(loss, num_tokens, vocab_size, e)
+    if loss is Loss.COMPILED_ROWS:
+        return min(num_tokens, rows_at_once) * vocab_size * (e + FLOAT_BYTES)
     if loss is Loss.FUSED:
         rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden

@@ -18,6 +18,7 @@ from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
     cuda_graph_bytes,
     encoder_peak_bytes,
+    expert_workspace_bytes,
     non_torch_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
@@ -44,7 +45,8 @@ class EngineSettings:
 
     total_bytes: of the GPU, as the driver reports. kv_cache_memory_bytes: given, it replaces the fraction.
     element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
-    context_ranks: decode context parallelism. non_torch_bytes: measured, replaces the estimate.
+    context_ranks: decode context parallelism. has_lora: each batch size is captured with adapters and without
+    (vLLM 0.32.0 config/compilation.py `cudagraph_specialize_lora`). non_torch_bytes: measured, replaces the estimate.
     """
 
     total_bytes: int
@@ -64,6 +66,7 @@ class EngineSettings:
     enforce_eager: bool = False
     is_offline: bool = False
     is_a100: bool = False
+    has_lora: bool = False
     non_torch_bytes: int | None = None
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
@@ -97,6 +100,8 @@ class EngineMemory:
     limits: BatchLimits
     pool: CachePool
     context: int = field(default=CONTEXT)
+    kept_workspace: int = 0
+    """Of experts, as far as this version's sleep leaves it."""
 
     @property
     def activation_peak(self) -> int:
@@ -117,10 +122,11 @@ class EngineMemory:
         """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
 
         Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
-        for sleep frees only the pools of weights and cache. Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py.
-        Assumes: the allocator gave its cached peak back. Reported: 0.5 to 3 GiB after sleep.
+        for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts.
+        Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py. Assumes: the allocator gave its cached peak back.
+        Differs: NVML's `used` counts what firmware keeps too (`GpuProfile.kept_by_driver`, 0.3 to 1 GiB).
         """
-        fixed = self.context + self.non_torch + self.cuda_graphs
+        fixed = self.context + self.non_torch + self.cuda_graphs + self.kept_workspace
         return fixed + (self.model_bytes + self.kv_cache if sleep_level == 0 else 0)
 
     def host_bytes(self, sleep_level: Literal[0, 1, 2]) -> int:
@@ -201,10 +207,15 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     if other is None:
         other = non_torch_bytes(version, settings.tp, settings.context_bytes, settings.communicator_bytes)
     graphs = cuda_graph_bytes(version, limits.max_num_seqs, enforce_eager=settings.enforce_eager)
+    graphs *= 2 if settings.has_lora else 1
     budget = settings.kv_cache_memory_bytes
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
         budget -= graphs if version.counts_cuda_graphs else 0
+    workspace = 0
+    if version.keeps_workspaces_asleep:
+        tokens, e = limits.max_num_batched_tokens, settings.element_bytes
+        workspace = expert_workspace_bytes(model, settings.tp, tokens, e, ep=settings.ep)
     pool = engine_pool(model, settings, stage_layers(model.num_layers, settings.pp)[stage])
     blocks = pool.num_blocks(budget)
     return EngineMemory(
@@ -226,6 +237,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         limits=limits,
         pool=pool,
         context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
+        kept_workspace=workspace,
     )
 
 

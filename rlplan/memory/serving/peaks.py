@@ -113,6 +113,26 @@ def cuda_graph_bytes(version: VllmVersion, num_seqs: int, *, enforce_eager: bool
     return 0 if enforce_eager else num_graph_sizes(version, num_seqs) * GRAPH_BYTES
 
 
+def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
+    """Bytes of the workspaces of a mixture's kernels, which the profile run allocates and nothing frees while awake.
+
+    Counts: e*T*(k*(max(Ie/t, h) + max(2Ie/t, h)) + h), the last for the output; 0 without experts. Part of
+    `prefill_peak_bytes` while awake; asleep they stay, for they lie outside the pools that sleep frees.
+    Source: vLLM 0.32.0 fused_moe/experts/triton_moe.py `workspace_shapes`, v1/worker/workspace.py.
+    Held to: what OLMoE leaves asleep under AgileRL grows by 70.2 and 70.6 kB a token, 69.6 by this. Assumes: the output
+    is apart, as those measurements say; 0.32.0 lays it into the first workspace.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> expert_workspace_bytes(find_model("allenai/OLMoE-1B-7B-0924"), 1, 1)  # 2 * (8 * (2048 + 2048) + 2048)
+    69632
+    """
+    if not model.experts:
+        return 0
+    width, hidden = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share["Ie"], model.hidden_size
+    rows = model.experts.num_active * (max(width, hidden) + max(2 * width, hidden))
+    return element_bytes * num_tokens * (rows + hidden)
+
+
 def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: int) -> int:
     """Bytes that come out of the fraction though no tensor holds them.
 

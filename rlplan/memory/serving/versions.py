@@ -71,6 +71,15 @@ class VllmVersion:
         return self._number >= (0, 21, 0)
 
     @property
+    def keeps_workspaces_asleep(self) -> bool:
+        """Whether sleep leaves the workspaces of experts on the GPU: they came into a pool of their own after 0.26.
+
+        Source: vLLM 0.32.0 gpu_worker.py (`init_workspace_manager`, pool `workspace`); OLMoE asleep under 0.26.
+        Assumes: 0.32 for the change, the first that was read.
+        """
+        return self._number < (0, 32, 0)
+
+    @property
     def num_batches_in_flight(self) -> int:
         """Batches scheduled at once: two with asynchronous scheduling. Source: vLLM 0.32.0 `max_concurrent_batches`."""
         return 2 if self._number >= (0, 14, 0) else 1

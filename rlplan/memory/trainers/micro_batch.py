@@ -86,6 +86,8 @@ class MicroBatchShape:
     """The rows that the head reads are copied out of the hidden states, even where they are all."""
     has_entropy_gradient: bool = False
     """The backward pass holds some rows' probabilities beside their logits."""
+    residual_bytes: int = 0
+    """Of an element of the residual stream, where autocast leaves it wider than the passes; 0: as they are."""
     dequantised: int = 0
     """Elements of the largest frozen weight in 4 bits, which a matmul dequantises."""
 
@@ -135,7 +137,8 @@ def layer_bytes(shape: MicroBatchShape) -> int:
 
 def entry_bytes(shape: MicroBatchShape) -> int:
     """Bytes of a layer's input, which recomputation keeps; a share of it under sequence parallelism."""
-    return checkpoint_bytes(shape.block, shape.num_tokens, shape.element_bytes) // shape.sequence_shards
+    width = shape.residual_bytes or shape.element_bytes
+    return checkpoint_bytes(shape.block, shape.num_tokens, width) // shape.sequence_shards
 
 
 def kept_layer_bytes(shape: MicroBatchShape) -> int:
@@ -169,7 +172,7 @@ def _head_bytes(shape: MicroBatchShape) -> int:
     By rows: those of some rows, normalizers, and the gradient of the rows that the head read.
     """
     words = shape.element_bytes * shape.num_head_tokens * shape.vocab_size
-    if shape.loss in (Loss.NONE, Loss.FUSED):
+    if shape.loss in (Loss.NONE, Loss.FUSED, Loss.COMPILED_ROWS):
         return 0
     if shape.loss is Loss.BY_ROWS:
         rows = rows_bytes(
@@ -247,7 +250,7 @@ def _loss_bytes(shape: MicroBatchShape) -> int:
         shape.loss,
         shape.num_head_tokens,
         shape.vocab_size,
-        shape.element_bytes,
+        shape.residual_bytes or shape.element_bytes,
         shape.block.hidden,
         rows_at_once=shape.rows_at_once,
     )

@@ -284,6 +284,8 @@ class GpuProfile(ProfileBase):
     """`9.0` is a compute capability, `gfx942` a ROCm target."""
     memory: SourcedBytes
     """Total as `cudaMemGetInfo` reports it: what firmware keeps is already gone."""
+    nvml_memory: SourcedBytes | None = None
+    """Total as NVML and `nvidia-smi` show it, which count what firmware keeps as used."""
     memory_bytes_per_s: SourcedByteRate | None = None
     """Peak of the device memory, reads and writes together."""
     dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
@@ -298,6 +300,11 @@ class GpuProfile(ProfileBase):
     """`memory` is the host's own, not beside it."""
     overheads: GpuOverheads
     serving: ServingRates | None = None
+
+    @property
+    def kept_by_driver(self) -> int:
+        """Bytes that NVML's `used` counts on an idle GPU and no process can have; 0 where nobody said."""
+        return max(0, self.nvml_memory.value - self.memory.value) if self.nvml_memory else 0
 
     def flops_per_s(self, dtype: ComputeDtype) -> int:
         """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or nobody said."""

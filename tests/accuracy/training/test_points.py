@@ -9,6 +9,7 @@ from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Prediction, Refusal
+from rlplan.accuracy.training.points import shapes_of
 from rlplan.accuracy.training.run import read_run
 from rlplan.memory.trainers.micro_batch import Recompute
 
@@ -190,3 +191,48 @@ def test_broken_settings_are_refused_and_never_raise() -> None:
         settings = {rng.choice([*point.settings, *KEYS]): rng.choice(VALUES) for _ in range(2)}
         one = compare_point(point.model_copy(update={"settings": point.settings | settings}))
         assert one.relative_error is not None or one.reason
+
+
+def test_prime_rl_shards_and_accumulates_on_one_gpu_too() -> None:
+    point = POINTS["primerl-qwen3-0.6b-rl-full-s16384-recompute-fa3-1xh100-mem"]
+    answer = predict(point)
+    assert isinstance(answer, Prediction)
+    states = sum(answer.parts[kind] for kind in ("weights", "optimizer", "gradients"))
+    assert states == pytest.approx(16 * 596_049_920 / 2**30, rel=0.01)
+    assert value_of(changed(point, task="SFT Full")) > 3 * value_of(point)  # fp32 logits whole, not by chunks of words
+    assert value_of(changed(point, task="RL LoRA(r=16)", lora_rank=16)) < 0.6 * value_of(point)
+    errors = [abs(one.relative_error or 0) for one in compared("train_peak") if one.id.startswith("primerl-")]
+    assert sorted(errors)[len(errors) // 2] <= 0.09
+    assert max(errors) <= 0.22
+
+
+def test_adapters_beside_experts_read_rows_of_their_own_unless_a_point_names_its_layers() -> None:
+    point = POINTS["primerl-qwen3-30b-a3b-rl-lora16-s65536-recompute-fa3-8xh200-mem"]
+    named = changed(point, lora_targets="q_proj,k_proj,v_proj,o_proj")
+    rows = 4 * 8 * (2 * 2048 + 768) * 65536 / 2**30
+    assert value_of(point) - value_of(named) == pytest.approx(rows, rel=0.2)
+
+
+def test_a_model_of_which_a_run_has_the_first_layers_is_cut_to_them() -> None:
+    name = "simumax-llama3-405b-l4-tp8-pp1-dp1-mbc4-mem"
+    errors = [abs(one.relative_error or 0) for one in compared("train_peak") if one.id.startswith("simumax-")]
+    assert len(errors) == 11
+    assert sum(errors) / len(errors) <= 0.03
+    assert max(errors) <= 0.08
+    assert value_of(changed(POINTS[name], ce_fusion=None)) > value_of(POINTS[name])
+    assert value_of(changed(POINTS[name], sequence_parallel=False)) > value_of(POINTS[name])
+    assert "'layers' is 5" in reason_of(changed(POINTS[name], layers=5))
+    mixture = POINTS["simumax-deepseekv2-tp1-ep8-pp1-dp8-l4-mbc4-mem"]
+    assert value_of(changed(mixture, dense_layers=3)) < value_of(mixture)
+
+
+def test_attention_without_a_fused_kernel_is_refused_by_name_and_capped_logits_are_counted() -> None:
+    point = POINTS["ds-z3-6.86b-peak"]
+    gpt_oss = point.model_copy(update={"model": "openai/gpt-oss-20b"})
+    assert "gpt-oss has no fused attention in transformers" in reason_of(changed(gpt_oss, attn="eager"))
+    assert "gpt-oss has no fused attention in transformers" in reason_of(changed(gpt_oss, attn=None))
+    assert "no fused kernel shares one key head" in reason_of(point.model_copy(update={"model": "tiiuae/falcon-7b"}))
+    plain = point.model_copy(update={"model": "google/gemma-2-9b"})
+    assert not shapes_of(read_run(point))[0].softcaps_logits
+    run = read_run(plain)
+    assert shapes_of(run)[0].softcaps_logits

@@ -29,7 +29,7 @@ FALCONS = (
     FEW | {"multi_query": False},
     FEW | {"multi_query": False, "parallel_attn": False},
 )
-"""With one key head Falcon has no fused attention under SDPA, so none of these has."""
+"""With one key head Falcon has no fused attention under SDPA: it is refused, and none of these has."""
 CHECKED = {name: overrides for name, overrides in reversed(CASES) if name in TRAITS} | {"FalconForCausalLM": FALCONS[0]}
 VARIANTS = [(name, overrides) for name, overrides in CASES if name in TRAITS and name != "FalconForCausalLM"]
 VARIANTS += [("FalconForCausalLM", overrides) for overrides in FALCONS]
@@ -82,3 +82,8 @@ def test_layers_of_different_kinds_are_counted_apart() -> None:
     kinds = blocks_of(model_from_config(config, where="config.json"))
     assert [(kind.num, kind.block.delta_rule is None) for kind in kinds] == [(6, False), (2, True)]
     assert isinstance(model_from_config(config, where="config.json"), ModelSpec)
+
+
+def test_falcon_with_one_key_head_is_refused_for_no_fused_kernel_takes_it() -> None:
+    with pytest.raises(SpecError, match="no fused kernel shares one key head among 71"):
+        blocks_of(model_from_config(config_of("FalconForCausalLM", FEW), where="config.json"))

@@ -1,0 +1,147 @@
+"""A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
+
+In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer beside its tensors, of generation.
+Left out: trainers in processes of their own (points.py), engines of several ranks.
+
+Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
+micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`); its rig measures one rollout and one update by NVML's
+`used`, which counts what the driver keeps (tools/memory_profiling/nvml.py).
+"""
+
+from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.run import Run
+from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
+from rlplan.memory.model.block import Block
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
+from rlplan.memory.serving.peaks import prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.versions import VllmVersion, parse_version
+from rlplan.spec.hardware.profile import GpuProfile
+from rlplan.units import GIB, MIB, ceil_div
+from rlplan.vocabulary import MemoryKind
+
+TRAINER_KERNELS = 140 * MIB
+"""What the driver takes in the first update: kernels that are loaded when they first run, workspaces of matmuls. Fitted
+to AgileRL's 123 peaks of five models: 2.5 % mean error; 2.7 % with each model left out, 3.8 % without the constant."""
+TOKENS_OF_A_SEQUENCE = 8192
+"""Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
+RESIDUAL = "sleeping_engine_residual_gib"
+
+
+def num_updates(settings: RunSettings) -> int:
+    """Optimizer steps of one update phase: one after every micro-batch. The first has no moments before it."""
+    if settings.first(("group_size",)) is None:
+        return 2
+    rows = settings.count("group_size") * settings.count("n_prompts", settings.count("num_prompts", 1))
+    return ceil_div(rows, settings.count("micro_batch_effective", settings.count("micro_batch", 1)))
+
+
+def outside_tensors(point: MeasuredPoint, run: Run, block: Block) -> dict[MemoryKind, int]:
+    """What NVML shows in an update beside the trainer's tensors.
+
+    Counts: what the engine left, as stated or predicted; kernels of the trainer; half of the largest tensor, for what a
+    request finds free in torch's segments lies between nothing and all of it.
+    """
+    asleep = int(run.settings.number(RESIDUAL, 0.0) * GIB) or sum(asleep_parts(point).values())
+    return {
+        MemoryKind.PROCESS: asleep,
+        MemoryKind.CONTEXT: TRAINER_KERNELS,
+        MemoryKind.FRAGMENTATION: run.tokens.num * _widest(run, block) // 2,
+    }
+
+
+def _widest(run: Run, block: Block) -> int:
+    """Bytes of a token in the widest tensor of a layer; an adapter's copy of its input in its own type."""
+    e, experts = run.precision.compute, block.experts
+    if experts is not None:
+        return e * experts.top_k * max(2 * experts.width, block.hidden)
+    adapted = run.adapters is not None and run.adapters.frozen.adapts_down
+    return block.intermediate * max(e, run.adapters.frozen.adapter_bytes if run.adapters and adapted else 0)
+
+
+def asleep_parts(point: MeasuredPoint) -> dict[str, int]:
+    """What NVML shows while the engine sleeps, part by part. Raises: CannotPredict, SpecError.
+
+    Counts: what the driver keeps, the context, kernels loaded in the profile run, captured graphs, and what this
+    version of vLLM keeps of experts' workspaces.
+    """
+    gpu, memory = _gpu(point), engine_of(point)
+    return {
+        "driver": gpu.kept_by_driver,
+        "context": memory.context,
+        "kernels": memory.non_torch,
+        "graphs": memory.cuda_graphs,
+        "workspaces": memory.kept_workspace,
+    }
+
+
+def engine_of(point: MeasuredPoint) -> EngineMemory:
+    """The engine as AgileRL starts it: a sequence for each rollout of a group, adapters on. Raises: CannotPredict."""
+    settings, gpu = RunSettings(point), _gpu(point)
+    length = settings.required(SEQUENCE, "sequence length")
+    num_seqs = settings.count("max_num_seqs", settings.count("group_size"))
+    tokens = min(num_seqs * length, max(length, num_seqs * TOKENS_OF_A_SEQUENCE))
+    engine = EngineSettings(
+        gpu.memory.value,
+        gpu_memory_utilization=settings.number("gpu_memory_utilization", 0.3, high=1.0),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=settings.count("max_num_batched_tokens", tokens),
+        max_model_len=length,
+        is_a100="a100" in gpu.name,
+        has_lora=settings.first(("lora_rank",)) is not None,
+        context_bytes=gpu.overheads.context.value,
+        version=_version_of(settings),
+    )
+    return engine_memory(model_of(point), engine)
+
+
+def _version_of(settings: RunSettings) -> VllmVersion:
+    """The engine's version, which may stand among the words about the framework: `under colocated vLLM 0.23.0`."""
+    stated = settings.word("vllm", settings.word("vllm_version"))
+    return parse_version(stated or settings.word("framework").lower().rpartition("vllm")[2])
+
+
+def _gpu(point: MeasuredPoint) -> GpuProfile:
+    gpu = gpu_of(point)
+    if gpu is None:
+        raise CannotPredict("the GPU is not known, and with it the context that NVML counts")
+    if gpu.nvml_memory is None:
+        raise CannotPredict(f"what NVML counts for the driver of {gpu.name} is not known")
+    return gpu
+
+
+@predicts("sleeping_engine_residual")
+def predict_asleep(point: MeasuredPoint) -> Prediction:
+    """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come."""
+    unit, parts = _unit(point), asleep_parts(point)
+    return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
+
+
+@predicts("rollout_peak")
+def predict_generation(point: MeasuredPoint) -> Prediction:
+    """The most that NVML shows in a generation, the trainer offloaded.
+
+    Counts: what the driver keeps and the context; the engine's fraction of the total, whose peak of the profile run
+    was given back, and instead the prefill of a group's prompts or the sampler.
+    """
+    settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), _unit(point)
+    prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
+    num_seqs, model = memory.limits.max_num_seqs, model_of(point)
+    prefill = prefill_peak_bytes(model, 1, min(memory.limits.max_num_batched_tokens, num_seqs * prompt))
+    passing = max(prefill, sampler_peak_bytes(_version_of(settings), model, num_seqs, num_seqs))
+    parts = {
+        "driver": gpu.kept_by_driver,
+        "context": memory.context,
+        "engine": memory.requested - memory.activation_peak,
+        "passing": min(passing, memory.activation_peak),
+    }
+    return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
+
+
+def _unit(point: MeasuredPoint) -> int:
+    unit = point.measured.bytes_per_unit
+    if unit is None:
+        raise CannotPredict(f"unit {point.measured.unit!r} is no size")
+    return unit
