@@ -9,7 +9,7 @@ TORCH_PIP_FLAGS ?=
 # Added to the command of `make run`, `make test`, `make test-fast` and `make nightly`.
 ARGS ?=
 # One part of `make nightly`, by its name below; by default all of them, one after the other.
-PART ?= models planner workers runs resume learning
+PART ?= models planner workers runs resume learning trust
 
 TORCH := torch==2.13.0
 LOCK := requirements/cpu.lock
@@ -47,6 +47,7 @@ NIGHTLY_runs := tests/runtime/runs/test_algorithm_runs.py tests/runtime/runs/tes
   tests/runtime/rewards tests/runtime/environments
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
+NIGHTLY_trust := tests/trust
 
 .PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 

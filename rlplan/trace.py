@@ -5,10 +5,12 @@ Left out: learning metrics, which live in their own file so that seeded runs can
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rlplan.reading import MAX_RUN_BYTES, read_records
 
 TRACE_SCHEMA_VERSION = 1
 
@@ -72,8 +74,16 @@ class Trace:
 
     @staticmethod
     def read(path: Path) -> "Trace":
-        """Read a trace; a torn last line (a killed run) is dropped, any other damage raises ValueError."""
-        return _parse(path.read_text(encoding="utf-8").splitlines(), str(path))
+        """Read a trace; a torn last line (a killed run) is left out. Raises: SpecError for any other damage."""
+        trace = Trace(origin="measured")
+        for record in read_records(path, "the trace", _record, limit=MAX_RUN_BYTES):
+            if isinstance(record, Span):
+                trace.spans.append(record)
+            elif isinstance(record, MemorySample):
+                trace.samples.append(record)
+            else:
+                trace.origin = record
+        return trace
 
 
 def record_line(record: Span | MemorySample) -> str:
@@ -81,23 +91,18 @@ def record_line(record: Span | MemorySample) -> str:
     return json.dumps({"type": "span" if isinstance(record, Span) else "memory", **asdict(record)})
 
 
-def _parse(lines: Iterable[str], name: str) -> Trace:
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    trace = Trace(origin="measured")
-    for number, line in numbered:
-        try:
-            row: dict[str, Any] = json.loads(line)
-            kind = row.pop("type")
-            if kind == "trace":
-                if row["schema_version"] != TRACE_SCHEMA_VERSION:
-                    raise ValueError(f"schema version {row['schema_version']}, this is {TRACE_SCHEMA_VERSION}")
-                trace.origin = row["origin"]
-            elif kind == "span":
-                trace.spans.append(Span(**row))
-            else:
-                trace.samples.append(MemorySample(**row))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == numbered[-1][0] and not line.endswith("}"):
-                break
-            raise ValueError(f"{name}, line {number}: not a trace record ({error})") from error
-    return trace
+def _record(row: dict[str, Any]) -> Span | MemorySample | str:
+    """A span, a sample, or the origin that the header tells. Raises: ValueError, KeyError, TypeError."""
+    kind = row.pop("type")
+    if kind == "trace":
+        if row["schema_version"] != TRACE_SCHEMA_VERSION:
+            raise ValueError(f"schema version {row['schema_version']}, this is {TRACE_SCHEMA_VERSION}")
+        return str(row["origin"])
+    record: type[Span | MemorySample] = Span if kind == "span" else MemorySample
+    for name, value in row.items():
+        if not isinstance(value, _TYPES[record.__annotations__[name]]) or isinstance(value, bool):
+            raise ValueError(f"{name} is a {type(value).__name__}")
+    return record(**row)
+
+
+_TYPES: dict[Any, type | tuple[type, ...]] = {str: str, int: int, float: (int, float)}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.errors import SpecError
 from rlplan.trace import MemorySample, Span, Trace, record_line
 
 SPAN = Span("generate", 1, "rollout_engine/0", "cpu:1", 0.5, 1.25)
@@ -57,14 +58,14 @@ def test_damage_inside_the_file_is_refused_with_file_and_line(tmp_path: Path, da
     path = tmp_path / "trace.jsonl"
     header, *records = a_trace().lines()
     path.write_text("\n".join([header, damage, *records]) + "\n")
-    with pytest.raises(ValueError, match=r"trace\.jsonl, line 2: not a trace record"):
+    with pytest.raises(SpecError, match=r"not a record [\s\S]*trace\.jsonl, line 2"):
         Trace.read(path)
 
 
 def test_a_whole_but_wrong_last_line_is_refused_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join([*a_trace().lines(), '{"type": "span", "step": 1}']) + "\n")
-    with pytest.raises(ValueError, match="line 5"):
+    with pytest.raises(SpecError, match="line 5"):
         Trace.read(path)
 
 

@@ -11,14 +11,15 @@ import select
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TextIO
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
 from rlplan import __version__
 from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, MisspeltError, RlplanError, SpecError
+from rlplan.printable import PrintableStream
 
 COMMANDS = {
     "estimate": "Predict memory per phase, process and kind.",
@@ -156,14 +157,16 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
-    try:
-        exit_code = _run(debug)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        exit_code = EXIT_NO_READER
-        # nothing may be flushed into the pipe any more, not even at exit
-        for stream in filter(_has_no_reader, (sys.stdout, sys.stderr)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    out, errors = (cast("TextIO", PrintableStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            exit_code = _run(debug)
+            out.flush()
+        except BrokenPipeError:
+            exit_code = EXIT_NO_READER
+            # nothing may be flushed into the pipe any more, not even at exit
+            for stream in filter(_has_no_reader, (out, errors)):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(exit_code)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import SpecError
+from rlplan.reading import opened
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.job import MODELS, JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
@@ -75,11 +76,8 @@ def _is_json_by_content(path: Path) -> bool:
     """A plan, whatever `--out` called it. A job that is written as JSON is called .yaml."""
     if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe is not read twice
         return False
-    try:
-        with path.open("rb") as file:
-            return file.read(1) == b"{"
-    except OSError:
-        return False
+    with opened(path, "the file") as file:
+        return file.read(1) == b"{"
 
 
 def _read(path: Path) -> "Plan":

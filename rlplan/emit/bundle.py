@@ -22,7 +22,8 @@ from rlplan.emit.flags import check_engine_file, check_keys
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, read_plan, write_plan
-from rlplan.spec.base import MAX_SPEC_BYTES, read_json, read_text, shorten, validate, writing
+from rlplan.reading import MAX_SPEC_BYTES, read_text
+from rlplan.spec.base import read_json, shorten, validate, writing
 
 LAUNCH_SCRIPT = """#!/usr/bin/env bash
 # Runs this bundle, exactly as it stands, with the rlplan of the active environment.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given
+from rlplan.reading import is_file
 from rlplan.spec.files.yaml import read_yaml
 
 MAX_CHAIN = 8
@@ -36,7 +37,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
     found: dict[str, Given] = {}
     for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
         file = path.parent / str(name)
-        if isinstance(name, str) and file.is_file():
+        if isinstance(name, str) and is_file(file):
             inner, more = _read(file, depth + 1)
             found |= inner
             notes += more

@@ -12,7 +12,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given
 from rlplan.foreign.words import unknown
-from rlplan.spec.base import read_text
+from rlplan.reading import read_text
 
 CALLS = {"GRPOConfig": "", "ModelConfig": "", "GRPOTrainer": "trainer.", "LoraConfig": "lora."}
 """Calls that are read, and what stands before their keywords."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.words import Value, Words, folder_word, is_known, shown, text_of
-from rlplan.spec.base import read_text
+from rlplan.reading import is_file, read_text
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -176,7 +176,7 @@ class _Reader:
 
     def _sourced(self, node: "Node", word: str, depth: int) -> None:
         path = self.path.resolve().parent / word
-        if is_known(word) and path.is_file():
+        if is_known(word) and is_file(path):
             self.source(path, depth + 1)
         else:
             self._note(node, f"'{shown(word)}' is not beside the script and was not read")

@@ -14,6 +14,7 @@ from rlplan.foreign.python_file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, load_table, table_name
+from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.parts.algorithm import ALGORITHMS
 
@@ -152,7 +153,7 @@ def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) 
     for prefix, named in [*files, ("", flags.get("config"))]:
         found |= {prefix + key: value for key, value in _beside(folder, named, notes).items()}
     program = folder / words[at][0] if at < len(words) else folder
-    if program.suffix == ".py" and program.is_file():
+    if program.suffix == ".py" and is_file(program):
         found |= read_python(program)
     return found | launcher | flags
 

@@ -14,6 +14,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan, read_plan
+from rlplan.reading import MAX_RUN_BYTES, read_records, read_text
 from rlplan.trace import Trace
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
@@ -94,10 +95,11 @@ def read_run_folder(folder: Path) -> RunFolder:
             rule="a run folder holds the plan.json that `rlplan run` wrote",
             way_out="give the folder that `rlplan run` printed, such as one under runs/",
         )
+    trace = folder / "trace.jsonl"
     return RunFolder(
         name=folder.resolve().name,
         plan=read_plan(folder / "plan.json"),
-        trace=_read_trace(folder / "trace.jsonl"),
+        trace=Trace.read(trace) if trace.exists() else Trace(origin="measured"),
         metrics=_read_rows(folder / "metrics.jsonl"),
         timings=_read_rows(folder / "timings.jsonl"),
         status=_read_status(folder / "status.json"),
@@ -126,36 +128,17 @@ def without_absolute_paths(text: str) -> str:
     return _ABSOLUTE_PATH.sub(r"…/\1", text)
 
 
-def _read_trace(path: Path) -> Trace:
-    if not path.is_file():
-        return Trace(origin="measured")
-    try:
-        return Trace.read(path)
-    except ValueError as error:
-        raise _damaged("the trace is damaged", str(error)) from None
-
-
 def _read_rows(path: Path) -> tuple[dict[str, Any], ...]:
-    """Rows of a JSONL file; a torn last line is dropped, an absent file has no rows."""
-    if not path.is_file():
+    """Rows of a JSONL file; a torn last line is left out, an absent file has no rows. Raises: SpecError."""
+    if not path.exists():
         return ()
-    rows: list[dict[str, Any]] = []
-    lines = [(number, line) for number, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
-    for number, line in lines:
-        try:
-            row = json.loads(line)
-            rows.append({**row, "step": int(row["step"])})
-        except (ValueError, KeyError, TypeError) as error:
-            if number == lines[-1][0] and not line.rstrip().endswith(b"}"):
-                break
-            raise _damaged("a row is not an object with a step", f"{path}, line {number} ({error})") from None
-    return tuple(rows)
+    return tuple(read_records(path, path.name, lambda row: {**row, "step": int(row["step"])}, limit=MAX_RUN_BYTES))
 
 
 def _read_status(path: Path) -> RunStatus:
     """The status as written; a run that was killed outright has none, or half of one."""
     try:
-        row = json.loads(path.read_bytes())
+        row = json.loads(read_text(path, "the status"))
         return RunStatus(
             state=str(row["state"]),
             exit_code=None if row.get("exit_code") is None else int(row["exit_code"]),
@@ -163,14 +146,5 @@ def _read_status(path: Path) -> RunStatus:
             started_at=str(row.get("started_at") or ""),
             seconds=None if row.get("seconds") is None else float(row["seconds"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (SpecError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RunStatus("unknown")
-
-
-def _damaged(what: str, where: str) -> SpecError:
-    return SpecError(
-        what,
-        where=where,
-        rule="one whole JSON record a line; only the last line may be torn",
-        way_out="remove that line, or run the job again",
-    )

@@ -5,6 +5,7 @@ In: parsed YAML or JSON. Out: a frozen model, or a SpecError with file, key path
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
+from rlplan.reading import MAX_SPEC_BYTES, check_values, read_text
 from rlplan.units import parse_bytes
 
-MAX_SPEC_BYTES = 1 << 20
-"""A job or a profile is small; anything larger is a mistake or an attack."""
+MAX_KEY = 80
+"""Characters of a key that a message shows."""
 
 
 class Spec(BaseModel):
@@ -70,8 +72,8 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
     others = [other for other in rest if _key_path(other["loc"], data) != path]  # a union gives one for each member
     known = sorted(_known_keys(kind, tuple(first["loc"])))
     if first["type"] == "extra_forbidden":
-        what = f"unknown key '{first['loc'][-1]}'"
-        rule = f"allowed here: {', '.join(known)}." + did_you_mean(str(first["loc"][-1]), known)
+        what = f"unknown key '{_named(first['loc'][-1])}'"
+        rule = f"allowed here: {', '.join(known)}." + did_you_mean(_named(first["loc"][-1]), known)
         way_out = way_out or "remove or rename the key"
     elif first["type"] == "missing":
         what, rule = f"required key '{first['loc'][-1]}' is missing", first["msg"]
@@ -122,9 +124,14 @@ def _key_path(loc: tuple[int | str, ...], data: Any) -> str:
             isinstance(data, list) and isinstance(part, int) and part < len(data)
         )
         if inside or (position == len(loc) - 1 and (isinstance(data, dict) or not parts)):
-            parts.append(str(part))
+            parts.append(_named(part))
             data = data[part] if inside else None
     return ".".join(parts) or "(top level)"
+
+
+def _named(part: int | str) -> str:
+    """A key in a message: its beginning, where it is far longer than any of ours."""
+    return str(part) if len(str(part)) <= MAX_KEY else str(part)[:MAX_KEY] + "…"
 
 
 def _known_keys(kind: type[Spec], loc: tuple[Any, ...]) -> list[str]:
@@ -157,55 +164,27 @@ def shorten(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
-    """The text of a small UTF-8 file. Raises: SpecError when it is missing, a folder, too large or not UTF-8."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise SpecError(
-                f"{what} has more than {limit} bytes",
-                where=str(path),
-                rule=f"at most {limit} bytes are read",
-                way_out="give the right file",
-            )
-        return data.decode("utf-8")
-    except FileNotFoundError:
-        raise SpecError(
-            f"{what} is missing",
-            where=str(path),
-            rule="the file must exist",
-            way_out="check the path; paths in a job are relative to the job file",
-        ) from None
-    except UnicodeDecodeError:
-        raise SpecError(
-            f"{what} is not UTF-8 text",
-            where=str(path),
-            rule="UTF-8 text",
-            way_out="save it as UTF-8, or give the right file",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            f"{what} cannot be read: {getattr(error, 'strerror', None) or error}",
-            where=str(path),
-            rule="a readable file",
-            way_out="check the path and its permissions",
-        ) from None
-
-
 def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
-    """Parsed JSON, as data only; a key that stands twice is refused, for readers take one or the other.
+    """Parsed JSON of a file, as `parse_json` has it. Raises: SpecError."""
+    return parse_json(read_text(path, what, limit=limit), what=what, where=str(path))
 
-    Raises: SpecError.
-    """
-    text = read_text(path, what, limit=limit)
+
+def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False) -> Any:
+    """JSON, as data only; a key that stands twice is refused, for readers take one or the other. Raises: SpecError."""
+
+    def constant(name: str) -> float:
+        if takes_infinity and name == "Infinity":
+            return float(name)
+        raise ValueError(f"{name} is not a JSON number")
+
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
+        check_values(text)
+        return json.loads(text, parse_constant=constant, object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             f"{what} is not JSON: {shorten(str(error), 120)}",
-            where=str(path),
-            rule="one JSON value",
+            where=where,
+            rule="one JSON value, each key once in its object, no NaN",
             way_out="repair or replace the file",
         ) from None
 
@@ -227,10 +206,6 @@ def writing(path: Path) -> Iterator[None]:
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shorten(next(key for key in keys if keys.count(key) > 1))} stands twice")
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {shorten(twice)} stands twice")
     return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

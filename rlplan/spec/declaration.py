@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import Spec, read_text, validate
+from rlplan.reading import read_text
+from rlplan.spec.base import Spec, validate
 from rlplan.vocabulary import Role
 
 POLICY_ALONE = (Role.POLICY,)

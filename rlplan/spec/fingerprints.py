@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from rlplan.errors import SpecError
+from rlplan.reading import opened, read_bytes
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import Profile
@@ -16,6 +17,8 @@ from rlplan.spec.job import JobSpec
 
 READ_WHOLE = ("config.json", "generation_config.json", "tokenizer.json")
 """Small files that decide what a model is."""
+MAX_READ_BYTES = 1 << 26
+"""Of each of them: the largest, tokenizers, have some 40 MB."""
 
 NUM_PIECES = 64
 PIECE_BYTES = 4096
@@ -50,7 +53,7 @@ def model_fingerprint(folder: Path) -> str:
     try:
         for name in READ_WHOLE:
             if (folder / name).is_file():
-                digest.update(f"{name}\0".encode() + (folder / name).read_bytes())
+                digest.update(f"{name}\0".encode() + read_bytes(folder / name, name, limit=MAX_READ_BYTES))
         for path in sorted(folder.glob("*.safetensors")):
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             _add_pieces(digest, path)
@@ -66,7 +69,7 @@ def model_fingerprint(folder: Path) -> str:
 
 def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with opened(path, path.name) as file:
         for index in range(NUM_PIECES):
             file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))
             digest.update(file.read(PIECE_BYTES))

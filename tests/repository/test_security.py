@@ -44,6 +44,21 @@ PROMISES = {
         "tests/emit/test_edits.py::test_a_changed_launch_script_is_refused_at_its_line",
         "tests/runtime/processes/test_own_host.py::test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else",
     ),
+    "What is read is bounded.": (
+        "tests/test_reading.py::test_what_may_have_no_end_is_refused_before_a_byte_is_read",
+        "tests/test_reading.py::test_a_file_is_read_up_to_its_limit_and_no_further",
+        "tests/trust/test_pipes.py::test_a_pipe_in_place_of_a_file_ends_in_a_message_or_is_left_alone",
+        "tests/trust/test_sizes.py::test_a_small_table_that_unpacks_to_gigabytes_is_refused",
+        "tests/trust/test_sizes.py::test_json_of_too_many_values_is_refused_by_every_reader_of_it",
+        "tests/trust/test_fuzz.py::test_no_reader_breaks_on_some_hostile_files",
+        "tests/runtime/data/test_model_text.py::test_a_tokenizer_that_takes_gigabytes_is_stopped_and_a_run_does_not_begin",
+        "tests/runtime/data/test_model_text.py::test_a_hostile_template_is_one_message",
+        "test_no_file_of_somebody_else_s_is_opened_in_another_way",
+    ),
+    "What is read is not obeyed by a terminal.": (
+        "tests/test_printable.py::test_what_would_move_colour_hide_or_reorder_is_written_out",
+        "tests/trust/test_printable_output.py::test_what_a_stranger_wrote_is_printed_and_not_obeyed",
+    ),
     "Nothing is imported from the current folder": (
         "tests/runtime/processes/test_own_host.py::test_no_process_of_ours_is_started_with_the_current_folder_on_its_path",
         "tests/runtime/processes/test_own_host.py::test_a_process_beside_the_run_does_not_look_into_the_current_folder",
@@ -119,6 +134,39 @@ def test_planning_never_imports_what_a_job_names(rlplan: Call, tmp_path: Path, k
         assert answer.exit_code == 0, answer.err
     assert rlplan("emit", tmp_path / "plan.json", "-o", tmp_path / "b").exit_code == 0
     assert not sprung.exists()
+
+
+# ---------------------------------------------------------------------------------------------- what is read
+
+OPENED_OTHERWISE = {
+    "rlplan/accuracy/named_models.py": "comes with rlplan",
+    "rlplan/accuracy/rl_steps/weight_sync.py": "comes with rlplan",
+    "rlplan/emit/flags.py": "comes with rlplan",
+    "rlplan/foreign/table.py": "comes with rlplan",
+    "rlplan/report/html.py": "comes with rlplan",
+    "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",
+    "rlplan/spec/models/catalogue.py": "comes with rlplan",
+    "rlplan/trace.py": "is written",
+    "cli/rlplan_cli/app.py": "/dev/null",
+    "cli/rlplan_cli/commands/report.py": "was written by this process",
+    "cli/rlplan_cli/commands/run.py": "was written by this process",
+}
+"""Files of ours that open files without rlplan/reading.py, and what those are."""
+
+
+def test_no_file_of_somebody_else_s_is_opened_in_another_way() -> None:
+    opens = re.compile(r"(?<!def )\b(open|read_text|read_bytes|safe_open|fdopen)\(")
+    found = set()
+    for path in [*(ROOT / "rlplan").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
+        name = str(path.relative_to(ROOT))
+        if name.startswith("rlplan/runtime/") and not name.startswith("rlplan/runtime/data/"):
+            continue  # files of a run's own, and the kernel's
+        text = path.read_text("utf-8")
+        guarded = set(re.findall(r"\b(read_text|read_bytes)\b", "".join(re.findall(r"from rlplan.reading .*", text))))
+        calls = [match for match in opens.finditer(text) if text[match.start() - 1] == "." or match[1] not in guarded]
+        if calls and name != "rlplan/reading.py":
+            found.add(name)
+    assert found == {*OPENED_OTHERWISE, "rlplan/runtime/data/model_text.py"}  # its own standard output
 
 
 # ---------------------------------------------------------------------------------------------- bundles

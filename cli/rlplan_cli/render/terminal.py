@@ -5,15 +5,17 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from rlplan.errors import RlplanError
+from rlplan.printable import printable
 from rlplan.timing.cost import Cost, Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind
@@ -26,6 +28,23 @@ NARROW = 112
 
 class _Console(Console):
     """A console that prints what it is given, brackets and colons too: everything here may hold words of a user."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """All that this console writes passes here, and is made printable before it gets its colours."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+    @property
+    def file(self) -> IO[str]:
+        """Where rich writes, below the streams that stand before it: rich's own, and app.py's."""
+        file = super().file
+        while hasattr(file, "rich_proxied_file"):
+            file = file.rich_proxied_file
+        return file
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def on_broken_pipe(self) -> None:
         """The reader has gone. rich's own answer is exit code 1, which says that nothing fits; app.py has another."""

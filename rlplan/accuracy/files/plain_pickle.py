@@ -13,6 +13,8 @@ from typing import Any
 MAX_INSTRUCTIONS = 50_000_000
 """More than a snapshot of a hundred thousand events has."""
 MAX_DEPTH = 1_000
+MAX_HELD_BYTES = 1 << 29
+"""Of all values together, as Python holds them: one byte of a pickle makes an empty dict of 64."""
 MAX_INTEGER_BYTES = 64
 
 _UNPACK = {
@@ -56,6 +58,7 @@ class _Reader:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        self._held = 0
 
     def run(self) -> Any:
         for _ in range(MAX_INSTRUCTIONS):
@@ -63,6 +66,8 @@ class _Reader:
             self._at += 1
             if code == _STOP:
                 return self._stack.pop()
+            if self._held > MAX_HELD_BYTES:
+                raise NotPlainError(f"more than {MAX_HELD_BYTES} bytes of values")
             if not (self._value(code) or self._memory(code) or self._container(code)):
                 raise NotPlainError(f"instruction {chr(code)!r} at byte {self._at - 1} is none of plain values")
         raise NotPlainError(f"more than {MAX_INSTRUCTIONS} instructions")
@@ -81,10 +86,12 @@ class _Reader:
         if code in _UNPACK:
             form = _UNPACK[code]
             self._stack.append(form.unpack(self._take(form.size))[0])
+            self._held += 40
         elif code in _CONSTANTS:
             self._stack.append(_CONSTANTS[code])
         elif code in _LENGTHS:
             raw = self._take(self._number(_LENGTHS[code]))
+            self._held += len(raw) + 60
             is_text = code in (_SHORT_TEXT, _TEXT, _LONG_TEXT)
             self._stack.append(raw.decode("utf-8", "surrogatepass") if is_text else raw)
         elif code in _INTEGERS:
@@ -92,6 +99,7 @@ class _Reader:
             if width > MAX_INTEGER_BYTES:
                 raise NotPlainError(f"an integer of {width} bytes")
             self._stack.append(int.from_bytes(self._take(width), "little", signed=True))
+            self._held += 60
         else:
             return False
         return True
@@ -120,6 +128,7 @@ class _Reader:
 
     def _container(self, code: int) -> bool:
         """Lists, tuples and dicts, and what is put into them."""
+        self._held += 72
         if code == ord("}"):
             self._stack.append({})
         elif code == ord("]"):

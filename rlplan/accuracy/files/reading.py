@@ -13,10 +13,14 @@ from rlplan.accuracy.files.logs import points_of_log
 from rlplan.accuracy.files.snapshots import is_snapshot, points_of_snapshot
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_json, read_text, shorten, validate
+from rlplan.reading import opened, read_text
+from rlplan.spec.base import read_json, shorten, validate
 
 MAX_FILE_BYTES = 64 << 20
 """Larger than any file of points or start-up log: beyond it nothing is read."""
+MAX_ID = 280
+MAX_POINTS = 5_000
+"""Of a file: each is predicted, in up to a millisecond. The bundled ones are some 900."""
 
 
 @cache
@@ -28,7 +32,19 @@ def bundled_points() -> tuple[MeasuredPoint, ...]:
 
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
-    """Points of a file. Raises: SpecError where it is broken."""
+    """Points of a file. Raises: SpecError where it is broken, or holds too many."""
+    points = _points(path)
+    if len(points) > MAX_POINTS:
+        raise SpecError(
+            f"{len(points)} points are in it",
+            where=str(path),
+            rule=f"at most {MAX_POINTS} points are compared at once",
+            way_out="split the file",
+        )
+    return points
+
+
+def _points(path: Path) -> tuple[MeasuredPoint, ...]:
     if is_snapshot(_head(path)):
         return points_of_snapshot(path)
     text = read_text(path, "the file of points", limit=MAX_FILE_BYTES)
@@ -41,12 +57,8 @@ def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes; none where the file cannot be read, which the readers then explain."""
-    try:
-        with path.open("rb") as file:
-            return file.read(2)
-    except (OSError, ValueError):
-        return b""
+    with opened(path, "the file of points") as file:
+        return file.read(2)
 
 
 def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:
@@ -83,6 +95,8 @@ def _latency(row: dict[str, str], column: str, path: Path, line: int) -> Measure
         raise _broken_csv(f"{column} is {shorten(row[column])}, not a number above 0", path, line)
     name = _LATENCIES[column]
     left_out = {"id", "model_path", "system", *_LATENCIES}
+    if len(row["id"]) > MAX_ID:
+        raise _broken_csv(f"an id of {len(row['id'])} characters, more than {MAX_ID}", path, line)
     return MeasuredPoint(
         id=f"{row['id']}:{name}",
         kind=f"serving_{name}",

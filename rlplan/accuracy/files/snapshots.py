@@ -12,6 +12,7 @@ from typing import Any
 from rlplan.accuracy.files.plain_pickle import NotPlainError, load_plain
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.errors import SpecError
+from rlplan.reading import read_bytes
 
 MAX_SNAPSHOT_BYTES = 256 << 20
 MAX_VISITS = 20_000_000
@@ -28,13 +29,8 @@ def is_snapshot(head: bytes) -> bool:
 
 def points_of_snapshot(path: Path) -> tuple[MeasuredPoint, ...]:
     """Peaks by device. Raises: SpecError; no code from the file is ever run."""
-    size = path.stat().st_size
-    if size > MAX_SNAPSHOT_BYTES:
-        raise _broken(f"the snapshot has {size} bytes; at most {MAX_SNAPSHOT_BYTES} are read", path)
-    with path.open("rb") as file:
-        data = file.read(size)
     try:
-        peaks = _peaks(load_plain(data))
+        peaks = _peaks(load_plain(read_bytes(path, "the snapshot", limit=MAX_SNAPSHOT_BYTES)))
     except NotPlainError as error:
         raise _broken(f"the snapshot cannot be read: {error}", path) from None
     if not peaks:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlplan.errors import SpecError
+from rlplan.reading import opened
 from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.spec.resolved import ResolvedJob
 
@@ -97,7 +98,7 @@ def _digest(path: Path) -> str:
         for part in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
             if part != path:
                 digest.update(f"{part.relative_to(path)}\0{part.stat().st_size}\0".encode())
-            with part.open("rb") as file:
+            with opened(part, "the data") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
     except OSError as error:

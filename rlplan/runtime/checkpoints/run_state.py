@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.reading import MAX_RUN_BYTES, read_bytes
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import EXPERIENCE, RunState, StreamState
 from rlplan.runtime.rollout.buffer import numbers_of
@@ -81,7 +82,7 @@ def _reading(found: Resumption) -> Iterator[Any]:
     """The buffer as JSON, for the block. Raises: SpecError when the block cannot read it as one."""
     path = found.folder / EXPERIENCE
     try:
-        yield json.loads(path.read_text(encoding="utf-8"))
+        yield json.loads(read_bytes(path, EXPERIENCE, limit=MAX_RUN_BYTES))
     except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError(
             f"{EXPERIENCE} holds no buffer of rollouts: {str(error).splitlines()[0]}",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.reading import opened
 from rlplan.runtime.checkpoints.manifest import StoredFile
 from rlplan.runtime.run_folder.disk_errors import writing_file
 
@@ -98,7 +99,8 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        with opened(path, path.name) as file:
+            self._descriptor = os.dup(file.fileno())
         try:
             self.tensors = self._read_header(os.fstat(self._descriptor).st_size)
         except BaseException:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from rlplan.printable import printable as shown
+
 Cells = Mapping[str, Any]
 Chat = list[dict[str, str]]
 
@@ -23,7 +25,7 @@ MAX_NAMED = 10
 
 def printable(text: str, limit: int = MAX_WHY) -> str:
     """A text for a message, whatever a file holds: at most `limit` characters, those for terminals escaped."""
-    escaped = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[: limit + 1])
+    escaped = shown(text[: limit + 1], kept="").replace("\n", "\\n")
     return escaped if len(escaped) <= limit else escaped[: limit - 1] + "…"
 
 

@@ -3,22 +3,21 @@
 In: a path, the names of columns, the policy's folder for its chat template. Out: rows with texts, and what was seen.
 """
 
-import json
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, printable, read_row
-from rlplan.runtime.data.tables import TIMEOUT_S, read_table
-from rlplan.runtime.processes.safe_path import module_command
-from rlplan.spec.base import read_json, read_text, shorten
+from rlplan.reading import read_text
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, read_row
+from rlplan.runtime.data.model_text import ModelText
+from rlplan.runtime.data.tables import read_table
+from rlplan.spec.base import read_json, shorten
 
 MAX_TOLD = 10
 """Bad rows that a message lists."""
-MAX_TOKENIZER_BYTES = 1 << 26
+MAX_TEMPLATE_BYTES = 1 << 24
 """Of a tokenizer's configuration or a chat template."""
 
 
@@ -127,8 +126,8 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path) -> Loaded:
 def chat_template(model_folder: Path) -> str | None:
     """The template that the model's folder has. Raises: SpecError when it cannot be read."""
     file = model_folder / "chat_template.jinja"
-    if file.is_file():
-        return read_text(file, "the policy's chat template", limit=MAX_TOKENIZER_BYTES)
+    if file.exists():
+        return read_text(file, "the policy's chat template", limit=MAX_TEMPLATE_BYTES)
     found = _tokenizer_config(model_folder).get("chat_template")
     return found if isinstance(found, str) else None
 
@@ -136,7 +135,7 @@ def chat_template(model_folder: Path) -> str | None:
 def _tokenizer_config(model_folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, empty where there is none. Raises: SpecError."""
     file = model_folder / "tokenizer_config.json"
-    found = read_json(file, "the tokenizer's configuration", limit=MAX_TOKENIZER_BYTES) if file.is_file() else {}
+    found = read_json(file, "the tokenizer's configuration", limit=MAX_TEMPLATE_BYTES) if file.exists() else {}
     if not isinstance(found, dict):
         raise SpecError(
             f"the tokenizer's configuration is {shorten(found)}",
@@ -152,24 +151,5 @@ def _joined(chat: Any) -> str:
 
 
 def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[str]:
-    """By transformers in a process of its own: the driver holds neither it nor the template's engine."""
-    config = _tokenizer_config(model_folder)
-    request = json.dumps({"chats": chats, "folder": str(model_folder), "template": template, "config": config})
-    command = module_command("rlplan.runtime.data.chats")
-    try:
-        done = subprocess.run(command, input=request.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise _no_template(model_folder, "it took too long") from None
-    if done.returncode:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without output"])[-1]
-        raise _no_template(model_folder, printable(last))
-    return [str(text) for text in json.loads(done.stdout)]
-
-
-def _no_template(model_folder: Path, why: str) -> SpecError:
-    return SpecError(
-        f"the policy's chat template does not take the prompts: {why}",
-        where=str(model_folder),
-        rule="a chat template that takes messages with role and content",
-        way_out="mend the template, or give prompts as texts",
-    )
+    with ModelText(model_folder, template, _tokenizer_config(model_folder)) as model:
+        return model.rendered(chats)

@@ -6,15 +6,19 @@ Reference, teacher and value judge the policy's tokens one by one, so they must 
 one number for a whole text: with another tokenizer it reads the text anew.
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
 from rlplan.errors import SpecError
+from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.rollout.experience import Rollout, SequencePair
+from rlplan.spec.base import read_json, shorten
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
+
+MAX_TOKENIZER_BYTES = 1 << 26
+"""Of a tokenizer.json: the largest published ones have some 40 MB."""
 
 
 def check_role_tokenizers(job: ResolvedJob) -> None:
@@ -34,6 +38,9 @@ def check_role_tokenizers(job: ResolvedJob) -> None:
         if role is not Role.REWARD and theirs != token_ids(policy):
             raise _other_tokens(role, path, token_ids(policy) or {}, theirs)
     _check_vocabulary(job)
+    if rereads(job):  # by the driver, in the run: whether it can be read at all is tried apart from it
+        with ModelText(Path(job.roles.paths[Role.REWARD])) as tokenizer:
+            tokenizer.tokens("a text")
 
 
 def rereads(job: ResolvedJob) -> bool:
@@ -46,18 +53,21 @@ def rereads(job: ResolvedJob) -> bool:
 def token_ids(folder: Path) -> dict[str, int] | None:
     """Every token of a folder's `tokenizer.json` with its id; None without the file. Raises: SpecError."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         return None
+    data = read_json(path, "the tokenizer", limit=MAX_TOKENIZER_BYTES)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         vocabulary = data["model"]["vocab"]
         if isinstance(vocabulary, list):  # unigram models list [token, score]
             vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
         added = {entry["content"]: entry["id"] for entry in data.get("added_tokens") or ()}
-        return {**vocabulary, **added}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        ids = {**vocabulary, **added}
+        if not all(type(number) is int and number >= 0 for number in ids.values()):
+            raise ValueError("a token's id is no number")
+        return ids
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise SpecError(
-            f"the tokenizer cannot be read: {type(error).__name__}: {error}",
+            f"the tokenizer cannot be read: {type(error).__name__}: {shorten(str(error))}",
             where=str(path),
             rule="a tokenizer.json of the tokenizers library",
             way_out="copy the model's tokenizer there again",

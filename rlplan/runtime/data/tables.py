@@ -7,20 +7,34 @@ Left out: the network; a data set is downloaded before.
 
 import codecs
 import json
-import stat
+import os
 import subprocess
 import sys
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import HostError, SpecError
+from rlplan.reading import check_values, opened, read_bytes, read_lines
 from rlplan.runtime.data.layouts import NoText, printable
+from rlplan.runtime.processes.limits import limit_memory
+from rlplan.runtime.processes.line_process import ended
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import read_json, shorten
 
 MAX_DATA_BYTES = 1 << 30
+"""Of a file of lines, and of the rows of a table once they are unpacked."""
+MAX_LINE_BYTES = 1 << 26
+MAX_JSON_BYTES = 1 << 28
+"""Of a list of rows in one JSON value, which is read whole."""
+MAX_RATIO, MIN_UNPACKED_BYTES = 100, 1 << 28
+"""Rows may take so many times the bytes of their files, and this much in any case: 100 KB can unpack to gigabytes."""
+BATCH_ROWS = 64
+MORE_BYTES = 1 << 30
+"""That a table's batch may take beside the libraries and the file."""
 TIMEOUT_S = 600.0
 NOT_UTF8 = "the row is not UTF-8"
 MAX_LIST_BYTES = 1 << 26
@@ -30,42 +44,26 @@ SPLITS = ("train", "test", "validation")
 
 def read_table(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """(number from 1, the row or what is wrong with it). Raises: SpecError, HostError when nothing can be read."""
-    if _is_folder(path) or path.suffix in (".parquet", ".arrow"):
-        yield from _from_child(path)
-    elif path.suffix == ".json":
-        try:
-            rows = _value(_bytes(path), "the file")
-        except UnreadableTextError as error:
-            raise _unreadable(path, str(error)) from None
-        if not isinstance(rows, list):
-            raise _unreadable(path, "the file is no list of rows")
-        for number, row in enumerate(rows, 1):
-            yield number, _row(row, "the item")
-    else:
-        for number, line in enumerate(_bytes(path).splitlines(), 1):
-            if line.strip():
-                yield number, _parsed(line)
-
-
-def _is_folder(path: Path) -> bool:
-    """Raises: SpecError for what is neither a folder nor a file: a pipe or a device may have no end."""
     try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise _unreadable(path, "it is neither a file nor a folder")
-    return stat.S_ISDIR(mode)
-
-
-def _bytes(path: Path) -> bytes:
-    """What a file holds, without the mark that some editors begin UTF-8 with."""
-    try:
-        if path.stat().st_size > MAX_DATA_BYTES:
-            raise _unreadable(path, f"the file has more than {MAX_DATA_BYTES} bytes")
-        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise _unreadable(path, str(error.strerror)) from None
+        if path.is_dir():
+            yield from _from_child(path)
+            return
+        with opened(path, "the data"):
+            pass  # it is a file
+        if path.suffix in (".parquet", ".arrow"):
+            yield from _from_child(path)
+        elif path.suffix == ".json":
+            rows = _value(read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file")
+            if not isinstance(rows, list):
+                raise UnreadableTextError("the file is no list of rows")
+            for number, row in enumerate(rows, 1):
+                yield number, _row(row, "the item")
+        else:
+            for number, line in read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES):
+                if text := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
+                    yield number, _parsed(text)
+    except UnreadableTextError as error:
+        raise _unreadable(path, str(error)) from None
 
 
 class UnreadableTextError(ValueError):
@@ -100,9 +98,11 @@ def _row(value: Any, what: str) -> dict[str, Any] | str:
     return value
 
 
-def _value(text: bytes, what: str) -> Any:
+def _value(raw: bytes, what: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_object)
+        text = raw.decode("utf-8")
+        check_values(text)
+        return json.loads(text, object_pairs_hook=_object)
     except UnicodeDecodeError:
         raise UnreadableTextError(f"{what} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -117,13 +117,23 @@ def _parsed(line: bytes) -> dict[str, Any] | str:
 
 
 def _from_child(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    command = module_command("rlplan.runtime.data.tables", str(path))
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise _unreadable(path, f"reading it took more than {TIMEOUT_S:.0f} s") from None
-    if done.returncode:
-        last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it ended without output"])[-1]
+    """Rows as the process prints them: neither it nor this one holds more than some of them."""
+    with tempfile.TemporaryFile() as errors:
+        command = module_command("rlplan.runtime.data.tables", str(path))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+            deadline = threading.Timer(TIMEOUT_S, process.kill)
+            deadline.start()
+            try:
+                assert process.stdout is not None, "a pipe"
+                for number, line in enumerate(process.stdout, 1):
+                    yield number, _from_line(line)
+            finally:
+                deadline.cancel()
+                process.kill()
+        errors.seek(0)
+        said = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+    if process.returncode:
+        last = said[-1] if said else ended(process.returncode)
         if "No module named 'pyarrow'" in last:
             raise HostError(
                 "parquet and arrow files need pyarrow",
@@ -132,8 +142,6 @@ def _from_child(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 way_out="pip install pyarrow, or write the rows as JSONL",
             )
         raise _unreadable(path, printable(last))
-    for number, line in enumerate(done.stdout.splitlines(), 1):
-        yield number, _from_line(line)
 
 
 def _from_line(line: bytes) -> dict[str, Any] | str:
@@ -187,16 +195,25 @@ def _names(file: Path, key: str) -> list[str]:
     return names
 
 
+def _check_offsets(table: Any) -> None:
+    """Arrow follows offsets of a file without looking where they lead. Raises: pyarrow.ArrowInvalid."""
+    import pyarrow as pa
+
+    for column in table.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            if "UTF8" not in str(error):  # which is looked at last, and told row by row
+                raise
+
+
 def _lines(table: Any) -> Iterator[str]:
-    """A table's rows as JSON; one that holds bytes which are no text says so."""
-    try:
-        yield from (_line(row) for row in table.to_pylist())
-    except UnicodeDecodeError:
-        for index in range(table.num_rows):
-            try:
-                yield _line(table.slice(index, 1).to_pylist()[0])
-            except UnicodeDecodeError:
-                yield json.dumps([None, NOT_UTF8])
+    """A table's rows as JSON, made one by one; one that holds bytes which are no text says so."""
+    for index in range(table.num_rows):
+        try:
+            yield _line(table.slice(index, 1).to_pylist()[0])
+        except UnicodeDecodeError:
+            yield json.dumps([None, NOT_UTF8])
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -220,25 +237,36 @@ def _cell(name: str, value: Any, whys: dict[str, str]) -> str:
     return json.dumps(value, default=known)
 
 
-def main() -> None:
-    """Print the rows of a table that pyarrow reads, as JSON lines."""
+def print_rows(path: Path) -> None:
+    """The rows of a table that pyarrow reads, as JSON lines. Raises: SystemExit, with what is wrong with it."""
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others map a gigabyte ahead of what is asked for
     import pyarrow as pa
     import pyarrow.parquet
 
-    for file in _files(Path(sys.argv[1])):
-        if not file.is_file():
-            raise SystemExit(f"{file.name} is no file")
+    files = _files(path)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise SystemExit(f"{missing[0]} is no file")
+    stored = sum(file.stat().st_size for file in files)
+    left = min(MAX_DATA_BYTES, max(MIN_UNPACKED_BYTES, MAX_RATIO * stored))
+    pa.set_cpu_count(1)  # each thread maps memory of its own
+    limit_memory(MORE_BYTES + max(file.stat().st_size for file in files))
+    for file in files:
         try:
             if file.suffix == ".parquet":
-                tables = (batch for batch in pa.parquet.ParquetFile(file).iter_batches(1024))
+                source = pa.parquet.ParquetFile(file, thrift_string_size_limit=1 << 24)
+                tables = (batch for batch in source.iter_batches(BATCH_ROWS, use_threads=False))
             else:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
+                _check_offsets(table)
                 for line in _lines(table):
+                    left -= len(line)
+                    if left < 0:
+                        raise SystemExit(f"{file.name}: its rows take more than {MAX_RATIO} times the file's bytes")
                     print(line)
-        except (pa.ArrowException, OSError) as error:
-            raise SystemExit(f"{file.name}: {str(error)[:200]}") from None
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise SystemExit(f"{file.name}: {str(error)[:200] or 'its rows take too much memory'}") from None
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(Path(sys.argv[1]))

@@ -3,11 +3,14 @@
 In: a model's folder. Out: texts and token ids.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import read_json, shorten
+from rlplan.spec.models.config import MAX_CONFIG_BYTES
 
 
 class TextTokenizer:
@@ -31,10 +34,19 @@ class TextTokenizer:
 
 
 def end_tokens(model_folder: Path) -> frozenset[int]:
-    """Tokens that end a sequence, by the model's own configuration."""
+    """Tokens that end a sequence, by the model's own configuration. Raises: SpecError."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = model_folder / name
-        value = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
-        found |= set(value) if isinstance(value, list) else set() if value is None else {int(value)}
+        data = read_json(path, name, limit=MAX_CONFIG_BYTES) if path.exists() else {}
+        value = data.get("eos_token_id") if isinstance(data, dict) else data
+        ends = value if isinstance(value, list) else [] if value is None else [value]
+        if not isinstance(data, dict) or not all(type(end) is int and end >= 0 for end in ends):
+            raise SpecError(
+                f"eos_token_id is {shorten(value)}",
+                where=f"{path}: eos_token_id",
+                rule="a JSON object, in it the id of a token or a list of such",
+                way_out=f"copy the model's {name} there again",
+            )
+        found |= set(ends)
     return frozenset(found)

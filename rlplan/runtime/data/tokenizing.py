@@ -6,10 +6,10 @@ In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and th
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
@@ -23,7 +23,7 @@ ALWAYS_ENCODED = 1 << 16
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: Any, *, pairs: bool
+    path: Path, job: ResolvedJob, tokenizer: ModelText, *, pairs: bool
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
     """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
 
@@ -56,15 +56,14 @@ def tokenize_file(
 class _Encoder:
     """Texts as tokens within the job's lengths."""
 
-    def __init__(self, job: ResolvedJob, tokenizer: Any) -> None:
+    def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
         self.tokenizer, self.workload = tokenizer, job.workload
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
-        self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
 
     def prompt(self, row: DataRow) -> tuple[int, ...]:
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
-        tokens = tuple(self.tokenizer.encode(row.prompt).ids)
+        tokens = self.tokenizer.tokens(str(row.prompt))
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
@@ -73,14 +72,14 @@ class _Encoder:
         """With the end of sequence that the policy would have to say."""
         limit, what, text = self.workload.max_response_len, f"{key} of {shorten(row.id)}", str(getattr(row, key))
         self._check_characters(text, what, limit)
-        tokens = (*self.tokenizer.encode(text, add_special_tokens=False).ids, *self.end)
+        tokens = (*self.tokenizer.tokens(text, adds_special_tokens=False), *self.end)
         if len(tokens) > limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
 
     def _check_characters(self, text: str, what: str, limit: int) -> None:
         """Before tokenizing, which takes hundreds of bytes a character."""
-        if len(text) > max(ALWAYS_ENCODED, limit * self.longest_token):
+        if len(text) > max(ALWAYS_ENCODED, limit * self.tokenizer.longest_token):
             raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
 
 

@@ -13,7 +13,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
-from rlplan.runtime.data.layouts import printable
+from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.pool import check_environment
@@ -93,8 +93,6 @@ def _no_folder(key: str, path: str) -> SpecError:
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize both prompt files. Raises: SpecError that lists bad rows and prompts over the limit."""
-    from tokenizers import Tokenizer
-
     path = Path(job.policy.path) / "tokenizer.json"
     if not path.is_file():
         raise SpecError(
@@ -103,18 +101,10 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             rule="a Hugging Face folder with tokenizer.json",
             way_out="copy the model's tokenizer there",
         )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise SpecError(
-            f"the policy's tokenizer cannot be read: {printable(str(error))}",
-            where=str(path),
-            rule="a tokenizer.json of the tokenizers library",
-            way_out="copy the model's tokenizer there again",
-        ) from None
     pairs = not job.algorithm.declaration.has_rollouts
-    train, said, columns = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
-    heldout, said_of_heldout, of_heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
+    with ModelText(path.parent) as tokenizer:
+        train, said, columns = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
+        heldout, said_of_heldout, of_heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
     _check_sets(train, heldout, job)
     used = heldout[: job.workload.num_heldout_prompts]
     return PromptSets(train, used, (said, said_of_heldout), of_heldout if pairs else columns & of_heldout)

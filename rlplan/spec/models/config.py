@@ -4,13 +4,13 @@ In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that nobo
 `auto_map`, `trust_remote_code` and the like are such keys, so code that a config names is never looked at.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_text, shorten
+from rlplan.reading import read_text
+from rlplan.spec.base import parse_json, shorten
 
 MAX_DIMENSION = 1 << 24
 """Above any real model's sizes: a config beyond it is broken or hostile."""
@@ -119,9 +119,9 @@ class Config:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The top level of a config file. Raises: SpecError for what is no small JSON object with unique keys."""
-    data = parse_json(
-        read_text(path, "the model's config.json", limit=MAX_CONFIG_BYTES), what="config.json", where=str(path)
-    )
+    text = read_text(path, "the model's config.json", limit=MAX_CONFIG_BYTES)
+    # `Infinity` stands in published configs (NemotronH's `time_step_limit`); NaN is nothing that anyone meant
+    data = parse_json(text, what="config.json", where=str(path), takes_infinity=True)
     if not isinstance(data, dict):
         raise SpecError(
             f"config.json holds a {type(data).__name__}",
@@ -130,32 +130,3 @@ def read_config(path: Path) -> dict[str, Any]:
             way_out="give a Hugging Face model folder or its config.json",
         )
     return data
-
-
-def parse_json(text: str, *, what: str, where: str) -> Any:
-    """JSON as data, strictly: no NaN, no key twice in an object. Raises: SpecError."""
-    try:
-        return json.loads(text, parse_constant=_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            f"{what} is not JSON: {shorten(str(error), 120)}",
-            where=where,
-            rule="one JSON value, each key once in its object, no NaN or -Infinity",
-            way_out="repair or replace the file",
-        ) from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {shorten(twice)} stands there twice")
-    return data
-
-
-def _constant(name: str) -> float:
-    """`Infinity` stands in published configs (NemotronH's `time_step_limit`); NaN is nothing that anyone meant."""
-    if name != "Infinity":
-        raise ValueError(f"{name} is not a number that a config can mean")
-    return float(name)

@@ -5,6 +5,7 @@ which are never read; other formats (a pickle is never opened).
 Source: the safetensors format: eight bytes of header length, little endian; JSON; then the data.
 """
 
+import os
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import read_text, shorten
+from rlplan.reading import opened
+from rlplan.spec.base import parse_json, read_json, shorten
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.config import parse_json
 
 MAX_HEADER_BYTES = 32 << 20
 MAX_INDEX_BYTES = 64 << 20
@@ -105,7 +106,7 @@ def has_weights(folder: Path) -> bool:
 
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor, by an index: safetensors of the same folder. Raises: SpecError."""
-    data = parse_json(read_text(path, "the index", limit=MAX_INDEX_BYTES), what="the index", where=str(path))
+    data = read_json(path, "the index", limit=MAX_INDEX_BYTES)
     places = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(places, dict) or not places:
         _refuse(path, f"weight_map is {shorten(places)}", "an object of tensor names and file names")
@@ -140,15 +141,16 @@ _FILLED = "tensors fill the data without overlap or gap"
 
 
 def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
+    with opened(path, "the file of weights") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            _refuse(path, f"the header is said to have {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
+        raw = file.read(length)
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                _refuse(path, f"the header is said to have {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
-            text = file.read(length).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        _refuse(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}", "a safetensors file")
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        _refuse(path, "the header is not UTF-8", "a safetensors file")
     header = parse_json(text, what="the header", where=str(path))
     if not isinstance(header, dict):
         _refuse(path, f"the header is {shorten(header)}", "an object of tensors")

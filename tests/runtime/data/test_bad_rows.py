@@ -115,5 +115,5 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="the data cannot be read: No such file"):
+    with pytest.raises(SpecError, match="the data is missing"):
         load(tmp_path / "absent.jsonl")

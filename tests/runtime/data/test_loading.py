@@ -293,7 +293,7 @@ def test_a_key_that_stands_twice_is_a_bad_row(tmp_path: Path, row: str, kind: st
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.parquet"])
 def test_a_pipe_is_no_data(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(SpecError, match="it is neither a file nor a folder"):
+    with pytest.raises(SpecError, match="the data is a pipe or a device"):
         load(tmp_path / name)
 
 

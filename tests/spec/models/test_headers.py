@@ -120,7 +120,7 @@ def test_a_tensor_lies_where_the_index_says_and_only_there(tmp_path: Path) -> No
         ({"a": "one.safetensors"}, None),
         ({"b": "one.safetensors", "a": "two.safetensors"}, "is here too, or not in the index"),
         ({"a": "one.safetensors", "b": "two.safetensors", "c": "two.safetensors"}, "'c' is in no file"),
-        ({"a": "one.safetensors", "b": "gone.safetensors"}, "cannot be read"),
+        ({"a": "one.safetensors", "b": "gone.safetensors"}, "is missing"),
     ):
         index.write_text(json.dumps({"weight_map": places}))
         if word is None:

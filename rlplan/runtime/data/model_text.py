@@ -1,0 +1,149 @@
+"""ModelText: what a model's folder makes of texts and chats, by its tokenizer and its chat template.
+
+In: a folder; texts and chats. Out: token ids and texts. Both files may be a stranger's: a tokenizer of a few bytes can
+take gigabytes or abort its process, a template can loop for ever. So they work in a process of their own, with limits,
+and the driver holds neither the libraries nor the tokenizer. Run as a module it is that process: JSON, line by line.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.runtime.data.layouts import printable
+from rlplan.runtime.processes.limits import limit_memory
+from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
+from rlplan.runtime.processes.machine_speed import patiently
+from rlplan.runtime.processes.safe_path import module_command
+
+MORE_BYTES = 1 << 31
+"""Beside the libraries: the largest published tokenizers take some 500 MB while they are read."""
+START_S = 60.0
+"""To import the libraries and to read the tokenizer, and to render the first chat."""
+ANSWER_S = 10.0
+"""For one text or chat; both are scaled."""
+MAX_ANSWER_BYTES = 1 << 24
+TEMPLATE_RULE = "a chat template that takes messages with role and content"
+TOKENIZER_RULE = "a tokenizer.json of the tokenizers library, which takes at most 2 GiB and 10 s a text"
+
+
+class ModelText:
+    """A context manager. template: the folder's chat template; without one, chats are not rendered."""
+
+    def __init__(self, folder: Path, template: str | None = None, config: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        alone = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+        command = module_command("rlplan.runtime.data.model_text")
+        self._process = LineProcess(command, self._log, MAX_ANSWER_BYTES, os.environ | alone | {"HF_HUB_OFFLINE": "1"})
+        try:
+            start = {"folder": str(folder), "template": template, "config": dict(config or {})}
+            self.longest_token = int(self._ask(start, START_S, is_chat=template is not None)["longest_token"])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "ModelText":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+        self._log.close()
+
+    def tokens(self, text: str, *, adds_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text. Raises: SpecError where the tokenizer fails."""
+        return tuple(self._ask({"text": text, "special": adds_special_tokens}, ANSWER_S, is_chat=False)["tokens"])
+
+    def rendered(self, chats: Sequence[Any]) -> list[str]:
+        """Chats as texts. Raises: SpecError where the template fails."""
+        return [str(self._ask({"chat": chat}, ANSWER_S, is_chat=True)["text"]) for chat in chats]
+
+    def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
+        try:
+            self._process.say(json.dumps(request), Deadline(START_S))
+            answer = patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
+        except NoAnswerError as error:
+            raise self._failed(f"{error}{self._last_words()}", is_chat=is_chat) from None
+        if "error" in answer:
+            raise self._failed(str(answer["error"]), is_chat=is_chat)
+        return answer
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""
+
+    def _failed(self, why: str, *, is_chat: bool) -> SpecError:
+        file = "chat_template.jinja" if (self.folder / "chat_template.jinja").exists() else "tokenizer_config.json"
+        if is_chat:
+            return SpecError(
+                f"the policy's chat template does not take the prompts: {printable(why)}",
+                where=str(self.folder / file),
+                rule=TEMPLATE_RULE,
+                way_out="mend the template, or give prompts as texts",
+            )
+        return SpecError(
+            f"the tokenizer cannot be read: {printable(why)}",
+            where=str(self.folder / "tokenizer.json"),
+            rule=TOKENIZER_RULE,
+            way_out="copy the model's tokenizer there again",
+        )
+
+
+class _Answers:
+    """The process's side."""
+
+    def __init__(self, folder: Path, template: str | None, config: Mapping[str, Any]) -> None:
+        from tokenizers import Tokenizer
+
+        if template is not None:
+            from transformers import PreTrainedTokenizerFast
+        limit_memory(MORE_BYTES)
+        self.tokenizer, self.template = Tokenizer.from_file(str(folder / "tokenizer.json")), template
+        if template is not None:
+            names = ("bos_token", "eos_token", "pad_token", "unk_token")
+            special = {name: config[name] for name in names if config.get(name)}
+            tokens = {name: value if isinstance(value, str) else value["content"] for name, value in special.items()}
+            self.chats = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **tokens)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "chat" in request:
+            text = self.chats.apply_chat_template(
+                request["chat"], chat_template=self.template, tokenize=False, add_generation_prompt=True
+            )
+            return {"text": text}
+        return {"tokens": self.tokenizer.encode(request["text"], add_special_tokens=request["special"]).ids}
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is no answer
+    answers: _Answers | None = None
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            if answers is None:
+                answers = _Answers(Path(request["folder"]), request["template"], request["config"])
+                found: dict[str, Any] = {"longest_token": max(map(len, answers.tokenizer.get_vocab()), default=1)}
+            else:
+                found = answers.answer(request)
+            said = json.dumps(found)
+        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception
+            said = json.dumps({"error": f"{type(error).__module__}.{type(error).__name__}: {error}"})
+        out.write(said + "\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Readers: every kind of file that rlplan reads, with a good one to begin from and the function that reads it."""
+
+import io
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rlplan.accuracy.files.reading import read_points
+from rlplan.emit.bundle import read_bundle, write_bundle
+from rlplan.errors import SpecError
+from rlplan.foreign.source import read_source
+from rlplan.planner.plan import digest_of, read_plan
+from rlplan.report.run_folder import read_run_folder
+from rlplan.runtime.checkpoints.tensor_file import TensorFile
+from rlplan.runtime.data import tables
+from rlplan.runtime.data.layouts import Columns
+from rlplan.runtime.data.loading import Wanted, load_rows
+from rlplan.runtime.data.role_tokenizers import token_ids
+from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.spec.base import read_json
+from rlplan.spec.declaration import read_declaration
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.fingerprints import model_fingerprint
+from rlplan.spec.hardware.catalogue import read_profile
+from rlplan.spec.measured_lengths import lengths_of_run
+from rlplan.spec.model import read_model
+from rlplan.spec.models.headers import read_checkpoint
+from tests.accuracy.files.test_reading import V0_LOG, V1_LOG
+from tests.factories import EXAMPLES, ROOT, make_plan
+from tests.report.factory import make_run
+
+SORTER = EXAMPLES / "models" / "sorter"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a file of a folder, of which it takes others as they are."""
+
+    file: str
+    read: Callable[[Path], object]
+    seeds: tuple[bytes, ...]
+    beside: dict[str, bytes] = field(default_factory=dict)
+    mend: Callable[[bytes], bytes] = bytes
+    """Makes a changed file whole where it carries a digest: what is inside is to be looked at too."""
+    is_dear: bool = False
+    """Whether a file takes some 10 ms: those that are read beside a whole plan."""
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """By name. folder: a place for what has to be made first."""
+    return _of_jobs(folder) | _of_models() | _of_data() | _of_points() | _of_runs(folder) | _of_other_stacks()
+
+
+def _of_jobs(folder: Path) -> dict[str, Reader]:
+    plan = make_plan()
+    write_bundle(plan, folder / "bundle")
+    bundle = {
+        str(path.relative_to(folder / "bundle")): path.read_bytes()
+        for path in (folder / "bundle").rglob("*")
+        if path.is_file()
+    }
+    profile = (ROOT / "hardware_profiles" / "node" / "cpu-host.yaml").read_bytes()
+    own = b'MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_ratio")\n'
+    jobs = [_with_absolute_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
+    found = {
+        "job": Reader("job.yaml", load_job, tuple(jobs)),
+        "profile": Reader("cpu-host.yaml", read_profile, (profile,), is_dear=True),
+        "algorithm": Reader("own.py", lambda path: read_declaration(f"{path}:MINE", path.parent), (own,)),
+        "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_with_its_digest, is_dear=True),
+    }
+    for name in bundle:
+        beside = {other: content for other, content in bundle.items() if other != name}
+        found[f"bundle: {name}"] = Reader(name, partial(_read_bundle, name), (bundle[name],), beside, is_dear=True)
+    return found
+
+
+def _read_bundle(name: str, path: Path) -> None:
+    read_bundle(path.parents[name.count("/")])
+
+
+def _with_absolute_paths(path: Path) -> bytes:
+    return re.sub(r"\b(models|data|environments|rewards)/", rf"{EXAMPLES}/\1/", path.read_text()).encode()
+
+
+def _with_its_digest(data: bytes) -> bytes:
+    try:
+        stored = json.loads(data)
+        stored["digest"] = digest_of({key: stored[key] for key in stored if key not in ("schema_version", "digest")})
+        return json.dumps(stored).encode()
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return data
+
+
+def _of_models() -> dict[str, Reader]:
+    read = {path.name: path.read_bytes() for path in SORTER.iterdir()}
+    small, index = _safetensors({"a": [2, 2], "b": [3]}), {"weight_map": {"a": "one.safetensors"}}
+
+    return {
+        "config": Reader("config.json", read_model, (read["config.json"],)),
+        "safetensors": Reader("model.safetensors", read_checkpoint, (small,)),
+        "checkpoint's tensors": Reader("x.safetensors", _open_tensors, (_safetensors({"a": [4], "b": [3]}),)),
+        "index": Reader(
+            "model.safetensors.index.json",
+            lambda path: read_checkpoint(path.parent),
+            (_json(index),),
+            {"one.safetensors": _safetensors({"a": [4]})},
+        ),
+        "tokens": Reader("tokenizer.json", lambda path: token_ids(path.parent), (read["tokenizer.json"],)),
+        "ends": Reader("generation_config.json", lambda path: end_tokens(path.parent), (b'{"eos_token_id": [2, 7]}',)),
+        "fingerprint": Reader("tokenizer.json", lambda path: model_fingerprint(path.parent), (b"{}",)),
+    }
+
+
+def _safetensors(shapes: dict[str, list[int]]) -> bytes:
+    """A file of 32-bit zeros."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at := at + 4 * prod(shape)]}
+    text = _json(header)
+    return len(text).to_bytes(8, "little") + text + bytes(at)
+
+
+def _open_tensors(path: Path) -> None:
+    TensorFile(path).close()
+
+
+def _of_data() -> dict[str, Reader]:
+    rows = [
+        {"prompt": "1 + 1?", "answer": "2"},
+        {"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}, "extra_info": {"a": 1}},
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"},
+    ]
+
+    def load(path: Path) -> None:
+        rows = path.read_bytes()
+        pairs = b"chosen" in rows
+        load_rows(path, Columns(), path.parent, Wanted(pairs=pairs, answers=not pairs))
+
+    lines = tuple(b"\n".join(json.dumps(row).encode() for row in [row, row]) for row in rows)
+    lists = tuple(json.dumps([row, row]).encode() for row in rows)
+    return {
+        "data: lines": Reader("rows.jsonl", load, lines),
+        "data: a list": Reader("rows.json", load, lists),
+        "data: its own list of files": Reader(
+            "state.json", lambda path: _ends_in_words(lambda: tables._files(path.parent)), (b'{"_data_files": ["a"]}',)
+        ),
+    }
+
+
+def _ends_in_words(read: Callable[[], object]) -> None:
+    """Of a process of its own, which ends with a message for the one that asked."""
+    try:
+        read()
+    except SystemExit as error:
+        raise SpecError(str(error), where="a process of its own", rule="as said", way_out="as said") from None
+
+
+def table_readers() -> dict[str, Reader]:
+    """Of what pyarrow reads: in a process with more memory, for it is the one that is made for that."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pa.table({"prompt": ["1 + 1?", "2 + 2?"] * 20, "answer": ["2", "4"] * 20})
+    parquet, arrow = io.BytesIO(), io.BytesIO()
+    pa.parquet.write_table(table, parquet)
+    with pa.ipc.new_stream(arrow, table.schema) as writer:
+        writer.write_table(table)
+
+    def print_rows(path: Path) -> None:
+        with redirect_stdout(io.StringIO()):
+            _ends_in_words(lambda: tables.print_rows(path))
+
+    return {
+        "data: parquet": Reader("rows.parquet", print_rows, (parquet.getvalue(),)),
+        "data: arrow": Reader("rows.arrow", print_rows, (arrow.getvalue(),)),
+    }
+
+
+def _of_points() -> dict[str, Reader]:
+    data = ROOT / "rlplan" / "accuracy" / "data"
+    points = json.loads((data / "measured_points.json").read_text())
+    listed = points if isinstance(points, list) else points["points"]
+    latencies = b"\n".join((data / "serving_latency.csv").read_bytes().splitlines()[:6])
+    events = [{"action": "alloc", "size": 8}, {"action": "free_requested", "size": 8}]
+    segments = [{"device": 0, "total_size": 32, "allocated_size": 4}]
+    snapshots = [pickle.dumps({"segments": segments, "device_traces": [events]}, protocol) for protocol in (2, 4)]
+    return {
+        "points: JSON": Reader("p.json", read_points, (json.dumps(listed[:4]).encode(),)),
+        "points: CSV": Reader("p.csv", read_points, (latencies,)),
+        "points: a log": Reader("p.log", read_points, (V1_LOG.encode(), V0_LOG.encode())),
+        "points: a snapshot": Reader("p.pickle", read_points, tuple(snapshots)),
+    }
+
+
+def _of_runs(folder: Path) -> dict[str, Reader]:
+    run = make_run(folder / "run")
+    files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    found = {}
+    for name in ("trace.jsonl", "metrics.jsonl", "timings.jsonl", "status.json"):
+        seed = b"\n".join(files[name].splitlines()[:12]) if name != "status.json" else files[name]
+        beside = {other: b"\n".join(content.splitlines()[:3]) for other, content in files.items() if "jsonl" in other}
+        beside["plan.json"] = files["plan.json"]
+        found[f"run: {name}"] = Reader(name, lambda path: read_run_folder(path.parent), (seed,), beside, is_dear=True)
+    lengths = {"mean_response_len": 3, "response_lengths": {"kind": "histogram", "edges": [1, 5, 9], "counts": [1, 2]}}
+    return found | {
+        "run: lengths.json": Reader("lengths.json", lambda path: lengths_of_run(path.parent), (_json(lengths),)),
+        "run: data.json": Reader(
+            "data.json", lambda path: lengths_of_run(path.parent), (_json({"prompt_len": {"mean": 3.5, "max": 9}}),)
+        ),
+        "run: any JSON": Reader("x.json", lambda path: read_json(path, "it"), (_json({"a": [1, {"b": None}]}),)),
+    }
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+FOREIGN = {
+    "verl": ("verl.yaml", "actor_rollout_ref: {model: {path: a/b}, rollout: {n: 8}}\ndata: {train_batch_size: 8}\n"),
+    "nemo_rl": ("nemo.yaml", "policy: {model_name: a/b}\ngrpo:\n  num_prompts_per_step: 8\nloss_fn: {}\n"),
+    "openrlhf": (
+        "run.sh",
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path a/b --vllm.num_engines 2 --data.max_len 64\n",
+    ),
+    "slime": ("run.sh", "ARGS=(--rollout-batch-size 8)\npython3 train.py --hf-checkpoint a/b ${ARGS[@]}\n"),
+    "trl": ("run.sh", "accelerate launch --num_processes 8 grpo.py --num_generations 8 --use_vllm true\n"),
+    "a script": (
+        "run.sh",
+        """#!/bin/bash
+MODEL=${MODEL:-Qwen/Qwen2.5-7B}; N=$((2 * 4)); ARGS=(--a b "$@")
+for i in 1 2; do echo $i; done; if [ -n "$X" ]; then Y=1; fi
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+  actor_rollout_ref.model.path=$MODEL data.train_batch_size=$((N * 128)) "${ARGS[@]}"
+""",
+    ),
+    "a program": (
+        "train.py",
+        "from trl import GRPOConfig\nLR = 1e-6\nargs = GRPOConfig(learning_rate=LR, num_generations=2 * 4)\n",
+    ),
+}
+
+
+def _of_other_stacks() -> dict[str, Reader]:
+    return {
+        f"foreign: {name}": Reader(file, lambda path: read_source(path, None), (text.encode(),))
+        for name, (file, text) in FOREIGN.items()
+    }
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Files by their names in a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def is_inside(path: object, folder: Path) -> bool:
+    """Whether a path, of text or bytes, leads into a folder."""
+    name = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+    return Path(name).resolve().is_relative_to(folder)

@@ -1,0 +1,46 @@
+"""Every reader takes hostile files: each ends in a value or a message, within 2 s and 512 MiB, and no more is done."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.factories import ROOT
+
+TABLES = ("data: parquet", "data: arrow")
+
+
+def fuzzed(count: int, seed: int, *names: str) -> tuple[list[str], int]:
+    """(what was wrong, how many readers there were)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.trust.fuzz", str(count), str(seed), *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    *faults, last = done.stdout.splitlines()
+    return faults, json.loads(last)["readers"]
+
+
+def test_no_reader_breaks_on_some_hostile_files() -> None:
+    assert fuzzed(400, 1) == ([], 38)
+
+
+def test_no_reader_of_tables_breaks_on_some_hostile_files() -> None:
+    assert fuzzed(60, 1, *TABLES) == ([], 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(5000)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_reader_breaks_on_thousands_of_hostile_files(seed: int) -> None:
+    assert fuzzed(5_000, 100 + seed) == ([], 38)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(5000)
+def test_no_reader_of_tables_breaks_on_thousands_of_hostile_files() -> None:
+    assert fuzzed(5_000, 100, *TABLES) == ([], 2)
