@@ -100,15 +100,15 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
     """
     width = block.intermediate if block.experts is None else block.experts.shared_width
     kept = element_bytes * (2 * block.hidden + width) if frozen.keeps_inputs else 0
-    modules = (
+    modules = [
         (block.hidden, frozen.attention_inputs, True),
         (block.q, int(frozen.adapts_output), False),
         (block.hidden, frozen.mlp_inputs, True),
         (width, int(frozen.adapts_down), True),
-    )
+    ]
     if frozen.adapts_experts and block.experts is not None:
         rows = block.experts.top_k * (2 * block.hidden + block.experts.width)
-        modules = (*modules, (rows, 1, True))
+        modules.append((rows, 1, True))
     if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
         each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
         return kept + each * sum(size * count for size, count, _ in modules)
