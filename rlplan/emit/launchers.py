@@ -112,7 +112,8 @@ def _skypilot(hosts: _Hosts) -> str:
             'head="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
             f'address="$head:{PORT}"',
             'if [ "$SKYPILOT_NODE_RANK" != 0 ]; then',
-            '  until ray start --address="$address" --block; do sleep 5; done',
+            '  until ray start --address="$address"; do sleep 5; done',
+            "  sleep 5",  # Ray goes on by itself, and the task is over when the first host's is
             "  exit 0",
             "fi",
             f'ray start --head --node-ip-address="$head" --port={PORT}',
