@@ -163,7 +163,7 @@ def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Gi
     if named is None:
         return {}
     file = folder / str(named.value)
-    if not file.is_file():
+    if not is_file(file):
         notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
         return {}
     given, more = read_document(file)
