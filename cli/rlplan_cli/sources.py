@@ -120,9 +120,11 @@ def with_models(verb: str, source: Path, overrides: tuple[str, ...], address: st
 
     plan = executable(verb, source, overrides, found)
     if absent:
+        from rlplan.planner.executable import check_complete
         from rlplan.runtime.driver.preflight import check_packages
         from rlplan.runtime.host.devices import check_devices
 
+        check_complete(plan.job, str(source), plan.job.named_models)
         check_devices(plan.job, address)
         check_packages(plan.job)
         for name in dict.fromkeys(absent):

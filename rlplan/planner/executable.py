@@ -4,7 +4,7 @@ In: a Plan, a ResolvedJob. Out: the plan, or what is in the way: it does not fit
 does not say something. Left out: the rules of what can run (rules.py), and which choice is best (search.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -45,11 +45,17 @@ def executable_plan(plan: Plan) -> Plan:
 
 def check_executable(job: ResolvedJob, where: str) -> None:
     """A job has everything that a run needs, and rlplan's own runtime runs it. Raises: SpecError, EmitError."""
-    for what, key, rule, way_out in missing(job):
-        raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
+    check_complete(job, where)
     choices, rejections = list_choices(job)
     if not choices:
         raise rules.refused(rejections[0].reason)
+
+
+def check_complete(job: JobSpec, where: str, absent: Collection[str] = ()) -> None:
+    """A job says everything that a run needs. absent: keys whose models are yet to be fetched. Raises: SpecError."""
+    for what, key, rule, way_out in missing(job):
+        if key not in absent:
+            raise SpecError(what, where=f"{where}: {key}", rule=rule, way_out=way_out)
 
 
 def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:

@@ -101,7 +101,7 @@ def bundled_id(name: str) -> str | None:
 def cached_id(path: str) -> str:
     """The id whose snapshot a folder of the hub's cache is; empty for any other path.
 
-    >>> cached_id("/home/a/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
+    >>> cached_id("/cache/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
     'Qwen/Qwen2.5-7B'
     """
     *_, repository, kind, _ = ("", "", "", *Path(path).parts)

@@ -154,7 +154,7 @@ def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
     rows.write_bytes((EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes())
     job = make_job(**{"data.prompts": str(rows)})
     rows.unlink()
-    with pytest.raises(SpecError, match="the prompts cannot be read: No such file"):
+    with pytest.raises(SpecError, match="the data is missing"):
         identity_of(job)
 
 

@@ -284,4 +284,4 @@ def test_an_estimate_reads_one_profile_and_no_other():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     opened = json.loads(done.stderr.splitlines()[-1])
-    assert [Path(path).stem for path in opened if Path(path).stem in profile_paths()] == ["cpu-host"]
+    assert {Path(path).stem for path in opened if Path(path).stem in profile_paths()} == {"cpu-host"}
