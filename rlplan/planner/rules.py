@@ -24,6 +24,10 @@ MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
+_FOR_OTHERS = "rlplan emit JOB --target verl -o FOLDER writes it for a stack with that trainer, as slime and nemo_rl do"
+"""The way out of a plan for another trainer than rlplan's own."""
+
+
 def job_refusals(job: SettledJob) -> Iterator[str]:
     """Why rlplan's own runtime does not run a job whatever is chosen."""
     if job.target != "rlplan":
@@ -61,11 +65,13 @@ def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
+    where = reason.split(maxsplit=1)[0].rstrip(":")
+    another = "another value of the key (docs/job.md); for an estimate alone another target: fsdp2 or megatron"
     return EmitError(
         f"refused: {reason}",
-        where=reason.split(maxsplit=1)[0].rstrip(":"),
+        where=where,
         rule="what its target does not run is no plan, however much memory there is (docs/planning.md, Running it)",
-        way_out="another value of the key (docs/job.md); for an estimate alone another target: fsdp2 or megatron",
+        way_out=_FOR_OTHERS if where == "target" else another,
     )
 
 
