@@ -193,7 +193,12 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
             if abs(int(there) - wanted[MEMORY]) <= SAME_CACHE * wanted[MEMORY]:
                 back[MEMORY] = wanted[MEMORY]
     except RlplanError as error:
-        raise EmitError(error.what, where=error.where, rule=error.rule, way_out=error.way_out) from None
+        raise EmitError(
+            f"{table.title} cannot say a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
+            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
+            rule=error.rule,
+            way_out="another target, of which `rlplan emit --help` has the list",
+        ) from None
     keys = [key for key in table.rows if key in wanted and not key.startswith("hardware.")]
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
     lost = [key for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID]
