@@ -78,4 +78,4 @@ def test_what_a_stranger_wrote_is_printed_and_not_obeyed(rlplan: Call, tmp_path:
     assert answer.exit_code in (0, 1, 2, 3), answer.err
     written = answer.out + answer.err
     assert [each for each in written if not each.isprintable() and each not in "\n\t\xa0"] == []
-    assert "evil" in written or answer.exit_code == 0
+    assert "owned" in written or answer.exit_code == 0  # the rest of a long name may be cut off

@@ -22,6 +22,9 @@ WAY_OUT = "docs/job.md shows every key and a whole job"
 Fetch = Callable[[str, Path], str]
 """From a model's name and the folder that its path is relative to, to the path where it was brought."""
 
+MAX_SHOWN_PATH = 1_000
+"""Characters of a path in a message."""
+
 
 def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
     """The job in a YAML file, with dotted overrides laid over it. fetch: brings models that are not there.
@@ -42,12 +45,17 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
         fault = _fault(Path(place))
         if fault:
             raise SpecError(
-                f"'{place}' {fault}",
+                f"'{_cut(str(place))}' {fault}",
                 where=f"{path}: {key}",
                 rule="a file or a folder, its path relative to the job file",
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _cut(path: str) -> str:
+    """A path for a message: whole, unless no file system could hold it."""
+    return path if len(path) <= MAX_SHOWN_PATH else path[: MAX_SHOWN_PATH - 1] + "…"
 
 
 def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
