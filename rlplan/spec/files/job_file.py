@@ -91,7 +91,7 @@ def _check_model(name: str, where: str) -> None:
         return
     near = nearest_id(name)
     raise SpecError(
-        f"'{name}' {fault}",
+        f"'{_cut(name)}' {fault}",
         where=where,
         rule="a folder or a config.json, its path relative to the job file, or the id of a bundled model"
         + (f". Did you mean '{near}'?" if near else ""),
