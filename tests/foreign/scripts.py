@@ -5,6 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from rlplan.foreign.export.folders import nested
+
 VERL = {
     "algorithm.adv_estimator": "grpo",
     "data.train_batch_size": 64,
@@ -42,13 +44,6 @@ def write_script(folder: Path, start: str, settings: dict[str, Any], before: str
 
 def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
     """A YAML file with these dotted keys."""
-    data: dict[str, Any] = {}
-    for key, value in settings.items():
-        inner = data
-        *above, last = key.split(".")
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
     path = folder / "train.yaml"
-    path.write_text(json.dumps(data, indent=1))
+    path.write_text(json.dumps(nested(settings), indent=1))
     return path
