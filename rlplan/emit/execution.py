@@ -26,7 +26,7 @@ class ExecutionSpec(Spec):
     deepspeed: dict[str, dict[str, Any]]
     """One config for each trained role, and for each frozen one whose ranks share its weights."""
     vllm: dict[str, dict[str, Any]]
-    """Engine arguments of the policy's rollout engine."""
+    """Engine arguments of the policy's rollout engine; empty where nothing is generated."""
     ray: RayPlacement
 
 
@@ -43,6 +43,10 @@ def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
         schedule=plan.schedule,
         deepspeed={role: deepspeed_config(plan.job, plan.schedule, role) for role in plan.job.trained_roles}
         | {layout.role: frozen_config(plan.job) for layout in plan.schedule.layouts if layout.shares_frozen_weights},
-        vllm={"policy": engine_arguments(plan.job, plan.schedule.placement)},
+        vllm={
+            layout.role: engine_arguments(plan.job, plan.schedule.placement)
+            for layout in plan.schedule.layouts
+            if layout.worker == "rollout_engine"
+        },
         ray=ray_placement(plan),
     )

@@ -114,11 +114,6 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
-    if not job.has_rollouts:
-        yield (
-            f"algorithm {job.algorithm.name}: on GPUs the runtime only trains on rollouts, and this algorithm's "
-            "answers are given (preference data)"
-        )
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host

@@ -29,10 +29,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200"}, "Qwen3MoeForCausalLM"),
     "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
     "two kinds of GPUs": ({"hardware": "8xH100 + 8xL40S"}, "GPUs of one kind"),
-    "answers that are given": (
-        {"algorithm": "dpo", "workload": {"num_samples_per_prompt": 2}},
-        "answers are given (preference data)",
-    ),
     "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
     "hosts that are not full": (
         {"hardware": {"profile": "h100-sxm", "num_devices": 6, "num_hosts": 4}},

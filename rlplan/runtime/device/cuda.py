@@ -31,6 +31,8 @@ def num_devices() -> int:
 
 
 class CudaDevice:
+    collectives = "cpu:gloo,cuda:nccl"
+
     def __init__(self, place: torch.device | None = None) -> None:
         self.place = place or torch.device("cuda", torch.cuda.current_device())
 

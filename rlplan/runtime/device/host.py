@@ -1,9 +1,9 @@
 """A stand-in for a GPU in the host's memory: a device of N bytes that runs out, whose memory other processes open.
 
-In: its size. Out: what cuda.py does, on tensors of the CPU: allocations are counted operation by operation and end in
-torch's own OutOfMemoryError where the device is full; shared memory takes the place of CUDA IPC; streams have nothing
-to wait for, as every operation is done when it returns.
-Left out: kernels (a tensor computes as on a CPU), the context, vLLM's sleep (its allocator is CUDA's own).
+In: its size. Out: what cuda.py does, on tensors of the CPU: allocations are counted and end in torch's own
+OutOfMemoryError where the device is full (host_memory.py); shared memory takes the place of CUDA IPC; streams have
+nothing to wait for, as every operation is done when it returns. vLLM's engine sleeps on it with host_sleep.py.
+Left out: kernels (a tensor computes as on a CPU), and the context.
 Counting holds in the thread that entered `host_device`; IPC and events in all.
 """
 
@@ -17,72 +17,25 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
 
+from rlplan.runtime.device.host_memory import CountedMemory, SharedBytes
 from rlplan.runtime.device.layer import DeviceBytes, using
-from rlplan.units import format_bytes
 
 CAPABILITY = (9, 0)
 
 
-class CountedMemory(TorchDispatchMode):
-    """Bytes of the storages behind the results of every operation inside the block. capacity: None for no end.
+class HostDevice:
+    """See layer.py. num_bytes: what it has. number: tells it from others on the same host.
 
-    torch's own MemTracker does not take frozen parameters.
+    shared: where the processes that share it count together; None where there is one.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
-        super().__init__()
-        self.capacity, self.peak = capacity, 0
-        self._living: dict[int, weakref.ref[Any]] = {}
-        self._elsewhere: set[int] = set()
+    collectives = "gloo"
 
-    @property
-    def now(self) -> int:
-        """In tensors that live."""
-        storages = [storage() for storage in list(self._living.values())]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                self.count(leaf)
-        return result
-
-    def count(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage until it is gone. Raises: OutOfMemoryError where that is more than there is."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        is_new = key not in self._living and key not in self._elsewhere
-        if is_new:
-            self._living[key] = weakref.ref(storage, lambda _: self._living.pop(key, None))
-        now = self.now
-        if self.capacity is not None and now > self.capacity:
-            if is_new:
-                self._living.pop(key, None)
-            raise torch.OutOfMemoryError(
-                f"out of memory: {format_bytes(storage.nbytes())} asked for, {format_bytes(now - storage.nbytes())} of "
-                f"{format_bytes(self.capacity)} are taken"
-            )
-        self.peak = max(self.peak, now)
-
-    def leave_out(self, tensor: torch.Tensor) -> None:
-        """Of a tensor that lies elsewhere nothing is counted."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._living.pop(key, None)
-        self._elsewhere.add(key)
-        weakref.finalize(storage, self._elsewhere.discard, key)
-
-
-class HostDevice:
-    """See layer.py. num_bytes: what it has. number: tells it from others on the same host."""
-
-    def __init__(self, num_bytes: int, number: int = 0) -> None:
+    def __init__(self, num_bytes: int, number: int = 0, shared: SharedBytes | None = None) -> None:
         self.place, self.num_bytes, self.number = torch.device("cpu"), num_bytes, number
-        self.memory = CountedMemory(num_bytes)
+        self.memory = CountedMemory(num_bytes, shared)
         self._files: dict[int, int] = {}
 
     def begin(self) -> None:
@@ -151,11 +104,11 @@ class HostDevice:
         """Nothing is kept of what was freed."""
 
     def free_bytes(self) -> int:
-        return self.num_bytes - self.memory.now
+        return self.num_bytes - self.memory.now - self.memory.of_others
 
     def held(self) -> DeviceBytes:
         now = self.memory.now
-        return DeviceBytes(now, self.memory.peak, reserved=now, process=now, total=now)
+        return DeviceBytes(now, self.memory.peak, reserved=now, process=now, total=now + self.memory.of_others)
 
     def reset_peak(self) -> None:
         self.memory.peak = self.memory.now

@@ -61,9 +61,13 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """An accelerator as a process sees it. place: where its tensors lie."""
+    """An accelerator as a process sees it."""
 
     place: "torch.device"
+    """Where its tensors lie."""
+
+    collectives: str
+    """The backends of torch.distributed for ranks that compute on such devices."""
 
     def begin(self) -> None:
         """This process computes here from now on."""

@@ -55,7 +55,7 @@ class ActionRunner:
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
         self.metrics = StepMetrics(spec.job)
         self.weight_sync = WeightSync(spec, worker_group)
-        self.fleet = Fleet(worker_group, spec.schedule.layout("rollout_engine"))
+        self.fleet = Fleet(worker_group, spec.schedule)
         self.switches = Switches(worker_group, recorder.folder, spec.job)
         self.checkpoints = Checkpointer(spec, worker_group, recorder)
         self.worker_group, self.deadline_s = worker_group, worker_group.deadline_s

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlplan.dataflow.layouts import RoleLayout
+from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostProcessError
@@ -45,16 +45,19 @@ class ExpectedLengths:
 
 
 class Fleet:
-    """The engines of a layout, each with its ranks' processes.
+    """The engines of a schedule, each with its ranks' processes; none where answers are given and nobody evaluates.
 
     changing: held while an engine is restarted, so that nothing is submitted to it before it has its weights.
     num_begun_anew: requests that a lost engine had begun, since somebody last set it back.
     """
 
-    def __init__(self, worker_group: WorkerGroup, layout: RoleLayout) -> None:
-        names = [process for process, _ in layout.processes]
+    def __init__(self, worker_group: WorkerGroup, schedule: Schedule) -> None:
         self.worker_group = worker_group
-        self.engines = [tuple(names[first : first + layout.tp]) for first in range(0, len(names), layout.tp)]
+        self.engines: list[tuple[str, ...]] = []
+        for layout in schedule.layouts:
+            if layout.worker == "rollout_engine":
+                names = [process for process, _ in layout.processes]
+                self.engines += [tuple(names[first : first + layout.tp]) for first in range(0, len(names), layout.tp)]
         self.lengths = ExpectedLengths()
         self.changing = threading.RLock()
         self.num_begun_anew = 0

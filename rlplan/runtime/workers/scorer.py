@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.logprob_model import LogprobModel
 from rlplan.runtime.models.sharded_loading import build_cut
@@ -58,8 +59,8 @@ class Scorer(Worker):
     ) -> None:
         """Load the model and keep this rank's share of its weights. config: DeepSpeed's, of the bundle."""
         self.model_folder, self.device = model_folder, worker_device(self.job)
-        on_gpus, timeout_s = self.job.device_kind == "cuda", self.job.limits.rank_timeout_s
-        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
+        timeout_s = self.job.limits.rank_timeout_s
+        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
         self.engine = share_frozen(
             self._wrapped(build_cut(model_folder, config, self._dtype, is_scalar=self._is_scalar)), config
         )
@@ -84,7 +85,7 @@ class Scorer(Worker):
 
         From a GPU, and of a share in any case, its weights are offloaded.
         """
-        if self.engine is None and self.device.type == "cpu":
+        if self.engine is None and device_of(self.device) is None:
             self.model = None
             gc.collect()
         else:

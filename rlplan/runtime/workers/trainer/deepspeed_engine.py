@@ -14,6 +14,7 @@ from torch import nn
 
 from rlplan.emit.deepspeed import EIGHT_BIT
 from rlplan.errors import HostError
+from rlplan.runtime.device.layer import Device
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.logprob_model import TokenBatch, make_batch, score_packed
 from rlplan.runtime.models.tensor_parallel import forget_input_check, norm_of_parts
@@ -41,30 +42,30 @@ def join_ranks(
     address: tuple[str, int],
     timeout_s: float,
     listener: int | None = None,
-    *,
-    on_gpus: bool = False,
+    device: Device | None = None,
 ) -> None:
     """Meet the other ranks, once in a process: over gloo, on GPUs over NCCL beside it (not yet run on a GPU).
 
-    listener: rank 0's open socket, on one interface only. A process sees its own GPU alone, so that is number 0.
+    listener: rank 0's open socket, on one interface only. device: None on a CPU host; a process sees its own GPU alone,
+    so that is number 0.
     """
     import deepspeed
     import torch.distributed as dist
 
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK="0" if on_gpus else str(rank),
+        LOCAL_RANK=str(rank) if device is None else "0",
         WORLD_SIZE=str(world_size),
         LOCAL_SIZE=str(world_size),
         MASTER_ADDR=address[0],
         MASTER_PORT=str(address[1]),
     )
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    backend = device.collectives if device else "gloo"
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    deepspeed.init_distributed(dist_backend="nccl" if on_gpus else "gloo", verbose=False)
+    deepspeed.init_distributed(dist_backend="nccl" if "nccl" in backend else "gloo", verbose=False)
 
 
 def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:

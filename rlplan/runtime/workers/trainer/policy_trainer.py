@@ -84,9 +84,8 @@ class PolicyTrainer(Worker):
     def start(self, rank: int, world_size: int, address: tuple[str, int], model_folder: str) -> None:
         """Join the other ranks, load the policy and hand it to DeepSpeed."""
         torch.manual_seed(self.job.seed)
-        self.device, on_gpus = worker_device(self.job), self.job.device_kind == "cuda"
-        timeout_s = self.job.limits.rank_timeout_s
-        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), on_gpus=on_gpus)
+        self.device, timeout_s = worker_device(self.job), self.job.limits.rank_timeout_s
+        join_ranks(rank, world_size, address, timeout_s, self.take_listener(), device_of(self.device))
         self.sharing = meet(self.job.training.ulysses)
         self._take_over(model_folder)
 
@@ -106,7 +105,7 @@ class PolicyTrainer(Worker):
     def _is_cut_from_the_start(self) -> bool:
         """On GPUs under ZeRO-3: as many ranks as a host has GPUs would each load the whole model. Not with adapters."""
         zero = self.config.get("zero_optimization", {})
-        return self.device.type == "cuda" and zero.get("stage") == 3 and not self.has_adapters
+        return device_of(self.device) is not None and zero.get("stage") == 3 and not self.has_adapters
 
     def stop(self) -> None:
         """Let go of the engine and everything that it holds; the ranks stay together."""

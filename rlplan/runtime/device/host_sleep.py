@@ -1,0 +1,139 @@
+"""vLLM's sleep on the stand-in for a GPU: an allocator whose memory goes and comes back, behind vLLM's own interface.
+
+In: tensors that vLLM makes while a pool is in use. Out: their bytes really given back, and there again when vLLM wakes.
+vLLM's code for GPUs (levels, tags, what it saves before level 2) runs over it unchanged. Source: vLLM 0.32.0,
+`device_allocator.MemAllocator`, `v1/worker/gpu_worker.py`.
+Left out: addresses that stay (a tensor finds its storage by itself), and oneDNN's packed weights, which are no tensors:
+they are switched off, as a GPU has none.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlplan.runtime.device.host import HostDevice
+
+_DEFERRABLE = ("weights", "kv_cache")
+"""Tags that wake only where they are named, or nothing is."""
+_OF_A_NAN = 0xFF
+"""Every byte of weights that come back without a copy: who reads them before they are sent finds NaNs."""
+
+
+@dataclass
+class _Allocation:
+    tag: str
+    storage: weakref.ref[Any]
+    num_bytes: int
+    backup: torch.Tensor | None = None
+    is_asleep: bool = False
+
+
+class HostAllocator:
+    """`vllm.device_allocator.MemAllocator` on a HostDevice: a pool for each tag."""
+
+    def __init__(self, device: HostDevice) -> None:
+        self.device = device
+        self._allocations: dict[int, _Allocation] = {}
+
+    @contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """What is made inside the block and lives at its end has the tag; in a block inside it, that one's."""
+        with _NewStorages() as made:
+            yield
+        for key, reference in made.found.items():
+            storage = reference()
+            if storage is not None and key not in self._allocations:
+                gone = weakref.ref(storage, lambda _, key=key: self._allocations.pop(key, None))
+                self._allocations[key] = _Allocation(tag or "default", gone, storage.nbytes())
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        """Give everything back; what has one of the tags is kept on the host."""
+        kept = (offload_tags,) if isinstance(offload_tags, str) else offload_tags or ("default",)
+        for allocation, storage in self._awake():
+            if allocation.tag in kept:
+                allocation.backup = self.device.pinned(storage.nbytes()).copy_(_bytes_of(storage))
+            storage.resize_(0)
+            allocation.is_asleep = True
+
+    def discard(self, tags: tuple[str, ...] | str) -> None:
+        """Give back what has one of the tags, and keep nothing of it."""
+        for allocation, storage in self._awake():
+            if allocation.tag in ((tags,) if isinstance(tags, str) else tags):
+                storage.resize_(0)
+                allocation.is_asleep = True
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take room again; for weights and KV cache where they are named, or nothing is. Raises: OutOfMemoryError."""
+        for allocation in list(self._allocations.values()):
+            storage = allocation.storage()
+            defers = bool(tags) and allocation.tag in _DEFERRABLE and allocation.tag not in (tags or ())
+            if storage is None or not allocation.is_asleep or defers:
+                continue
+            storage.resize_(allocation.num_bytes)
+            whole = _bytes_of(storage)
+            self.device.memory.count(whole)
+            if allocation.backup is not None:
+                whole.copy_(allocation.backup)
+            else:
+                whole.fill_(_OF_A_NAN if allocation.tag == "weights" else 0)
+            allocation.backup, allocation.is_asleep = None, False
+
+    def get_current_usage(self) -> int:
+        """Bytes in all pools."""
+        return sum(allocation.num_bytes for allocation, _ in self._awake())
+
+    def _awake(self) -> list[tuple[_Allocation, torch.UntypedStorage]]:
+        pairs = [(allocation, allocation.storage()) for allocation in list(self._allocations.values())]
+        return [
+            (allocation, storage) for allocation, storage in pairs if storage is not None and not allocation.is_asleep
+        ]
+
+
+class _NewStorages(TorchDispatchMode):
+    """Storages behind the results of the operations inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                storage = leaf.untyped_storage()
+                self.found[storage._cdata] = weakref.ref(storage)
+        return result
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def let_vllm_sleep(device: HostDevice) -> None:
+    """Give vLLM's worker on a CPU the sleep of its worker on a GPU, for this process. Raises: ImportError."""
+    import vllm.device_allocator as allocators
+    from vllm import _custom_ops as kernels
+    from vllm.model_executor.layers import utils as layers
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    allocator = HostAllocator(device)
+    patches: list[tuple[Any, str, Any]] = [
+        (allocators, "get_mem_allocator_instance", lambda: allocator),
+        (type(current_platform), "is_sleep_mode_available", lambda _: True),
+        (torch.accelerator, "synchronize", lambda *_: None),
+        (torch.accelerator, "get_memory_info", lambda *_: (device.free_bytes(), device.num_bytes)),
+        (kernels, "_supports_onednn", False),
+        (layers, "check_cpu_sgl_kernel", lambda *_: False),
+        (CPUWorker, "_maybe_get_memory_pool_context", lambda _, tag: allocator.use_memory_pool(tag)),
+        *((CPUWorker, name, getattr(Worker, name)) for name in ("sleep", "wake_up", "discard")),
+    ]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
