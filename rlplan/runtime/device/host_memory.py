@@ -126,6 +126,7 @@ class SharedBytes:
             processes = self._SLOTS.unpack_from(self._memory)[::2]
             self.slot = next(slot for slot, process in enumerate(processes) if not _is_alive(process))
             self.write(0)
+            fcntl.flock(file, fcntl.LOCK_UN)  # the mapping keeps the file open, and with it the lock
 
     def write(self, num_bytes: int) -> None:
         """What this process holds now."""

@@ -1,19 +1,14 @@
-"""The stand-in for a GPU: N bytes that run out, states that leave it and come back, and the ladder down from there."""
+"""The stand-in for a GPU: N bytes that run out, states that leave it and come back."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu.jobs import plan_on_gpu
-from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
 from rlplan.runtime.device.host import HostDevice, host_device
 from rlplan.runtime.device.layer import begun, device_of, present, using
-from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
-from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
 from rlplan.runtime.workers.worker_device import forget_cache, worker_device
-from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import MIB
 from tests.factories import gpu_job
 
@@ -62,44 +57,6 @@ def test_a_backward_pass_counts_too() -> None:
         (weight * 2).sum().backward()
         assert weight.grad is not None
         assert device.held().allocated == weight.grad.nbytes
-
-
-class Trainer(PolicyTrainer):
-    """A policy trainer whose pass takes memory by the token, and nothing else of one."""
-
-    def __init__(self, job: ResolvedJob) -> None:
-        self.job, self.process = job, "policy_trainer/0"
-
-    def forward_backward(self, packs: Any, *_: Any) -> Any:
-        tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for pack in packs for sample in pack)
-        torch.zeros(tokens * 1024, dtype=torch.uint8)
-
-    def optimizer_step(self) -> dict[str, float]:
-        return {}
-
-
-def misfit_of(job: ResolvedJob) -> MisfitError | None:
-    """Why the job's largest micro-batch does not fit."""
-    try:
-        Trainer(job).rehearse()
-    except MisfitError as error:
-        return error
-    return None
-
-
-def test_a_rehearsal_that_runs_out_goes_down_the_ladder_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-    plan, changes = plan_on_gpu("colocated", "h100-sxm"), []
-    with host_device(300 * 1024):
-        while (error := misfit_of(plan.job)) is not None:
-            assert "needs more memory than its GPU has left" in error.what
-            assert "are taken" in error.where
-            step = next_plan(plan)
-            assert step is not None
-            changes.append(step[0])
-            plan = step[1]
-    assert len(changes) <= MAX_FALLBACKS
-    assert changes == [f"training.max_tokens_per_micro_batch={tokens}" for tokens in (2048, 1024, 512, 256)]
 
 
 def test_offloaded_states_leave_it_and_come_back_bit_for_bit() -> None:

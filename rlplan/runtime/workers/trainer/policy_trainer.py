@@ -118,14 +118,16 @@ class PolicyTrainer(Worker):
     def rehearse(self) -> None:
         """One step at its largest, of sequences that count nothing; `begin_anew` comes next.
 
+        Of several micro-batches two, for the second finds the first one's gradients there.
         Raises: MisfitError where a GPU has too little memory for it.
         """
         workload = self.job.workload
         share = self.job.num_trained_by(torch.distributed.get_world_size() // self.job.training.num_ranks_per_pass)
         count = max(1, min(self.job.max_tokens_per_micro_batch // workload.max_seq_len, share))
         longest = blank_sample(workload.max_prompt_len, workload.max_response_len)
+        num_micro_batches = 2 if share > count else 1
         try:
-            self.forward_backward([[longest] * count], [[0.0] * count])
+            self.forward_backward([[longest] * count] * num_micro_batches, [[0.0] * count] * num_micro_batches)
             self.optimizer_step()
         except torch.OutOfMemoryError as error:
             raise MisfitError(
