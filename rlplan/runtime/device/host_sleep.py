@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ class HostAllocator:
         for key, reference in made.found.items():
             storage = reference()
             if storage is not None and key not in self._allocations:
-                gone = weakref.ref(storage, lambda _, key=key: self._allocations.pop(key, None))
-                self._allocations[key] = _Allocation(tag or "default", gone, storage.nbytes())
+                followed = weakref.ref(storage, partial(self._forget, key))
+                self._allocations[key] = _Allocation(tag or "default", followed, storage.nbytes())
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
         """Give everything back; what has one of the tags is kept on the host."""
@@ -87,6 +88,9 @@ class HostAllocator:
     def get_current_usage(self) -> int:
         """Bytes in all pools."""
         return sum(allocation.num_bytes for allocation, _ in self._awake())
+
+    def _forget(self, key: int, _: Any) -> None:
+        self._allocations.pop(key, None)
 
     def _awake(self) -> list[tuple[_Allocation, torch.UntypedStorage]]:
         pairs = [(allocation, allocation.storage()) for allocation in list(self._allocations.values())]
