@@ -130,9 +130,11 @@ def test_deepspeed_reads_every_config(emitted: ExecutionSpec, monkeypatch: pytes
         assert read.zero_config.stage == layout.zero_stage
 
 
-def test_deepspeed_compiles_its_adam_for_the_host() -> None:
+def test_deepspeed_compiles_its_adam_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own: torch waits for ever for a build that was cut off and left its lock."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert CPUAdamBuilder().load() is not None
 
 
