@@ -106,7 +106,7 @@ def _adapters(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def _placement(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    if job.placement.placement != "auto" and not job.algorithm.declaration.has_rollouts:
+    if job.placement.placement not in ("auto", "hybrid") and not job.algorithm.declaration.has_rollouts:
         yield (
             f"placement {job.placement.placement} for {job.algorithm.name}, which generates nothing",
             "placement.placement",

@@ -21,7 +21,7 @@ def check(model: str, gpus: str, *overrides: str, algorithm: str = "grpo") -> No
 def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None:
     check(DENSE, "8xH100", algorithm="dpo")
     with pytest.raises(SpecError, match="generates nothing"):
-        check(DENSE, "8xH100", "placement.placement=hybrid", algorithm="dpo")
+        check(DENSE, "8xH100", "placement.placement=disaggregated", algorithm="dpo")
 
 
 REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
