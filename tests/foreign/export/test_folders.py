@@ -11,6 +11,9 @@ from rlplan.foreign.documents import flat
 from rlplan.foreign.export.folders import TARGETS, write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import load_job
+from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, GRID, plan_of
 
 SAME_CACHE = 1.02
@@ -18,11 +21,11 @@ SAME_CACHE = 1.02
 NOT_COMPARED = {"algorithm.kl_in", "algorithm.kl_estimator", "training.logits", "policy.path", "placement.sync_bucket"}
 
 
-def read_back(target: str, folder: Path, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tuple[dict[str, Any], list[str]]:
     """The job of the files that were written, and keys of theirs that nobody knows."""
     settings = read_source(folder / STARTED[target], None)
     model = None if "policy.path" in settings.table.rows else plan.model_name
-    imported, job = imported_job(settings, Asked("8xH100", model))
+    imported, job = imported_job(settings, Asked(gpus, model))
     unknown = [one.key for one in imported.left if one.why.startswith("not known")]
     return {
         key: flat(job.model_dump(mode="json"))[key] for key in settings.table.rows if key in flat(imported.data)
@@ -101,3 +104,13 @@ def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> Non
 
 def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:
     assert write_export(plan_of(*ASKED["nemo_rl"]), "nemo-rl", tmp_path)[0].name == "train.yaml"
+
+
+@pytest.mark.parametrize("target", ["verl", "slime"])
+def test_the_example_that_is_planned_for_megatron_is_written_for_stacks_with_it(target: str, tmp_path: Path) -> None:
+    """The other examples on GPUs are bundles of ours: tests/emit/test_gpu_bundles.py."""
+    plan = best_plan(load_job(EXAMPLES / "grpo-671b-1024xh200.yaml"))
+    write_export(plan, target, tmp_path)
+    found, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
+    assert unknown == []
+    assert found["hardware.num_devices"] == 1024
