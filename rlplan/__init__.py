@@ -1,7 +1,40 @@
 """rlplan: plan, estimate, run and report reinforcement learning of language models.
 
 One idea: a plan is a schedule of actions, and the same schedule is estimated, searched, executed and reported.
-Importing this package pulls in no torch, ray, vllm, deepspeed, pandas or matplotlib.
+Importing this package pulls in nothing but this file: what __all__ names comes from api.py when it is first asked for.
 """
 
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlplan.api import compare, emit, estimate, explain, load_run, plan, simulate
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate"]
+
+
+class _Package(ModuleType):
+    """An import binds a submodule in its package: `emit` and `simulate` are folders too, and stay functions."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """A public function, imported when it is first used."""
+    if name == "errors":
+        return import_module("rlplan.errors")
+    if name not in __all__:
+        raise AttributeError(f"module 'rlplan' has no attribute '{name}'; it has {', '.join(__all__)}")
+    return getattr(import_module("rlplan.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

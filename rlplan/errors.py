@@ -92,6 +92,24 @@ class InterruptedRunError(RlplanError):
     exit_code = 130
 
 
+EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
+    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
+    "cpu",
+)
+"""Packages that not every installation has, and the extra that brings them."""
+
+
+def missing_extra(package: str) -> HostError:
+    """A package of EXTRAS is not installed."""
+    way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
+    return HostError(
+        f"package '{package}' is missing",
+        where="this Python environment",
+        rule=f"what was asked needs the extra '{EXTRAS[package]}'",
+        way_out=f"{way_out}; `rlplan doctor` says what else is missing",
+    )
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known word is near, else nothing.
 

@@ -18,7 +18,16 @@ import typer
 from typer.core import TyperGroup
 
 from rlplan import __version__
-from rlplan.errors import EXIT_BUG, EXIT_NO_READER, HostError, MisspeltError, RlplanError, SpecError
+from rlplan.errors import (
+    EXIT_BUG,
+    EXIT_NO_READER,
+    EXTRAS,
+    HostError,
+    MisspeltError,
+    RlplanError,
+    SpecError,
+    missing_extra,
+)
 from rlplan.printable import PrintableStream
 
 COMMANDS = {
@@ -139,13 +148,6 @@ def rlplan(
     """Plan, estimate, simulate, run and report reinforcement learning of language models."""
 
 
-EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
-    ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
-    "cpu",
-)
-"""Packages that not every installation has, and the extra that brings them."""
-
-
 FEW_COLLECTIONS = 100_000
 """Objects between two looks for cycles. Imports and a search make many that live to the end: with Python's own 700 a
 sixth of a short command is spent on looking at them (0.63 s against 0.53 s for `rlplan plan`)."""
@@ -211,7 +213,7 @@ def _run(debug: bool) -> int:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-            show_error(_missing_extra(error.name))
+            show_error(missing_extra(error.name))
             return HostError.exit_code
         print(
             f"a bug in rlplan: {type(error).__name__}: {error}\n"
@@ -256,13 +258,3 @@ def _show_usage(error: typer.TyperException) -> int:
             )
         )
     return SpecError.exit_code
-
-
-def _missing_extra(package: str) -> HostError:
-    way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
-    return HostError(
-        f"package '{package}' is missing",
-        where="this Python environment",
-        rule=f"this command needs the extra '{EXTRAS[package]}'",
-        way_out=f"{way_out}; `rlplan doctor` says what else is missing",
-    )

@@ -184,6 +184,16 @@ def timings(run: RunFolder) -> pd.DataFrame:
     return _by_step(tuple(row for row in run.timings if row["step"] >= 1))
 
 
+def steps(run: RunFolder) -> pd.DataFrame:
+    """One row a step: what was learned, which a seed repeats bit for bit, then what depends on the machine."""
+    return metrics(run).merge(timings(run), on="step", how="outer").sort_values("step")
+
+
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows of any result; what is unknown stays empty."""
+    return pd.DataFrame(rows)
+
+
 _PEAK_COLUMNS = [
     *("process", "device", "run_phase", "action_id", "predicted_bytes", "predicted_baseline_bytes"),
     *("measured_bytes", "measured_action_id", "measured_step", "baseline_bytes"),

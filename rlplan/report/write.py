@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from rlplan.errors import SpecError
-from rlplan.report import charts, html, result_charts, style
+from rlplan.report import charts, dataframes, html, result_charts, style
 from rlplan.report.summary import Findings, find, summarize
 
 
@@ -70,7 +70,7 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
         out_dir.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             style.save_png(figure, getattr(files, name))
-        _learning_table(findings).to_csv(files.metrics, index=False, lineterminator="\n")
+        dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")
         _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")
         files.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         files.page.write_text(html.render_page(findings, summary, figures), encoding="utf-8")
@@ -82,11 +82,6 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
             way_out="name another folder with -o",
         ) from None
     return files
-
-
-def _learning_table(findings: Findings) -> pd.DataFrame:
-    """One row a step: what was learned, which a seed repeats bit for bit, then what depends on the machine."""
-    return findings.metrics.merge(findings.timings, on="step", how="outer").sort_values("step")
 
 
 def _memory_table(findings: Findings) -> pd.DataFrame:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlplan.emit.bundle import write_bundle
-from rlplan.emit.launchers import LAUNCHERS, write_launcher
-from rlplan_cli.options import AsJson, JobArguments, JobOrPlan, Overrides
+from rlplan_cli.options import AsJson, JobOrPlan, Overrides
 from rlplan_cli.render.terminal import note
 
 NAME = "emit"
@@ -30,29 +28,11 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write the bundle that will run. Plan, DeepSpeed, vLLM and Ray configuration, and one launch command."""
-    from rlplan_cli.sources import executable
+    from rlplan.api import emit
 
-    changes = tuple(overrides or ())
-    if target is None:
-        write_bundle(executable(NAME, plan, changes), out)
-    elif target in LAUNCHERS:
-        write_launcher(executable(NAME, plan, changes), target, out)
-    else:
-        _write_for(target, plan, changes, out)
-    files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    written = emit(plan, out, overrides or (), target=target)
     if as_json:
-        print(json.dumps({"schema_version": 1, "folder": str(out), "files": files}))
+        print(json.dumps(written.as_json()))
     else:
-        print("\n".join(str(out / name) for name in files))
+        print("\n".join(str(out / name) for name in written.files))
         note(f"run it with `rlplan run {out}`" if target is None else f"{out}/README.md says how to start it")
-
-
-def _write_for(target: str, plan: Path, overrides: tuple[str, ...], out: Path) -> None:
-    """What another stack is started with."""
-    from rlplan.foreign.export.folders import write_export
-    from rlplan.planner.executable import check_fits
-    from rlplan_cli.sources import read_question
-
-    found = read_question(NAME, JobArguments(str(plan), list(overrides))).answer()
-    check_fits(found)
-    write_export(found, target, out, tuple(LAUNCHERS))

@@ -23,7 +23,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Say what binds in a plan, and what would change it."""
-    from rlplan.planner.answers.changes import Change, check_change
+    from rlplan.planner.answers.changes import check_changes
     from rlplan.planner.answers.explain import explain
     from rlplan_cli.render.explain import show_explanation
     from rlplan_cli.render.terminal import print_json
@@ -31,13 +31,9 @@ def command(
     from rlplan_cli.sources import read_question
 
     question = read_question(NAME, job)
-    asked = [Change((change,)) for change in changes or ()]
-    asked += [Change(tuple(changes), "together")] if changes and len(changes) > 1 else []
     with waiting("asking") as listen:
         plan = question.answer()
-        for change in asked:
-            check_change(plan.asked, change)
-        explanation = explain(plan, asked, more_devices=more_devices, listen=listen)
+        explanation = explain(plan, check_changes(plan.asked, changes or ()), more_devices=more_devices, listen=listen)
     if as_json:
         print_json(explanation.as_json())
     else:

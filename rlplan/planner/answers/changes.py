@@ -116,6 +116,15 @@ def check_change(spec: JobSpec, change: Change) -> None:
         )
 
 
+def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
+    """Changes that somebody typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
+    changes = [Change((one,)) for one in typed]
+    changes += [Change(tuple(typed), "together")] if len(typed) > 1 else []
+    for change in changes:
+        check_change(spec, change)
+    return changes
+
+
 def what_binds(plan: Plan) -> str:
     """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
     short = plan.shortage

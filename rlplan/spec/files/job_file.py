@@ -65,15 +65,21 @@ def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
     return job.resolved(folder)
 
 
-def job_from(answers: Mapping[str, Any], overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
+def job_from(
+    answers: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    fetch: Fetch | None = None,
+    where: str = "command line",
+) -> JobSpec:
     """The job of a command line: paths are relative to the working directory. answers: top-level keys.
 
-    Raises: SpecError.
+    where: whose words they are, in messages. Raises: SpecError.
     """
     given = {key: value for key, value in answers.items() if value is not None}
     data = apply_overrides(JobSpec.long_form(given), overrides)
     _take_in_the_algorithms_file(data, Path.cwd())
-    return _found(validate(JobSpec, data, file="command line", way_out=WAY_OUT), Path.cwd(), fetch)
+    return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:

@@ -1,0 +1,201 @@
+"""The Python API, all of it: what `import rlplan` gives. A function does what the verb of that name does.
+
+In: a job file, a plan, a bundle or a job as a mapping; or a model, an algorithm and GPUs by name. Out: frozen results,
+(results.py), each with its values, `as_json()` (what `--json` prints), `to_frame()` (needs the extra `report`) and a
+view for notebooks. Left out: starting a run (`rlplan run`), which takes over the process.
+
+A job is relative to its file; a mapping and a model's name to the working directory. A job that does not fit is an
+answer: `verdict` says so, and only what needs a plan that fits (`simulate`, `emit`) raises. Bytes are integers of one
+device, or of the host whose memory all devices share; seconds are floats. Errors are those of rlplan.errors.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.planner.plan import Plan
+from rlplan.results import (
+    CompareResult,
+    EmitResult,
+    EstimateResult,
+    ExplainResult,
+    OfPlan,
+    PlanResult,
+    RunResult,
+    SimulateResult,
+)
+from rlplan.sources import JobWords, Question, read_question
+
+__all__ = [
+    "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "SimulateResult",
+    "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate",
+]  # fmt: skip
+
+JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan
+"""A job file (.yaml), a plan file, a bundle; a job as a mapping; a plan, or a result that holds one."""
+Overrides = Sequence[str] | Mapping[str, Any]
+"""`["rollout.tp=2"]` or `{"rollout.tp": 2}`: dotted keys of the job."""
+
+
+def estimate(
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+) -> EstimateResult:
+    """Bytes per phase, process and kind of the best layout. Raises: SpecError, NoFeasiblePlanError, HostError.
+
+    model: a hub id, a folder or a config.json; gpus: `8xH100`. Either these or a job; with a job they change it.
+    """
+    return EstimateResult(_asked("estimate", job, overrides, (model, algorithm, gpus)).answer())
+
+
+def plan(
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    objective: str | None = None,
+) -> PlanResult:
+    """Choose a layout. objective: step_time (usual), tokens_per_s, cost or gpus. Raises: as `estimate`."""
+    return PlanResult(_asked("plan", job, overrides, (model, algorithm, gpus), objective).answer())
+
+
+def explain(
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    changes: Overrides = (),
+    more_gpus: bool = False,
+) -> ExplainResult:
+    """What binds, and what each change would bring: each is a search of its own. Raises: as `estimate`.
+
+    changes: what if, each alone and all together. more_gpus: with 2, 4, 8 and 16 times the devices too.
+    """
+    from rlplan.planner.answers.changes import check_changes
+    from rlplan.planner.answers.explain import explain as explained
+
+    found = _asked("explain", job, overrides, (model, algorithm, gpus)).answer()
+    return ExplainResult(found, explained(found, check_changes(found.asked, _typed(changes)), more_devices=more_gpus))
+
+
+def simulate(
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    steps: int = 20,
+    seed: int = 0,
+) -> SimulateResult:
+    """Play the steps with sampled response lengths; the same seed samples the same.
+
+    Raises: as `estimate`; NoFeasiblePlanError or EmitError where the plan does not fit or is refused.
+    """
+    from rlplan.planner.answers.simulated_plan import simulate_plan
+    from rlplan.planner.executable import check_fits
+
+    found = _asked("simulate", job, overrides, (model, algorithm, gpus)).answer()
+    check_fits(found)
+    return SimulateResult(found, simulate_plan(found, num_steps=steps, seed=seed))
+
+
+def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
+    """Write the bundle that will run; with a target, what another stack or a cluster is started with.
+
+    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay.
+    Raises: EmitError for what the target cannot say, NoFeasiblePlanError, SpecError.
+    """
+    from rlplan.emit.bundle import write_bundle
+    from rlplan.emit.launchers import LAUNCHERS, write_launcher
+    from rlplan.planner.executable import check_fits, executable_plan
+
+    found, out = _asked("emit", job, overrides).answer(), Path(folder)
+    if target is None:
+        write_bundle(executable_plan(found), out)
+    elif target in LAUNCHERS:
+        write_launcher(executable_plan(found), target, out)
+    else:
+        from rlplan.foreign.export.folders import write_export
+
+        check_fits(found)
+        write_export(found, target, out, tuple(LAUNCHERS))
+    return EmitResult(out, tuple(sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())))
+
+
+def load_run(folder: str | Path) -> RunResult:
+    """What a run left in its folder, finished or not. Raises: SpecError where it is none or a file is damaged."""
+    from rlplan.report.run_folder import read_run_folder
+
+    run = read_run_folder(Path(folder))
+    return RunResult(run.plan, run)
+
+
+def compare(*sources: JobSource) -> CompareResult:
+    """Lay jobs, plans, simulations and runs (their folders too) side by side. Raises: as `plan` and `load_run`."""
+    if not sources:
+        raise _nothing_to("compare", "rlplan.compare('one.yaml', 'other.yaml', 'runs/latest')")
+    return CompareResult(tuple(map(_result_of, sources)))
+
+
+def _result_of(source: JobSource) -> OfPlan:
+    if isinstance(source, OfPlan):
+        return source
+    if isinstance(source, str | Path) and Path(source).is_dir() and not (Path(source) / "execution.json").exists():
+        return load_run(source)
+    return plan(source)
+
+
+def _asked(
+    verb: str,
+    job: JobSource | None,
+    overrides: Overrides,
+    named: tuple[str | None, str | None, str | None] = (None, None, None),
+    objective: str | None = None,
+) -> Question:
+    """The question that a function's arguments ask. named: model, algorithm, gpus. Raises: SpecError, HostError."""
+    typed = _typed(overrides)
+    if isinstance(job, OfPlan | Plan):
+        if typed or any((*named, objective)):
+            raise SpecError(
+                f"'{next(iter(typed), None) or next(one for one in (*named, objective) if one)}' cannot change a plan",
+                where=f"rlplan.{verb}",
+                rule="overrides and names go with a job; a plan stands as it was made",
+                way_out="give the job file, or rlplan.explain(plan, changes=[...]) asks what it would bring",
+            )
+        found = job if isinstance(job, Plan) else job.plan
+        return Question(found.asked, found)
+    if job is None and not any(named):
+        raise _nothing_to(verb, f"rlplan.{verb}(model='Qwen/Qwen2.5-7B', algorithm='grpo', gpus='8xH100')")
+    source = str(job) if isinstance(job, Path) else job
+    return read_question(verb, JobWords(source, typed, *named), objective)
+
+
+def _typed(overrides: Overrides) -> list[str]:
+    """Overrides as they stand on a command line.
+
+    >>> _typed({"rollout.tp": 2, "training.zero_stage": "auto"}), _typed("seed=1")
+    (['rollout.tp=2', 'training.zero_stage="auto"'], ['seed=1'])
+    """
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    return [overrides] if isinstance(overrides, str) else list(overrides)
+
+
+def _nothing_to(verb: str, example: str) -> SpecError:
+    return SpecError(
+        f"nothing to {verb}",
+        where=f"rlplan.{verb}",
+        rule="a job file, a mapping, a plan or a bundle, or a model and GPUs by name",
+        way_out=f"for example: {example}",
+    )

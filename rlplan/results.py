@@ -1,0 +1,322 @@
+"""What the functions of api.py give back: frozen results with values, a table and a view for notebooks.
+
+In: plans, explanations, simulations, runs, as the verbs of the command line have them. Out: facts in words, rows,
+JSON, dataframes, HTML. Left out: computing anything. Bytes are integers, seconds floats.
+"""
+
+import html
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rlplan.errors import EXTRAS, missing_extra
+from rlplan.planner.answers.plan_results import choice_words, differences, estimate_as_json
+from rlplan.planner.plan import Plan, dump_plan, write_plan
+from rlplan.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlplan.planner.answers.explain import Explanation
+    from rlplan.report.run_folder import RunFolder
+    from rlplan.simulate.result import SimulationResult
+
+MAX_SHOWN_ROWS = 12
+"""Of a result in a notebook; `to_frame()` has them all."""
+COMPARE_SCHEMA_VERSION = 1
+
+
+class Result:
+    """What every result can do."""
+
+    def facts(self) -> dict[str, str]:
+        """What it says first, in words."""
+        raise NotImplementedError
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its table, a mapping a row."""
+        raise NotImplementedError
+
+    def as_json(self) -> dict[str, Any]:
+        """What the command line prints with `--json`, where it has that verb."""
+        raise NotImplementedError
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Its table as a dataframe. Raises: HostError without pandas."""
+        return _dataframes().frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        facts = "".join(_html_row("th", key) + _html_row("td", one) + "</tr>" for key, one in self.facts().items())
+        rows = self.rows()
+        head = "".join(_html_row("th", key) for key in (rows[0] if rows else ()))
+        body = "".join(
+            f"<tr>{''.join(_html_row('td', one) for one in row.values())}</tr>" for row in rows[:MAX_SHOWN_ROWS]
+        )
+        more = f"<p>{MAX_SHOWN_ROWS} of {len(rows)} rows</p>" if len(rows) > MAX_SHOWN_ROWS else ""
+        return f"<table>{facts.replace('<th>', '<tr><th>')}</table><table><tr>{head}</tr>{body}</table>{more}"
+
+
+@dataclass(frozen=True)
+class OfPlan(Result):
+    """A result that a plan leads to."""
+
+    plan: Plan
+    """The plan itself: choice, schedule, ledger, timing (rlplan.planner.plan)."""
+
+    @property
+    def verdict(self) -> str:
+        """`fits`, `fits in expectation only`, `does not fit` or `refused`."""
+        return self.plan.verdict.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits at all, and its target runs it."""
+        return self.plan.fits
+
+    @property
+    def peak_bytes(self) -> int:
+        """The fullest moment of the device with the least room, as expected."""
+        return self.plan.binding.num_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of that device."""
+        return self.plan.binding_capacity
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a usual step; None where the profile has no rates."""
+        return self.plan.seconds or None
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The layout as overrides of the job."""
+        return choice_words(self.plan.choice, self.plan.job)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Overrides each of which would make it fit, the cheapest first; empty where it surely fits."""
+        return tuple(one.change for one in self.plan.remedies)
+
+    def facts(self) -> dict[str, str]:
+        """Model and devices, verdict, step, peak, layout."""
+        return {
+            "job": f"{self.plan.model_name}, {self.plan.job.algorithm.name}, {self.plan.devices}",
+            "verdict": self.verdict,
+            "step": "unknown" if self.step_s is None else format_seconds(self.step_s),
+            "peak": f"{format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}",
+            "layout": " ".join(f"{key}={value}" for key, value in self.overrides.items()),
+        }
+
+    def compared(self) -> dict[str, Any]:
+        """Its row where it is compared."""
+        return {
+            "name": self.plan.asked.name if "name" in self.plan.asked.model_fields_set else self.plan.model_name,
+            "kind": "planned",
+            "devices": self.plan.devices,
+            "verdict": self.verdict,
+            "step_s": self.step_s,
+            "tokens_per_s": self.plan.tokens_per_s or None,
+            "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class EstimateResult(OfPlan):
+    """Bytes of every kind, of every process, in every action. A row: one row of the ledger."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """run_phase, action_id, phase, process, device, role, kind, space, resident_bytes, peak_bytes, provenance …"""
+        return [dict(row) for row in self.as_json()["rows"]]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan estimate --json`."""
+        return estimate_as_json(self.plan)
+
+
+@dataclass(frozen=True)
+class PlanResult(OfPlan):
+    """The layout that was chosen, and the next best. A row: one layout."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """rank (0: chosen), seconds, peak_bytes, headroom_bytes, verdict, differs (the overrides that lead to it)."""
+        plan = self.plan
+        chosen = [(plan.seconds, plan.binding.num_bytes, plan.headroom_bytes, plan.fit, "")]
+        chosen += [
+            (
+                one.seconds,
+                one.peak_bytes,
+                one.headroom_bytes,
+                one.verdict,
+                differences(one.choice, plan.choice, plan.job),
+            )
+            for one in plan.runners_up
+        ]
+        keys = ("seconds", "peak_bytes", "headroom_bytes", "verdict", "differs")
+        return [
+            {"rank": rank} | dict(zip(keys, (*row[:3], row[3].value, row[4]), strict=True))
+            for rank, row in enumerate(chosen)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan file, its paths relative to the working directory."""
+        return dict(json.loads(dump_plan(self.plan, Path.cwd())))
+
+    def write(self, path: str | Path) -> Path:
+        """Write the plan as `rlplan plan -o` does. Raises: SpecError where that cannot be."""
+        write_plan(self.plan, Path(path))
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class ExplainResult(OfPlan):
+    """Why a plan is as it is, and what changes would bring. A row: one change."""
+
+    explanation: "Explanation"
+    """Everything that `rlplan explain` says."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; asked (by the user) first."""
+        parts = (self.explanation.asked, self.explanation.what_ifs, self.explanation.families)
+        return [one.as_json() for part in parts for one in part]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan explain --json`."""
+        return self.explanation.as_json()
+
+
+@dataclass(frozen=True)
+class SimulateResult(OfPlan):
+    """Steps in simulated time. A row: one step."""
+
+    simulation: "SimulationResult"
+    """Everything that `rlplan simulate` counts."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """step (from 1), seconds."""
+        return [{"step": step, "seconds": one} for step, one in enumerate(self.simulation.step_s, 1)]
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds of the simulated steps."""
+        return self.simulation.mean_step_s
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan simulate --json`."""
+        return self.simulation.as_json()
+
+    def compared(self) -> dict[str, Any]:
+        """Its row where it is compared."""
+        trained = self.simulation.num_tokens / self.simulation.seconds if self.simulation.seconds else None
+        return super().compared() | {"kind": "simulated", "tokens_per_s": trained}
+
+
+@dataclass(frozen=True)
+class RunResult(OfPlan):
+    """A run that was done, or is being done, and the plan that it follows. A row: one step, as its timings say."""
+
+    run: "RunFolder"
+    """Plan, trace, metrics, timings and how it ended (rlplan.report.run_folder)."""
+
+    @property
+    def state(self) -> str:
+        """`finished`, `interrupted`, `failed`, `running` or `unknown`."""
+        return self.run.status.state
+
+    @property
+    def step_s(self) -> float | None:
+        """Measured: the median over steps, the first apart where there are others; None before the first."""
+        timed = [float(row["step_s"]) for row in self.run.timings if row["step"] >= 1 and "step_s" in row]
+        return median(timed[1:] or timed) if timed else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The run's timings as they were written."""
+        return [dict(row) for row in self.run.timings]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row a step: what was learned, then seconds and memory. Raises: HostError without pandas."""
+        return _dataframes().steps(self.run)
+
+    def memory_frame(self) -> "pd.DataFrame":
+        """Every measured sample beside its prediction, as a report has it. Raises: HostError without pandas."""
+        return _dataframes().joined_memory(self.run)
+
+    def facts(self) -> dict[str, str]:
+        """The plan's, and how far the run went."""
+        measured = "unknown" if self.step_s is None else f"{format_seconds(self.step_s)}, measured"
+        return super().facts() | {"run": f"{self.run.name}, {self.state}", "step": measured}
+
+    def as_json(self) -> dict[str, Any]:
+        """How it ended, and its rows; `rlplan report --json` says more."""
+        return {"run": self.run.name, "status": asdict(self.run.status), "rows": self.rows()}
+
+    def compared(self) -> dict[str, Any]:
+        """Its row where it is compared."""
+        rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
+        speed = median(rates[1:] or rates) if rates else None
+        return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
+
+
+@dataclass(frozen=True)
+class CompareResult(Result):
+    """Plans, simulations and runs beside each other. A row: one of them."""
+
+    results: tuple[OfPlan, ...]
+    """What is compared, in the order in which it was given."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes (always the
+        plan's) and capacity_bytes; step_s and tokens_per_s are of that kind, tokens_per_s of a simulation counts
+        responses alone.
+        """
+        return [one.compared() for one in self.results]
+
+    def facts(self) -> dict[str, str]:
+        """The fastest that fits."""
+        timed = [row for row, one in zip(self.rows(), self.results, strict=True) if one.fits and row["step_s"]]
+        best = min(timed, key=lambda row: row["step_s"], default=None)
+        return {"fastest that fits": f"{best['name']} ({best['kind']})" if best else "none"}
+
+    def as_json(self) -> dict[str, Any]:
+        """The rows, with a version."""
+        return {"schema_version": COMPARE_SCHEMA_VERSION, "rows": self.rows()}
+
+
+@dataclass(frozen=True)
+class EmitResult(Result):
+    """A folder that was written. A row: one file."""
+
+    folder: Path
+    files: tuple[str, ...]
+    """Relative to the folder."""
+
+    def facts(self) -> dict[str, str]:
+        """The folder."""
+        return {"folder": str(self.folder)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """file, bytes."""
+        return [{"file": name, "bytes": (self.folder / name).stat().st_size} for name in self.files]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan emit --json`."""
+        return {"schema_version": 1, "folder": str(self.folder), "files": list(self.files)}
+
+
+def _dataframes() -> Any:
+    """rlplan.report.dataframes. Raises: HostError without pandas."""
+    try:
+        from rlplan.report import dataframes
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        raise missing_extra(error.name) from None
+    return dataframes
+
+
+def _html_row(tag: str, value: Any) -> str:
+    text = "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"<{tag}>{html.escape(text)}</{tag}>"

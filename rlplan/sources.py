@@ -1,0 +1,168 @@
+"""What a verb speaks of: a job by its own words, as a mapping or in a file, a plan, or a bundle. Decided here only.
+
+In: the words of a command line, or the arguments of a function (api.py). Out: a Question. Left out: answering it.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlplan.errors import SpecError
+from rlplan.reading import opened
+from rlplan.spec.files.job_file import Fetch, job_from, load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
+
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
+
+
+@dataclass(frozen=True)
+class JobWords:
+    """Which job is meant: a file or a mapping with overrides, or a model, an algorithm and GPUs by name."""
+
+    source: str | Mapping[str, Any] | None = None
+    """A job file, a plan, a bundle; or a job as a mapping, its paths relative to the working directory."""
+    overrides: list[str] | None = None
+    """`KEY=VALUE` each."""
+    model: str | None = None
+    algorithm: str | None = None
+    gpus: str | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A job that is asked about, or a plan that was read: of a file, or of a bundle."""
+
+    job: JobSpec
+    """Of a plan the one that it answers."""
+    plan: "Plan | None" = None
+    """None where it is still to be found."""
+
+    def answer(self, *, with_pareto: bool = False) -> "Plan":
+        """The plan that was read, or the best one, whatever its verdict. Raises: SpecError, NoFeasiblePlanError."""
+        from rlplan.planner.machine import search_of
+        from rlplan.planner.search import best_plan
+
+        if self.plan is None:
+            return best_plan(self.job, with_pareto=with_pareto)
+        if not with_pareto or self.plan.pareto:
+            return self.plan
+        return self.plan.model_copy(update={"pareto": search_of(self.job).on(self.plan.num_devices).pareto()})
+
+
+def read_question(verb: str, asked: JobWords, objective: str | None = None, fetch: Fetch | None = None) -> Question:
+    """The question that somebody asks. fetch: brings models; by default their configs. Raises: SpecError, HostError."""
+    fetch = fetch or fetched
+    keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
+    given = {key: value for key, value in keys.items() if value is not None}
+    if isinstance(asked.source, Mapping):
+        data = {**deepcopy(dict(asked.source)), **given}
+        return Question(job_from(data, asked.overrides or (), fetch=fetch, where="the job"))
+    words = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
+    text, overrides = (words[0], words[1:]) if words else (None, [])
+    if text is None or ("=" in text and not Path(text).exists()):
+        if not given:
+            raise _nothing_asked(verb, text)
+        return Question(job_from(given, words, fetch=fetch))
+    path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
+    if path.is_dir() or path.suffix == ".json" or _is_json_by_content(path):
+        _refuse_changes(path, (*overrides, *asks))
+        plan = _read(path)
+        return Question(plan.asked, plan)
+    return Question(load_job(path, (*overrides, *asks), fetch=fetch))
+
+
+def _is_json_by_content(path: Path) -> bool:
+    """A plan, whatever `--out` called it. A job that is written as JSON is called .yaml."""
+    if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe is not read twice
+        return False
+    with opened(path, "the file") as file:
+        return file.read(1) == b"{"
+
+
+def _read(path: Path) -> "Plan":
+    """Of a plan file or a bundle. Raises: SpecError, EmitError."""
+    from rlplan.planner.plan import read_plan
+
+    if not path.is_dir():
+        return read_plan(path)
+    from rlplan.emit.bundle import read_bundle
+
+    read_bundle(path)
+    return read_plan(path / "plan.json")
+
+
+def executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan":
+    """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
+    from rlplan.planner.executable import executable_plan
+
+    return executable_plan(read_question(verb, asked, fetch=fetch).answer())
+
+
+def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
+    if changes and path.is_dir():
+        raise SpecError(
+            f"override '{changes[0]}' cannot change the bundle {path}",
+            where="command line",
+            rule="overrides go with a job file; a bundle runs as it stands",
+            way_out="run the job with the override, or emit a new bundle",
+        )
+    if changes:
+        raise SpecError(
+            f"override '{changes[0]}' cannot change the plan {path}",
+            where="command line",
+            rule="overrides go with a job file; a plan stands as it was made",
+            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} asks what it would bring",
+        )
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Words of a command line, with `KEY = VALUE` as one.
+
+    >>> _joined(["job.yaml", "rollout.tp", "=", "2", "seed=", "1"])
+    ['job.yaml', 'rollout.tp=2', 'seed=1']
+    """
+    found: list[str] = []
+    for word in words:
+        if found and (word.startswith("=") or (found[-1].endswith("=") and "=" not in word)):
+            found[-1] += word
+        else:
+            found.append(word)
+    return found
+
+
+def _nothing_asked(verb: str, override: str | None) -> SpecError:
+    return SpecError(
+        f"nothing to {verb}" if override is None else f"'{override}' changes a job, and none is named",
+        where="command line",
+        rule="a job file, a plan or a bundle, or --model and --gpus",
+        way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
+    )
+
+
+def fetched(name: str, folder: Path) -> str:
+    """The path of a hub id's config, which is fetched; a path or a bundled id as it is.
+
+    Raises: SpecError, HostError.
+    """
+    if bundled_id(name) or not is_hub_id(name, folder):
+        return name
+    from rlplan.runtime.models.hub import fetch_config
+
+    return str(fetch_config(name, "policy"))
+
+
+def is_hub_id(name: str, folder: Path) -> bool:
+    """Whether a model's name is an id, and no path whose first folder is there, relative to a folder."""
+    if name in load_catalogue():
+        return not (folder / name).exists()
+    parts = Path(name).parts if len(name) <= MAX_ID and "\0" not in name else ()
+    if bundled_id(name) or len(parts) != 2 or (folder / parts[0]).exists():
+        return False
+    from rlplan.runtime.models.hub import looks_like_an_id
+
+    return looks_like_an_id(name) and not nearest_id(name)  # a bundled id in another case is what was meant
