@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from rlplan.errors import SpecError
-from rlplan.report import charts, dataframes, html, result_charts, style
+from rlplan.report import charts, dataframes, html, perfetto, result_charts, style
 from rlplan.report.summary import Findings, find, summarize
 
 
@@ -36,6 +36,8 @@ class ReportFiles:
     """Predicted and measured memory, joined, as CSV."""
     summary: Path
     """The report as JSON."""
+    trace: Path
+    """Actions, memory and flows of weights, for Perfetto; absent where nothing was timed."""
 
     @staticmethod
     def within(folder: Path) -> "ReportFiles":
@@ -49,6 +51,7 @@ class ReportFiles:
             metrics=folder / "metrics.csv",
             memory=folder / "memory.csv",
             summary=folder / "report.json",
+            trace=folder / "trace.pftrace",
         )
 
 
@@ -72,6 +75,7 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
             style.save_png(figure, getattr(files, name))
         dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")
         _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")
+        perfetto.write_trace(findings.run, files.trace)
         files.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         files.page.write_text(html.render_page(findings, summary, figures), encoding="utf-8")
     except OSError as error:

@@ -79,7 +79,7 @@ def _compared(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
 def test_a_report_has_all_its_files_and_no_others(compared: ReportFiles) -> None:
     names = sorted(path.name for path in compared.page.parent.iterdir())
     assert names == ["index.html", "learning.png", "memory.csv", "memory_by_process.png", "memory_timeline.png",
-                     "metrics.csv", "prediction.png", "report.json"]  # fmt: skip
+                     "metrics.csv", "prediction.png", "report.json", "trace.pftrace"]  # fmt: skip
     for path in compared.page.parent.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 20_000

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from rlplan import __version__
 from rlplan.planner.plan import Plan
 from rlplan.report import charts, html, style
+from rlplan.report.perfetto import write_trace
 from rlplan.report.plans.forecast import Forecast, forecast
 from rlplan.report.plans.gantt import gantt
 from rlplan.report.plans.page import Page
@@ -26,6 +27,7 @@ from rlplan.report.plans.simulated import (
     simulation_page,
     staleness_chart,
 )
+from rlplan.report.timeline import TracedSchedule
 from rlplan.spec.base import read_json, writing
 
 TEMPLATE = "plan.html.j2"
@@ -48,11 +50,14 @@ class PlanFiles:
     """Of a simulation, how old rollouts were."""
     summary: Path
     """The page as JSON."""
+    trace: Path
+    """What is predicted, for Perfetto."""
 
     @staticmethod
     def within(folder: Path) -> "PlanFiles":
         """The names that every report of a plan uses."""
-        names = ("report.html", "timeline.png", "actions.png", "gantt.png", "staleness.png", "report.json")
+        pictures = ("timeline.png", "actions.png", "gantt.png", "staleness.png")
+        names = ("report.html", *pictures, "report.json", "trace.pftrace")
         return PlanFiles(*(folder / name for name in names))
 
 
@@ -65,15 +70,16 @@ def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
     if not is_simulation(data):
         return None
     simulated = read_simulated_plan(data, path)
-    return _write(draw_simulated_plan(simulated), simulation_page(simulated), path.name, out_dir)
+    return _write(simulated, draw_simulated_plan(simulated), simulation_page(simulated), path.name, out_dir)
 
 
 def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
     """Write the report of a plan. name: what it was read from. Raises: SpecError where nothing can be written."""
-    return _write(draw(forecast(plan, name)), plan_page(plan), name, out_dir)
+    predicted = forecast(plan, name)
+    return _write(predicted, draw(predicted), plan_page(plan), name, out_dir)
 
 
-def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) -> PlanFiles:
+def _write(traced: TracedSchedule, figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) -> PlanFiles:
     files = PlanFiles.within(out_dir)
     with writing(files.page):
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -81,6 +87,7 @@ def _write(figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) 
             stale.unlink(missing_ok=True)
         for part, figure in figures.items():
             style.save_png(figure, getattr(files, part))
+        write_trace(traced, files.trace)
         files.summary.write_text(json.dumps(asdict(page), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         files.page.write_text(render(page, figures, name), encoding="utf-8")
     return files

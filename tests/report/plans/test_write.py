@@ -34,7 +34,7 @@ def words(figure: Figure) -> str:
 def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> None:
     files = write_report_of(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png"]
+    assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png", "trace.pftrace"]
     assert all(path.stat().st_size > 2000 for path in files.page.parent.iterdir())
     assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
 
@@ -44,7 +44,13 @@ def test_a_job_without_seconds_has_no_second_picture_of_its_memory(tmp_path: Pat
     out = tmp_path / "report"
     write_report_of(budget(), "plan.json", out)
     write_report_of(read_plan(tmp_path / "run" / "plan.json"), "plan.json", out)
-    assert sorted(path.name for path in out.iterdir()) == ["gantt.png", "report.html", "report.json", "timeline.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "gantt.png",
+        "report.html",
+        "report.json",
+        "timeline.png",
+        "trace.pftrace",
+    ]
 
 
 def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
