@@ -42,7 +42,7 @@ DOTTED = re.compile(r"`((?:[\w-]+/)*[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\)
 CALL = re.compile(r"`([a-z_]\w*)\([^`]*\)`")
 BARE = re.compile(r"`(\w*[^\W_]_[^\W_]\w*|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)`")
 """An identifier of more than one word."""
-SUFFIX = re.compile("py|md|jsonl?|yaml|png|csv|html|lock|toml|safetensors|jinja|log|sh")
+SUFFIX = re.compile("py|md|jsonl?|yaml|png|csv|html|lock|toml|safetensors|jinja|log|sh|pftrace")
 RENAMED = ("renamed", "old_budget")
 """Modules that hold the keys of older versions."""
 
