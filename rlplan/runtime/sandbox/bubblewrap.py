@@ -61,7 +61,8 @@ class Bubblewrap:
             self._slots.put(slot)
             return unknown(program, "broken", "it was closed")
         group = self._groups[slot] if self._groups else None
-        before = group.num_ended() if group else (0, 0)
+        if group is not None:
+            group.begin()
         # a description of its own: bwrap reads the filter from where the descriptor stands
         descriptor = os.open(f"/proc/self/fd/{self._filter.fileno()}", os.O_RDONLY)
         try:
@@ -75,7 +76,7 @@ class Bubblewrap:
                 watch=_watch(program, group),
                 stop=self._stop,
             )
-            return blamed(report, before, group.num_ended() if group else (0, 0))
+            return blamed(report, *(group.ended() if group else (False, False)))
         finally:
             os.close(descriptor)
             self._slots.put(slot)
@@ -115,14 +116,13 @@ class Bubblewrap:
         )
 
 
-def blamed(report: Report, before: tuple[int, int], after: tuple[int, int]) -> Report:
-    """A report with a failure that no program brings about as `broken`. before, after: TreeGroup.num_ended.
+def blamed(report: Report, was_ended: bool, was_full: bool) -> Report:
+    """A report with a failure that no program brings about as `broken`. was_ended, was_full: TreeGroup.ended.
 
     Inside, the runner is the first process: no signal reaches it from there, nobody else may set its limits
     (seccomp.py), and what it reads is bounded. So what ends it without a verdict comes from outside, but for the
     group's own limit of memory. That the host runs out of memory is no program's doing: the plan has counted its limit.
     """
-    was_ended, was_full = after[0] > before[0], after[1] > before[1]
     if was_ended and was_full:
         status = "memory" if report.status in ("killed", "broken") else report.status
         return Report(status, report.cases, report.detail, report.seconds)

@@ -14,6 +14,11 @@ PREFIX = "rlplan-sandbox"
 _V2 = Path("/sys/fs/cgroup")
 _V1, _V1_CPU = _V2 / "memory", _V2 / "cpu"
 _PERIOD_US = 100_000
+_SLACK = 1 << 20
+"""Bytes below a limit at which it is met: the kernel charges up to 64 pages at once, and may find too few left."""
+_TMP = "/tmp"  # noqa: S108  # of the sandbox
+_NAME_BYTES = 1_024
+"""Of an inode and a directory's entry of a file system in memory: 960 by a control group's count, Linux 6.18."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -25,7 +30,7 @@ class TreeGroup:
     """
 
     def __init__(self, slot: int, memory_bytes: int) -> None:
-        self._is_v1 = (_V1 / "memory.limit_in_bytes").exists()
+        self._is_v1, self.memory_bytes = (_V1 / "memory.limit_in_bytes").exists(), memory_bytes
         name = f"{PREFIX}-{os.getpid()}-{slot}"
         self.folder = (_V1 if self._is_v1 else _V2) / name
         self.folder.mkdir()
@@ -34,6 +39,7 @@ class TreeGroup:
         except OSError:
             self.folder.rmdir()
             raise
+        self._before = (0, 0)
         cpu = _V1_CPU / name if self._is_v1 else self.folder
         self.has_quota = self._limit_cpu(cpu)
         self.folders = tuple(dict.fromkeys((self.folder, cpu))) if self.has_quota else (self.folder,)
@@ -65,8 +71,22 @@ class TreeGroup:
         joins = " && ".join(f"echo 0 > {folder}/cgroup.procs" for folder in self.folders)
         return ("/bin/sh", "-c", f'{joins} && exec "$@"', "sh")
 
-    def num_ended(self) -> tuple[int, int]:
-        """How often a want of memory has ended something here, and how often the group's own limit was met."""
+    def begin(self) -> None:
+        """A run begins: what `ended` says is of this one."""
+        if self._is_v1:
+            with contextlib.suppress(OSError):
+                (self.folder / "memory.max_usage_in_bytes").write_text("0")  # the most from now on
+        self._before = self._counts()
+
+    def ended(self) -> tuple[bool, bool]:
+        """Whether a want of memory has ended something in this run, and whether the group's own limit was met."""
+        killed, full = (now > before for now, before in zip(self._counts(), self._before, strict=True))
+        if self._is_v1:  # newer kernels leave memory.failcnt at 0 where the limit with swap is the same
+            full = full or self._number("memory.max_usage_in_bytes", "") >= self.memory_bytes - _SLACK
+        return killed, full
+
+    def _counts(self) -> tuple[int, int]:
+        """Since the group was made: processes ended, and how often its limit was met."""
         if self._is_v1:
             return self._number("memory.oom_control", "oom_kill "), self._number("memory.failcnt", "")
         return self._number("memory.events", "oom_kill "), self._number("memory.events", "oom ")
@@ -115,7 +135,7 @@ class TreeWatch:
     def __call__(self, pid: int) -> str | None:
         """What the tree below a process has had too much of: `memory`, `timeout` (CPU), or None."""
         tree = _tree(pid)
-        if self.memory_bytes is not None and sum(map(_held, tree)) > self.memory_bytes:
+        if self.memory_bytes is not None and sum(map(_held, tree)) + _held_by_names(tree) > self.memory_bytes:
             return "memory"
         if self.cpu_s is None:
             return None
@@ -146,6 +166,18 @@ def _held(pid: int) -> int:
     except OSError:
         return 0
     return sum(1024 * int(size) for size in re.findall(r"^(?:RssAnon|RssShmem):\s+(\d+)", status, re.MULTILINE))
+
+
+def _held_by_names(tree: list[int]) -> int:
+    """Bytes that the kernel keeps for the names in a sandbox's own /tmp: links and empty files have no pages."""
+    outside = os.stat(_TMP).st_dev
+    for pid in reversed(tree):
+        with contextlib.suppress(OSError):  # it has ended, or may not be looked at
+            inside = f"/proc/{pid}/root{_TMP}"
+            if os.stat(inside).st_dev != outside:
+                names = os.statvfs(inside)
+                return (names.f_files - names.f_ffree) * _NAME_BYTES
+    return 0
 
 
 def _took_s(pid: int) -> tuple[float, float]:

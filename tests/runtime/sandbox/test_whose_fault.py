@@ -19,6 +19,7 @@ from rlplan.runtime.sandbox import process
 from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed, system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
+from rlplan.units import MIB
 from tests.waiting import own_processes, wait_for
 
 SPINS = """
@@ -139,22 +140,65 @@ NOT_UP = Report("timeout", (CaseResult("missing"),), process.NOT_BEGUN)
 
 
 @pytest.mark.parametrize(
-    ("report", "num_ended", "status"),
+    ("report", "was_ended", "was_full", "status"),
     [
-        (KILLED, (0, 0), "broken"),
-        (KILLED, (1, 0), "broken"),  # by the host's want of memory: its own limit was not met
-        (KILLED, (1, 3), "memory"),
-        (LOST, (0, 0), "done"),  # it has killed itself
-        (LOST, (1, 0), "broken"),
-        (LOST, (1, 1), "done"),
-        (WELL, (1, 0), "done"),
-        (WELL, (0, 9), "done"),
-        (LATE, (0, 0), "timeout"),
-        (NOT_UP, (0, 0), "broken"),
+        (KILLED, False, False, "broken"),
+        (KILLED, True, False, "broken"),  # by the host's want of memory: its own limit was not met
+        (KILLED, True, True, "memory"),
+        (LOST, False, False, "done"),  # it has killed itself
+        (LOST, True, False, "broken"),
+        (LOST, True, True, "done"),
+        (WELL, True, False, "done"),
+        (WELL, False, True, "done"),
+        (LATE, False, False, "timeout"),
+        (NOT_UP, False, False, "broken"),
     ],
 )
-def test_what_ended_a_program_says_whose_fault_it_is(report: Report, num_ended: tuple[int, int], status: str) -> None:
-    assert blamed(report, (5, 5), (5 + num_ended[0], 5 + num_ended[1])).status == status
+def test_what_ended_a_program_says_whose_fault_it_is(
+    report: Report, was_ended: bool, was_full: bool, status: str
+) -> None:
+    assert blamed(report, was_ended, was_full).status == status
+
+
+HOGS = """
+import os
+for _ in range(20):
+    if os.fork() == 0:
+        break
+held = []
+while True:
+    try:
+        held.append(bytearray(b"x" * 4_000_000))
+    except MemoryError:
+        pass
+"""
+
+
+def test_processes_that_hog_memory_until_they_are_killed_are_the_program_s_own_doing(sandbox: Bubblewrap) -> None:
+    for _ in range(2):
+        report = sandbox.run(Program(HOGS, (Case(),), Limits(case_s=4.0)))
+        assert report.status in ("memory", "timeout", "done"), report
+        assert report.status != "done" or report.cases[0].status != "ok"
+    assert sandbox.run(Program("print(1)", (Case(),))).cases[0].output == b"1\n"
+
+
+LINKS = """
+import os, time
+for number in range(400_000):
+    os.symlink("x", f"/tmp/{number}")
+print("made")
+"""
+
+
+def test_links_that_fill_the_kernel_s_memory_count_where_no_control_group_may_be_made(sandbox: Bubblewrap) -> None:
+    groups, sandbox._groups = sandbox._groups, []
+    try:
+        few = sandbox.run(Program(LINKS.replace("400_000", "1_000"), (Case(),), Limits(memory_bytes=64 * MIB)))
+        many = sandbox.run(Program(LINKS, (Case(),), Limits(memory_bytes=64 * MIB, case_s=30.0)))
+    finally:
+        sandbox._groups = groups
+    assert few.cases[0].output == b"made\n", few
+    assert many.status == "memory", many
 
 
 def test_what_earlier_cases_leave_breaks_no_later_one(sandbox: Bubblewrap) -> None:
