@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, differences_of
+from rlplan.runtime.rewards.verdict import EXHAUSTED
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype, Role
@@ -107,6 +108,9 @@ class StepMetrics:
         """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
         for note, count in sorted(notes.items()):
             self.learning[f"reward/{note}_fraction"] = count / num_judged
+        exhausted = sum(count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED)
+        if exhausted:
+            self.learning["reward/exhausted_fraction"] = exhausted / num_judged
 
     def add_training(self, ranks: Sequence[dict[str, float]], *, is_first: bool) -> None:
         """Sums and maxima over the ranks of one mini-batch.

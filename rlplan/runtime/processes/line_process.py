@@ -40,6 +40,10 @@ class Deadline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", time.monotonic() + self.seconds)
 
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.at
+
     def wait_for(self, pipe: int, event: int) -> None:
         """Until a pipe can be read or written. Raises: NoAnswerError at the deadline."""
         poll = select.poll()

@@ -3,6 +3,7 @@
 In: JSON lines on the standard input. Out: JSON lines on the descriptor that was the standard output; what the reward
 itself prints goes nowhere. Started by `processes.py`; deadlines are kept there, for here nothing can be trusted to.
 Before the first answer comes `{"ready": pid}`, of a process that may be killed alone, or 0; or `{"unable": why}`.
+Before an answer of mathematics comes `{"begun": true}` once the row's own answer is seen to be in order.
 """
 
 import inspect
@@ -12,6 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,10 +143,12 @@ def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
     return call
 
 
-def load_math() -> Callable[[dict[str, Any]], Any]:
+def load_math(begin: Callable[[], None]) -> Callable[[dict[str, Any]], Any]:
     """Compares mathematics: the answer is parsed as what is right, then the response. Deadlines are the parent's.
 
-    A response that cannot be read as mathematics is wrong, and noted; two that cannot be compared are a failure.
+    A response that cannot be read as mathematics is wrong, and noted; so is one that takes all memory or levels; two
+    that cannot be compared are a failure. begin: called once the row's answer was compared with a plain number, so that
+    what exhausts a limit from then on is the response's doing.
     """
     from math_verify import parse, verify
 
@@ -155,12 +159,24 @@ def load_math() -> Callable[[dict[str, Any]], Any]:
         options = {"parsing_timeout": None, "raise_on_error": True}
         return parse(f"${text}$", **options) or parse(text, **options)
 
+    @lru_cache(maxsize=64)  # the responses of a group have one answer
+    def read_answer(answer: str) -> Any:
+        if not (right := read(answer)):
+            raise ValueError(f"the row's answer {answer[:80]!r} is no mathematics")
+        verify(right, read("1"), timeout_seconds=None)
+        return right
+
     def call(request: dict[str, Any]) -> Any:
-        right = read(request["answer"])
-        if not right:
-            raise ValueError(f"the row's answer {request['answer'][:80]!r} is no mathematics")
+        right = read_answer(request["answer"])
+        begin()
         try:
-            said = read(request["text"])
+            return compare(right, request["text"])
+        except (MemoryError, RecursionError):
+            return Noted(0.0, "memory")
+
+    def compare(right: Any, text: str) -> Any:
+        try:
+            said = read(text)
         except MemoryError:
             raise
         except Exception:
@@ -246,7 +262,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     is_math = setting["kind"] == "math"
     try:
-        call = load_math() if is_math else load_function(setting["path"], setting["signature"], setting.get("columns"))
+        begin = partial(_say, answers, {"begun": True})
+        call = (
+            load_math(begin)
+            if is_math
+            else load_function(setting["path"], setting["signature"], setting.get("columns"))
+        )
         if is_math:
             call({"text": "1", "answer": "2"})  # loads what is loaded late
     except BaseException as error:

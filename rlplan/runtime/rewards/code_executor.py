@@ -10,7 +10,7 @@ import regex
 
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
-from rlplan.runtime.rewards.verdict import RewardFailure
+from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Limits, Program, Report, Sandbox
@@ -22,18 +22,21 @@ def limits_of(spec: CodeExecutorSpec) -> Limits:
 
 
 def program_in(text: str, pattern: str) -> str | None:
-    """The last program of a response. Raises: RewardFailure when the pattern takes too long."""
+    """The last program of a response. Raises: ExhaustedError when the pattern takes too long."""
     try:
         found = regex.findall(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:
-        raise RewardFailure("the pattern took too long on the response") from None
+        raise ExhaustedError("timeout") from None
     if not found:
         return None
     return str(found[-1][0] if isinstance(found[-1], tuple) else found[-1])
 
 
 def grade(spec: CodeExecutorSpec, text: str, prompt: Prompt, sandbox: Sandbox) -> tuple[float, str]:
-    """(0 to 1, what kept the program from its right answer beside being wrong, or empty). Raises: RewardFailure."""
+    """(0 to 1, what kept the program from its right answer beside being wrong, or empty).
+
+    Raises: RewardFailure, ExhaustedError.
+    """
     try:
         checks = read_tests(prompt.answer)
     except UnreadableTestsError as error:

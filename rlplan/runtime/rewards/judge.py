@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlplan.runtime.rewards.code_executor import grade
 from rlplan.runtime.rewards.processes import RewardProcess
-from rlplan.runtime.rewards.verdict import RewardFailure, Verdict
+from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, Verdict
 from rlplan.runtime.rewards.verifiers import answer_in, check_format, match_answer
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.runtime.sandbox.programs import Sandbox
@@ -62,6 +62,8 @@ class Judge:
         for spec in self.rewards:
             try:
                 values[spec.label] = self._value(spec, response, notes)
+            except ExhaustedError as error:
+                values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
             except RewardFailure as error:
                 failure = f"{spec.label}: {error.reason}"
                 break

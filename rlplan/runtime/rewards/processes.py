@@ -16,11 +16,11 @@ from rlplan.runtime.processes.line_process import Deadline, GarbledError, LinePr
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.runtime.rewards.child import MAX_ANSWER
-from rlplan.runtime.rewards.verdict import RewardFailure, finite
+from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, finite
 
 START_S = 60.0
 """For a process to import what it needs; scaled."""
-ANSWERS = {"value", "failure", "ready", "unable", "ended"}
+ANSWERS = {"value", "failure", "ready", "unable", "ended", "begun"}
 
 
 class RewardProcess:
@@ -49,7 +49,10 @@ class RewardProcess:
             ) from None
 
     def ask(self, request: dict[str, Any]) -> tuple[float, str]:
-        """(reward, note of what is no failure). Raises: RewardFailure."""
+        """(reward, note of what is no failure).
+
+        Raises: RewardFailure; ExhaustedError where the response alone was at work (child.py: `begun`).
+        """
         try:
             said = self._answer(request)
         except NoAnswerError as error:
@@ -59,18 +62,23 @@ class RewardProcess:
         return finite(float.fromhex(str(said["value"]))), str(said.get("note", ""))
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        process, is_alone = self._be_ready(), False
+        process, is_alone, has_begun = self._be_ready(), False, False
         deadline = Deadline(self.timeout_s)
         try:
             process.say(json.dumps(request), deadline)
             is_alone = True  # in what it does now: the pipes are in order
             said = _hear(process, deadline)
+            if has_begun := "begun" in said:
+                said = _hear(process, deadline)
             if "ended" in said:
+                has_begun = has_begun and int(said["ended"]) != -signal.SIGKILL  # that comes from the host
                 raise NoAnswerError(ended(int(said["ended"])))
             if process.unread:
                 raise GarbledError("it said more than an answer")
         except NoAnswerError as error:
             self._replace(by_a_fork=is_alone and not isinstance(error, GarbledError))
+            if has_begun and ("ended" in said or deadline.is_over):
+                raise ExhaustedError("killed" if "ended" in said else "timeout") from None
             raise
         return said
 

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from rlplan.errors import RunError
 from rlplan.runtime.rewards.code_executor import limits_of
 from rlplan.runtime.rewards.judge import Judge, Response
-from rlplan.runtime.rewards.verdict import Verdict
+from rlplan.runtime.rewards.verdict import EXHAUSTED, Verdict
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec, runs_elsewhere
@@ -109,6 +109,17 @@ class RewardPool:
                 rule=f"at most {most:.0%} of a step's rewards may fail (limits.max_failed_rewards)",
                 way_out="mend the reward or the rows that it cannot judge; failures.jsonl in the run folder has each",
             )
+
+    def exhausted(self, notes: Counter[str], num_judged: int) -> str | None:
+        """What an alarm says where more responses exhausted their limits than may fail, or None.
+
+        A slow host or a row that nobody can solve shows itself so.
+        """
+        found = Counter({note: count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED})
+        if found.total() <= self.job.limits.max_failed_rewards * num_judged:
+            return None
+        kinds = ", ".join(f"{count} {note}" for note, count in found.most_common(3))
+        return f"{found.total()} of {num_judged} responses have the reward 0 for exhausting their limits ({kinds})"
 
     def close(self) -> None:
         """End every process; what is being judged is given up."""

@@ -1,6 +1,7 @@
 """What one response is judged to be worth, or why nobody can say.
 
-In: what a reward gave. Out: a finite number, or a RewardFailure with its reason: never a silent 0.
+In: what a reward gave. Out: a finite number, or a RewardFailure with its reason: never a silent 0. A response that
+exhausts its own limits has failed by its own doing: 0, noted (ExhaustedError), or a policy could learn to be left out.
 """
 
 import math
@@ -17,6 +18,18 @@ class RewardFailure(Exception):  # noqa: N818  # a value of the run's, caught an
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:MAX_REASON])
         self.reason = reason[:MAX_REASON]
+
+
+EXHAUSTED = ("timeout", "memory", "output", "killed")
+"""Notes of responses that exhausted their limits: `killed` where one was ended without saying why."""
+
+
+class ExhaustedError(Exception):
+    """A response has exhausted a limit while it was judged. note: which, one of EXHAUSTED."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__(note)
+        self.note = note
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Verifiers that are a pattern: rule-based rewards on the text of a response, computed in the driver.
 
 In: a reward's spec, the response and the right answer. Out: 0 or 1.
-A pattern that takes too long is a failure of that response's reward, for it is the response that makes it slow.
+A pattern that takes too long is that response's own doing, an ExhaustedError: the response makes it slow.
 Left out: what takes a process of its own (judge.py).
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from rlplan.runtime.rewards.verdict import RewardFailure
+from rlplan.runtime.rewards.verdict import ExhaustedError
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec, RewardSpec
 
 PATTERN_TIMEOUT_S = 1.0
@@ -38,6 +38,4 @@ def _matched(function: Any, spec: RewardSpec, text: str) -> Any:
     try:
         return function(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
     except TimeoutError:
-        raise RewardFailure(
-            f"the pattern took more than {PATTERN_TIMEOUT_S:g} s on a response of {len(text)} characters"
-        ) from None
+        raise ExhaustedError("timeout") from None

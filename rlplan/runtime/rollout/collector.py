@@ -100,7 +100,10 @@ class Collector:
         """Have judged what is not yet judged. Raises: RunError when too many could not be."""
         everything = (*self.rollouts, *self.baselines)
         self.reward_pool.judge(everything)
-        self.metrics.add_reward_notes(*self.reward_pool.take_notes())
+        notes, num_judged = self.reward_pool.take_notes()
+        self.metrics.add_reward_notes(notes, num_judged)
+        if (text := self.reward_pool.exhausted(notes, num_judged)) is not None:
+            self.recorder.write_alarm(step, "rewards", text)
         self.recorder.write_failures(failures_of(everything, step))
         span = self.reward_pool.take_span()
         if span is not None:

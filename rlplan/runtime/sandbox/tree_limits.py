@@ -16,7 +16,8 @@ _V1, _V1_CPU = _V2 / "memory", _V2 / "cpu"
 _PERIOD_US = 100_000
 _SLACK = 1 << 20
 """Bytes below a limit at which it is met: the kernel charges up to 64 pages at once, and may find too few left."""
-_TMP = "/tmp"  # noqa: S108  # of the sandbox
+_TMP = Path("/tmp")
+"""Of a sandbox."""
 _NAME_BYTES = 1_024
 """Of an inode and a directory's entry of a file system in memory: 960 by a control group's count, Linux 6.18."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -170,11 +171,11 @@ def _held(pid: int) -> int:
 
 def _held_by_names(tree: list[int]) -> int:
     """Bytes that the kernel keeps for the names in a sandbox's own /tmp: links and empty files have no pages."""
-    outside = os.stat(_TMP).st_dev
+    outside = _TMP.stat().st_dev
     for pid in reversed(tree):
         with contextlib.suppress(OSError):  # it has ended, or may not be looked at
-            inside = f"/proc/{pid}/root{_TMP}"
-            if os.stat(inside).st_dev != outside:
+            inside = Path(f"/proc/{pid}/root{_TMP}")
+            if inside.stat().st_dev != outside:
                 names = os.statvfs(inside)
                 return (names.f_files - names.f_ffree) * _NAME_BYTES
     return 0

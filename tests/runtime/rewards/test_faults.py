@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -220,16 +221,35 @@ TOWERS = ("9^{9^{9^{9}}}", *(pytest.param(text, marks=pytest.mark.nightly) for t
 
 
 @pytest.mark.parametrize("text", TOWERS)
-def test_towers_cost_their_timeout_one_after_the_other_and_are_no_silent_zero(text: str) -> None:
+def test_towers_cost_their_timeout_one_after_the_other_and_are_a_zero_that_is_noted(text: str) -> None:
     judge = Judge((MATH.model_copy(update={"timeout_s": TIMEOUT_S}),), None)
     try:
         judge.start()
         for _ in range(2):
             with at_most(1.0, beyond_s=TIMEOUT_S):
                 verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), text))
-            assert verdict.failure.startswith("answer_matcher: ")
+            assert (verdict.values, verdict.failure) == ({"answer_matcher": 0.0}, "")
+            assert set(verdict.notes) <= {"answer_matcher/timeout", "answer_matcher/memory"}
+            assert verdict.notes
     finally:
         judge.close()
+
+
+def test_a_row_whose_own_answer_takes_too_long_is_a_failure_and_no_zero() -> None:
+    verdict = judged(MATH.model_copy(update={"timeout_s": TIMEOUT_S}), text="1", answer=TOWERS[0])
+    assert (verdict.values, verdict.notes) == ({}, {})
+    assert verdict.failure.startswith("answer_matcher: ")
+
+
+def test_many_responses_that_exhaust_their_limits_are_an_alarm() -> None:
+    reward_pool = RewardPool(make_job(rewards=[{"kind": "function", "path": f"{FAULTY}:good"}]))
+    try:
+        assert reward_pool.exhausted(Counter({"code/timeout": 2, "code/wrong": 60}), 64) is None
+        text = reward_pool.exhausted(Counter({"code/timeout": 5, "math/memory": 2, "code/wrong": 50}), 64)
+    finally:
+        reward_pool.close()
+    expected = "7 of 64 responses have the reward 0 for exhausting their limits (5 code/timeout, 2 math/memory)"
+    assert text == expected
 
 
 def test_what_is_no_mathematics_is_wrong_and_noted() -> None:
