@@ -4,13 +4,15 @@ In: a path and packets. Out: the mapped file. Counters are aligned words of 8 by
 by the other. Left out: torch (both sides of every host-local transport share these pages).
 
 Words: 0 the last update that failed; 1 packets published; 2 and on, for each reader, packets read; from 64 on the
-packets' headers, 8 words each. Counts run on over updates: update `serial` of n packets begins at serial * n.
+process ids of the sender and the readers; from 128 on the packets' headers, 8 words each. Counts run on over updates:
+update `serial` of n packets begins at serial * n. Whoever waits learns from the kernel that the other side has ended.
 Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's own locks order them in practice).
 """
 
 import contextlib
 import mmap
 import os
+import select
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.units import round_up
 
 SHARED_FOLDER = "/dev/shm"
-FAILED, PUBLISHED, FIRST_READER, FIRST_HEADER = 0, 1, 2, 64
-MAX_READERS = FIRST_HEADER - FIRST_READER
+FAILED, PUBLISHED, FIRST_READER, FIRST_PID, FIRST_HEADER = 0, 1, 2, 64, 128
+MAX_READERS = FIRST_PID - FIRST_READER
+SENDER = 0
+"""A side of the arena; reader n is side n + 1."""
 HEADER_STRIDE = 8
 
 
@@ -42,9 +46,9 @@ def create_arena(path: str, num_bytes: int) -> None:
 
 
 class ControlPage:
-    """A mapped shared file and the counters at its beginning."""
+    """A mapped shared file and the counters at its beginning. side: whose this is."""
 
-    def __init__(self, path: str, num_packets: int) -> None:
+    def __init__(self, path: str, num_packets: int, side: int) -> None:
         descriptor = os.open(path, os.O_RDWR)
         try:
             self.map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
@@ -52,6 +56,8 @@ class ControlPage:
             os.close(descriptor)
         self.num_packets, self.is_closed = num_packets, False
         self._words = memoryview(self.map).cast("q")
+        self._words[FIRST_PID + side] = os.getpid()
+        self._processes: dict[int, int] = {}
 
     def count(self, serial: int, num_packets: int) -> int:
         """What a counter shows when so many packets of an update are done."""
@@ -85,10 +91,27 @@ class ControlPage:
         done = min(self._words[FIRST_READER : FIRST_READER + num_readers])
         return done - self.count(serial, 0)
 
+    def gone(self, sides: Sequence[int]) -> int | None:
+        """The process id of one of these sides that has ended; None while all are there or not yet there."""
+        poll = select.poll()
+        for side in sides:
+            pid = self._words[FIRST_PID + side]
+            if pid and side not in self._processes:
+                try:
+                    self._processes[side] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return pid
+            if side in self._processes:
+                poll.register(self._processes[side], select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll(0)}
+        return next((self._words[FIRST_PID + side] for side in sides if self._processes.get(side) in ended), None)
+
     def close(self) -> None:
         """Unmap, once; where tensors over the map are still held, as soon as they are gone."""
         if not self.is_closed:
             self.is_closed = True
+            while self._processes:
+                os.close(self._processes.popitem()[1])
             self._words.release()
             with contextlib.suppress(BufferError):
                 self.map.close()

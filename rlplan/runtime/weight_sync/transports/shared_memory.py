@@ -24,6 +24,7 @@ from rlplan.runtime.weight_sync.channel import (
 )
 from rlplan.runtime.weight_sync.transports.arena import (
     MAX_READERS,
+    SENDER,
     SHARED_FOLDER,
     ControlPage,
     control_bytes,
@@ -32,11 +33,11 @@ from rlplan.runtime.weight_sync.transports.arena import (
 
 
 class SharedPages:
-    """The pages as either side maps them."""
+    """The pages as either side maps them. side: which this is; others: whom it waits for."""
 
-    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
-        self.endpoint, self.packets = endpoint, packets
-        self.control = ControlPage(endpoint.path, len(packets))
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], side: int, others: Sequence[int]) -> None:
+        self.endpoint, self.packets, self.others = endpoint, packets, others
+        self.control = ControlPage(endpoint.path, len(packets), side)
         self.arena = self._memory()
         self.num_bytes = self.arena.numel()
         self.serial = 0
@@ -59,8 +60,11 @@ class SharedPages:
         return torch.frombuffer(self.control.map, dtype=torch.uint8, offset=control_bytes(self.packets))
 
     def _stop_if_failed(self) -> None:
+        """Raises: GivenUpError where nothing more will come from the other side."""
         if self.control.has_failed(self.serial):
             raise sync_error(f"the other side has given up update {self.serial}", GivenUpError)
+        if (pid := self.control.gone(self.others)) is not None:
+            raise sync_error(f"the other side has ended (process {pid}) in update {self.serial}", GivenUpError)
 
 
 class SharedMemoryOutlet(SharedPages):
@@ -70,7 +74,7 @@ class SharedMemoryOutlet(SharedPages):
             raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
         path = Path(SHARED_FOLDER) / f"rlplan-{os.getpid()}-{uuid.uuid4().hex}"
         create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
-        super().__init__(replace(endpoint, path=str(path)), packets)
+        super().__init__(replace(endpoint, path=str(path)), packets, SENDER, range(1, endpoint.num_readers + 1))
 
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
@@ -111,7 +115,7 @@ class SharedMemoryOutlet(SharedPages):
 
 class SharedMemoryInlet(SharedPages):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
-        super().__init__(endpoint, packets)
+        super().__init__(endpoint, packets, reader + 1, (SENDER,))
         self.reader = reader
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
