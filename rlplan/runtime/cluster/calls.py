@@ -7,12 +7,12 @@ Left out: the actors (worker_group.py).
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplan.errors import RlplanError, RunError
-from rlplan.runtime.fault_tolerance.supervision import TRAINERS, LostProcessError
+from rlplan.runtime.cluster.liveness import Liveness
+from rlplan.runtime.fault_tolerance.supervision import TRAINERS, LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import patiently
 from rlplan.spec.resolved import ResolvedLimits
@@ -22,6 +22,9 @@ PULSE_S = 2.0
 
 FETCH_S = 1.0
 """How long an answer that is there may take to come; scaled."""
+
+REPLACED = (*TRAINERS, "scorer")
+"""Workers of which one that misses a deadline counts as lost: they hear nothing while they work. Trainers first."""
 
 CALLS_AT_ONCE = {"rollout_engine": 8}
 """How many calls a process hears at the same time: an engine is paused and asked while others wait for completions."""
@@ -78,6 +81,14 @@ class Calls:
         """Whether a process that was lost has been restarted since the call that found it lost."""
         return lost.restart_count < self.restart_counts[lost.process]
 
+    def pids_here(self, processes: Sequence[str]) -> dict[str, int]:
+        """Process ids of those that are on this host and up."""
+        return {}
+
+    def dead_service(self) -> str | None:
+        """What without which no call is answered has ended, in words."""
+        return None
+
     def has_ended(self, call: Call, timeout_s: float) -> bool:
         import ray
 
@@ -97,7 +108,7 @@ class Calls:
 
         deadline = time.monotonic() + timeout_s
         pending = {call.reference: call for call in calls}
-        pulses: dict[str, Pulse] = {}
+        pulses, liveness = dict[str, Pulse](), Liveness(self.limits.stall_timeout_s)
         while pending or self._is_closed:
             if self._is_closed:  # also for threads that were waiting when the run ended: they must not hold it up
                 raise RunError(
@@ -109,22 +120,47 @@ class Calls:
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:
+                self._check_alive(liveness, [call.process for call in pending.values()])
                 self._check_pulses(pulses, [call.process for call in pending.values()])
                 continue
             if not ready:
-                names = ", ".join(f"{call.process}.{call.method}" for call in pending.values())
-                trainers = [call.process for call in pending.values() if call.process.startswith(TRAINERS)]
-                raise (partial(LostProcessError, process=trainers[0]) if trainers else RunError)(
-                    f"no answer from {names} within {timeout_s:.0f} s",
-                    where=names,
-                    rule="every call has a deadline, of the plan's seconds or of the job (limits)",
-                    way_out=f"read the logs in {self.log_folder}; of what is only slow raise limits.action_timeout_s",
-                )
+                raise self._late(list(pending.values()), timeout_s)
             for reference in ready:
                 self._check(pending.pop(reference))
         left_s = max(FETCH_S, deadline - time.monotonic())
         results: list[Any] = ray.get([call.reference for call in calls], timeout=left_s)
         return results
+
+    def _late(self, pending: Sequence[Call], timeout_s: float) -> RunError:
+        names = ", ".join(f"{call.process}.{call.method}" for call in pending)
+        parts = {
+            "what": f"no answer from {names} within {timeout_s:.0f} s",
+            "where": names,
+            "rule": "every call has a deadline, of the plan's seconds or of the job (limits)",
+            "way_out": f"read the logs in {self.log_folder}; of what is only slow raise limits.action_timeout_s",
+        }
+        lost = [call.process for kind in REPLACED for call in pending if call.process.startswith(kind)]
+        return LostProcessError(process=lost[0], **parts) if lost else RunError(**parts)
+
+    def _check_alive(self, liveness: Liveness, processes: Sequence[str]) -> None:
+        """By what this host says. Raises: LostProcessError, or LostGroupError where Ray itself has ended."""
+        if (ended := self.dead_service()) is not None:
+            raise LostGroupError(
+                ended,
+                where=", ".join(dict.fromkeys(processes)),
+                rule="Ray lives as long as the run; all processes restart from a checkpoint, where there is one",
+                way_out="look into Ray's logs below the system's folder for temporary files; free memory",
+            )
+        if found := liveness.check(self.pids_here(processes)):
+            process, state = found
+            hangs = f"hangs: no sign of progress for {self.limits.stall_timeout_s:.0f} s (it is stopped)"
+            raise LostProcessError(
+                f"{process} {hangs if state == 'stopped' else 'is gone'}",
+                process=process,
+                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
+                rule="a process lives as long as the run, and stands still no longer than limits.stall_timeout_s",
+                way_out="look at the end of its log; if the system killed it for memory, plan for less",
+            )
 
     def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
         """(results, measurements) of calls begun with `perform`."""

@@ -73,6 +73,12 @@ class Cluster:
         island, offset = self._places[bundle]
         return PlacementGroupSchedulingStrategy(self.groups[island], placement_group_bundle_index=offset)
 
+    def dead_service(self) -> str | None:
+        """Which process of a Ray of our own has ended, in words; None where all live, or Ray is somebody else's."""
+        import ray
+
+        return dead_service(ray._private.worker._global_node) if self.address is None else None
+
     def release(self) -> None:
         """Give back what is reserved and leave Ray; a Ray of our own ends."""
         if not is_ray_up():
@@ -121,6 +127,15 @@ def list_hosts() -> list[Host]:
 def is_ray_up() -> bool:
     """Whether this process has joined a Ray. A signal may have broken off its import: then there is none to leave."""
     return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
+
+
+def dead_service(node: Any) -> str | None:
+    """Which of the processes of a Ray of our own has ended, in words. node: Ray's record of them; None without one.
+
+    Nothing that is asked of Ray is answered then, and it may wait for minutes before it says so.
+    """
+    dead = [] if node is None else node.dead_processes()
+    return f"Ray's {dead[0][0]} (process {dead[0][1].pid}) is gone" if dead else None
 
 
 def _prepare_environment() -> None:

@@ -71,6 +71,7 @@ class WorkerGroup(Calls):
             old = psutil.Process(self.pids[process])
             send_signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
             psutil.wait_procs([old], timeout=scaled(STOP_S))
+        self.pids[process] = 0  # none until it is up again
         (worker,) = [worker for worker in self.spec.ray.workers if worker.process == process]
         self.actors[process] = self._make_actor(worker)
         self.restart_counts[process] += 1
@@ -185,7 +186,14 @@ class WorkerGroup(Calls):
         from rlplan.runtime.cluster.network import own_addresses
 
         mine = own_addresses()
-        return [pid for process, pid in self.pids.items() if self.addresses[process] in mine]
+        return [pid for process, pid in self.pids.items() if pid and self.addresses[process] in mine]
+
+    def pids_here(self, processes: Sequence[str]) -> dict[str, int]:
+        here = self._here()
+        return {process: pid for process in processes if (pid := self.pids.get(process, 0)) in here}
+
+    def dead_service(self) -> str | None:
+        return self.cluster.dead_service()
 
     def _remember_children(self) -> "list[psutil.Process]":
         """All processes that this run started, kept so that those whose parent died are still known."""

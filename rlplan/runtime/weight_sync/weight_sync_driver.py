@@ -15,7 +15,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
 from rlplan.runtime.cluster.calls import Call
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.fault_tolerance.supervision import LostProcessError
+from rlplan.runtime.fault_tolerance.supervision import LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER
@@ -63,7 +63,7 @@ class WeightSync:
         measurements = [] if self.is_open else self._open()
         try:
             measurements += self._update(processes, is_full=self.serial == 0)
-        except LostProcessError:
+        except (LostProcessError, LostGroupError):
             raise  # nobody is there to send to
         except RunError:
             self.num_resends += 1
@@ -74,7 +74,7 @@ class WeightSync:
         """Everything, over a new channel. Raises: RunError: of a mismatch, where what others say follows from it."""
         try:
             return self._open() + self._update(processes, is_full=True)
-        except LostProcessError:
+        except (LostProcessError, LostGroupError):
             raise
         except RunError:
             engines = [process for process in processes if process in self.engines]
