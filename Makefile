@@ -47,7 +47,7 @@ NIGHTLY_runs := tests/runtime/device tests/runtime/runs/test_algorithm_runs.py t
   tests/runtime/rewards tests/runtime/environments
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
-NIGHTLY_trust := tests/trust
+NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
 
 .PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
 

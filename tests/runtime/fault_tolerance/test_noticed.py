@@ -52,7 +52,7 @@ def test_what_is_lost_is_noticed_in_time_and_comes_back(name: str, number: signa
     run = finish(process, folder)
     assert run.exit_code == 0, run.stderr
     kinds = [json.loads(line)["kind"] for line in alarms.read_text().splitlines()]
-    assert kinds.count("restart") == 1
+    assert 1 <= kinds.count("restart") <= (1 if name == "scorer" else 2), "a worker's end may be heard before Ray's"
     assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 9))
     assert noticed_s <= scaled(NOTICED_S) + (stall_s if number is signal.SIGSTOP else 0)
     assert recovered_s <= scaled(RECOVERED_S)
