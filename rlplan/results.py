@@ -47,6 +47,10 @@ class Result:
         """Its table as a dataframe. Raises: HostError without pandas."""
         return _dataframes().frame(self.rows())
 
+    def __repr__(self) -> str:
+        """What it says first: a plan's own repr has thousands of rows."""
+        return f"{type(self).__name__}({'; '.join(f'{key}: {value}' for key, value in self.facts().items())})"
+
     def _repr_html_(self) -> str:
         facts = "".join(_html_row("th", key) + _html_row("td", one) + "</tr>" for key, one in self.facts().items())
         rows = self.rows()
@@ -58,7 +62,7 @@ class Result:
         return f"<table>{facts.replace('<th>', '<tr><th>')}</table><table><tr>{head}</tr>{body}</table>{more}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OfPlan(Result):
     """A result that a plan leads to."""
 
@@ -124,7 +128,7 @@ class OfPlan(Result):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EstimateResult(OfPlan):
     """Bytes of every kind, of every process, in every action. A row: one row of the ledger."""
 
@@ -137,7 +141,7 @@ class EstimateResult(OfPlan):
         return estimate_as_json(self.plan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanResult(OfPlan):
     """The layout that was chosen, and the next best. A row: one layout."""
 
@@ -171,7 +175,7 @@ class PlanResult(OfPlan):
         return Path(path)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExplainResult(OfPlan):
     """Why a plan is as it is, and what changes would bring. A row: one change."""
 
@@ -188,7 +192,7 @@ class ExplainResult(OfPlan):
         return self.explanation.as_json()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SimulateResult(OfPlan):
     """Steps in simulated time. A row: one step."""
 
@@ -214,7 +218,7 @@ class SimulateResult(OfPlan):
         return super().compared() | {"kind": "simulated", "tokens_per_s": trained}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult(OfPlan):
     """A run that was done, or is being done, and the plan that it follows. A row: one step, as its timings say."""
 
@@ -260,7 +264,7 @@ class RunResult(OfPlan):
         return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompareResult(Result):
     """Plans, simulations and runs beside each other. A row: one of them."""
 
@@ -285,7 +289,7 @@ class CompareResult(Result):
         return {"schema_version": COMPARE_SCHEMA_VERSION, "rows": self.rows()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EmitResult(Result):
     """A folder that was written. A row: one file."""
 

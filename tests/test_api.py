@@ -129,3 +129,9 @@ def test_nothing_asked_and_a_wrong_key_are_errors_of_the_library() -> None:
         rlplan.plan()
     with pytest.raises(SpecError, match="the job: polcy"):
         rlplan.plan({"policy": WORDS["model"], "hardware": "1xH100", "polcy": "x"})
+
+
+def test_a_result_prints_what_it_says_first() -> None:
+    said = repr(rlplan.estimate(**WORDS))
+    assert said.startswith("EstimateResult(job: Qwen/Qwen2.5-0.5B, grpo, 1x h100-sxm; verdict: fits; ")
+    assert len(said) < 1_000
