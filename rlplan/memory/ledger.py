@@ -158,17 +158,12 @@ class MemoryLedger:
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
-        return max(
-            (
-                _peak(
-                    device,
-                    moment,
-                    [(row, size) for row, size in held if row.device == device and row.space == "device"],
-                )
-                for moment, held in self._moments(bound)
-            ),
-            key=lambda peak: (peak.num_bytes, peak.run_phase == "steady"),
-        )
+        counted = [
+            (moment, [(row, size) for row, size in held if row.device == device and row.space == "device"])
+            for moment, held in self._moments(bound)
+        ]
+        moment, rows = max(counted, key=lambda item: (sum(size for _, size in item[1]), item[0][0] == "steady"))
+        return _peak(device, moment, rows)
 
     def fullest_device(self) -> Peak:
         """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
@@ -185,14 +180,15 @@ class MemoryLedger:
 
         only: of one host, by name.
         """
-        return max(
-            (
-                _peak(host, moment, [(row, size * row.num_alike) for row, size in held if self._host_of(row) == host])
-                for moment, held in self._moments()
-                for host in ((only,) if only else self.hosts)
-            ),
-            key=lambda peak: peak.num_bytes,
-        )
+        hosts = (only,) if only else self.hosts
+        counted = []
+        for moment, held in self._moments():
+            rows_of: dict[str, list[tuple[LedgerRow, int]]] = {host: [] for host in hosts}
+            for row, size in held:
+                if (host := self._host_of(row)) in rows_of:
+                    rows_of[host].append((row, size * row.num_alike))
+            counted += [(host, moment, rows) for host, rows in rows_of.items()]
+        return _peak(*max(counted, key=lambda item: sum(size for _, size in item[2])))
 
     def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""

@@ -8,7 +8,7 @@ Symbols: h hidden_size, L num_layers, a num_heads, k num_kv_heads, d head_dim, I
 """
 
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,16 @@ class ModelSpec(Spec):
 
 def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
     """ModelSpec of a parsed `config.json`, of any known architecture. Raises: SpecError."""
-    return ModelSpec(**model_fields(config, where=where))
+    return _first_of_its_kind(ModelSpec(**model_fields(config, where=where)))
+
+
+@lru_cache(maxsize=64)
+def _first_of_its_kind(model: ModelSpec) -> ModelSpec:
+    """The equal model that was read before, whose tensors are listed already, or this one.
+
+    Caches are asked with models thousands of times a plan: the same object is found without comparing tensors.
+    """
+    return model
 
 
 def read_model(path: Path) -> ModelSpec:

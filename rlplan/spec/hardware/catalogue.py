@@ -54,6 +54,7 @@ MAX_POOLS = 2
 _GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
 
 
+@cache
 def profile_folder() -> Path:
     """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
     packaged = Path(str(resources.files("rlplan"))) / "_hardware_profiles"

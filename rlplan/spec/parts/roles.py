@@ -4,7 +4,7 @@ In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape 
 Left out: which roles an algorithm trains (algorithm.py), and how a role computes (runtime/workers).
 """
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -105,6 +105,7 @@ class ScalarHeadModel(ModelSpec):
         return 1
 
 
+@lru_cache(maxsize=64)
 def with_scalar_head(model: ModelSpec) -> ScalarHeadModel:
     """The same decoder with a scalar head. A tied table then is the embedding alone."""
     return ScalarHeadModel(**{**model.model_dump(), "has_tied_embeddings": False})
