@@ -62,15 +62,15 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
     """
     findings = find(run_dir, compare)
     summary = summarize(findings)
-    figures = {
-        "memory_timeline": charts.memory_timeline(findings.run),
-        "memory_by_process": charts.memory_by_process(findings.run),
-        "learning": result_charts.learning(findings.runs, findings.labels),
-        "prediction": result_charts.prediction(findings.run, findings.peaks),
-    }
     files = ReportFiles.within(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
+        figures = {
+            "memory_timeline": charts.memory_timeline(findings.run),
+            "memory_by_process": charts.memory_by_process(findings.run),
+            "learning": result_charts.learning(findings.runs, findings.labels),
+            "prediction": result_charts.prediction(findings.run, findings.peaks),
+        }
         for name, figure in figures.items():
             style.save_png(figure, getattr(files, name))
         dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")

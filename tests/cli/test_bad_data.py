@@ -36,8 +36,11 @@ def run(rlplan: Call, tmp_path: Path, *arguments: str | Path) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("key", ["prompts", "heldout"])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("prompts", name) for name in BAD]
+    + [pytest.param("heldout", name, marks=pytest.mark.nightly if name != "several" else ()) for name in BAD],
+)
 def test_bad_rows_are_listed(rlplan: Call, tmp_path: Path, name: str, key: str) -> None:
     content, words = BAD[name]
     path = tmp_path / "data.jsonl"

@@ -145,8 +145,22 @@ def is_upstream(text: str, start: int) -> bool:
     return "Source" in text[:start] or UPSTREAM.search(sentence) is not None
 
 
+@cache
+def ends() -> frozenset[str]:
+    """Every path from each of its folders on."""
+    return frozenset(
+        "/".join(parts[at:]) for path in paths() for parts in [path.split("/")] for at in range(len(parts))
+    )
+
+
+@cache
+def beginnings() -> frozenset[str]:
+    """Every path, whole and without what follows a dot in it."""
+    return paths() | {path[:at] for path in paths() for at, sign in enumerate(path) if sign == "."}
+
+
 def has_path(name: str) -> bool:
-    return any(path == name or path.endswith(f"/{name}") for path in paths())
+    return name in ends()
 
 
 def gone_files(text: str) -> Iterator[str]:
@@ -159,7 +173,7 @@ def gone_files(text: str) -> Iterator[str]:
 def gone_paths(text: str) -> Iterator[str]:
     for match in PATH.finditer(text):
         name = match.group(1).rstrip(".")
-        is_there = any(path == name or path.startswith(f"{name}.") for path in paths())
+        is_there = name in beginnings()
         is_pattern = name.rpartition("/")[2].isupper()  # a name in capitals stands for others
         if not is_there and not is_pattern and not is_upstream(text, match.start()):
             yield name

@@ -100,7 +100,12 @@ JOBS_THAT_DO_NOT_FIT: list[tuple[Path, tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "overrides"), JOBS_THAT_DO_NOT_FIT, ids=lambda value: str(value)[-60:])
+AT_NIGHT = [
+    pytest.param(*job, marks=pytest.mark.nightly if at % 2 else ()) for at, job in enumerate(JOBS_THAT_DO_NOT_FIT)
+]
+
+
+@pytest.mark.parametrize(("path", "overrides"), AT_NIGHT, ids=lambda value: str(value)[-60:])
 def test_every_way_out_that_is_named_makes_the_job_fit_when_it_is_taken(path: Path, overrides: tuple[str, ...]) -> None:
     ways_out = re.findall(r"[a-z_]+\.[a-z_]+=\w+", nothing_fits(path, *overrides).way_out)
     assert any(way_out.startswith("hardware.memory=") for way_out in ways_out)

@@ -151,28 +151,35 @@ def test_the_tables_hold_every_step_and_every_sample(compared: ReportFiles) -> N
     assert (row["predicted_bytes"], row["measured_bytes"], row["exact"]) == ("67108864", "67108864", "True")
 
 
-def test_the_same_run_gives_the_same_bytes_again(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", RunShape(num_steps=3))
-    first, second = (write_report(run, tmp_path / name) for name in ("a", "b"))
+@pytest.fixture(name="hostile", scope="module")
+def _hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportFiles, ReportFiles]:
+    """A failed run whose name and message are markup and name paths of this machine, written twice."""
+    folder = tmp_path_factory.mktemp("hostile")
+    message = (
+        f"gone: '{folder}/run/logs/x.log' and /srv/me/secret/place.txt "
+        '<script>alert("x")</script> & <img src=//x.example>'
+    )
+    run = make_run(folder / "<b>run", RunShape(num_steps=2, state="failed", message=message))
+    return write_report(run, folder / "a"), write_report(run, folder / "b")
+
+
+def test_the_same_run_gives_the_same_bytes_again(hostile: tuple[ReportFiles, ReportFiles]) -> None:
+    first, second = hostile
     for path in first.page.parent.iterdir():
         assert path.read_bytes() == (second.page.parent / path.name).read_bytes(), path.name
 
 
-def test_no_output_names_a_path_of_this_machine(tmp_path: Path) -> None:
-    message = f"gone: '{tmp_path}/run/logs/x.log' and /srv/me/secret/place.txt"
-    run = make_run(tmp_path / "run", RunShape(num_steps=2, state="failed", message=message))
-    files = write_report(run, tmp_path / "report")
+def test_no_output_names_a_path_of_this_machine(hostile: tuple[ReportFiles, ReportFiles]) -> None:
+    files, _ = hostile
     for path in files.page.parent.iterdir():
         data = path.read_bytes()
-        assert str(tmp_path).encode() not in data
+        assert str(files.page.parent.parent).encode() not in data
         assert b"/srv/me" not in data
     assert "gone: '…/x.log' and …/place.txt" in Page(files.page.read_text()).text
 
 
-def test_free_text_is_escaped(tmp_path: Path) -> None:
-    message = '<script>alert("x")</script> & <img src=//x.example>'
-    run = make_run(tmp_path / "<b>run", RunShape(num_steps=1, state="failed", message=message))
-    text = write_report(run, tmp_path / "report").page.read_text()
+def test_free_text_is_escaped(hostile: tuple[ReportFiles, ReportFiles]) -> None:
+    text = hostile[0].page.read_text()
     assert "<script" not in text
     assert "<b>run" not in text
     assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt; &amp; &lt;img" in text
@@ -180,7 +187,7 @@ def test_free_text_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
-    page, summary = _read(write_report(make_killed_run(tmp_path / "run"), tmp_path / "report"))
+    page, summary = _shown(make_killed_run(tmp_path / "run"))
     assert "The run left no readable status" in page.text
     assert "No evaluation on held-out prompts was recorded. Missing: evaluate/greedy_accuracy" in page.text
     assert summary["learning"][0]["evaluations"] == []  # type: ignore[index]

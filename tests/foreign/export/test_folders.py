@@ -42,10 +42,12 @@ STARTED = dict.fromkeys(TARGETS, "train.sh") | {
 }
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_read_back_of_thirty_plans_is_their_job_or_it_is_refused(target: str, tmp_path: Path) -> None:
+def test_what_is_read_back_of_plans_is_their_job_or_it_is_refused(target: str, every: int, tmp_path: Path) -> None:
+    """Each stack with five plans of the grid in which every value stands; at night all thirty."""
     written = 0
-    for overrides in GRID:
+    for overrides in GRID[::every]:
         plan = plan_of(*ASKED[target], *overrides)
         try:
             write_export(plan, target, tmp_path)
@@ -62,7 +64,7 @@ def test_what_is_read_back_of_thirty_plans_is_their_job_or_it_is_refused(target:
         assert (wanted["workload.mini_batch_size"] // 8) % (1 if passes == "auto" else int(passes)) == 0
         differing = {key: (value, wanted[key]) for key, value in found.items() if value not in (wanted[key], "auto")}
         assert not set(differing) - NOT_COMPARED, overrides
-    assert written >= LEAST[target]
+    assert written >= LEAST[target] // every
 
 
 LEAST = dict.fromkeys(TARGETS, 30) | {"openrlhf": 18, "trl": 24}
