@@ -1,6 +1,7 @@
 """Settings that hold for every test."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ settings.register_profile("rlplan", deadline=None, derandomize=True)
 settings.load_profile("rlplan")
 # Readline, which comes along where tests run side by side, writes a terminal's size there: tables would be narrow.
 os.environ.pop("COLUMNS", None)
+
+
+def pytest_runtest_setup() -> None:
+    """One thread for torch in this process: threads on cores that others want too wait for each other, computing."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)

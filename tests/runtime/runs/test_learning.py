@@ -41,7 +41,8 @@ def test_some_steps_lift_the_accuracy(name: str) -> None:
 
 
 def test_at_learning_rate_0_nothing_changes() -> None:
-    trained = InProcess(job("grpo", "workload.num_prompts_per_step=16", *CONTROLS[LEARNING_RATE_0]))
+    small = ("workload.num_prompts_per_step=4", "workload.mini_batch_size=32", "workload.num_heldout_prompts=32")
+    trained = InProcess(job("grpo", *small, *CONTROLS[LEARNING_RATE_0]))
     before = trained.accuracy()
     assert trained.train(1) == before
 
