@@ -47,17 +47,15 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
     """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0
-    if name not in UNTIL_THE_DEADLINE:
-        check_other_forms(name, sandbox)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", UNTIL_THE_DEADLINE)
-def test_no_forged_verdict_passes_that_takes_its_time_in_each_form(name: str, sandbox: Sandbox) -> None:
-    check_other_forms(name, sandbox)
-
-
-def check_other_forms(name: str, sandbox: Sandbox) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if at % 4 or name in UNTIL_THE_DEADLINE else ())
+     for at, name in enumerate(FORGERIES)],
+)  # fmt: skip
+def test_no_forged_verdict_passes_as_a_comparison_or_a_program(name: str, sandbox: Sandbox) -> None:
+    """Every fourth; all of them at night."""
     assert value(sandbox, FORGERIES[name], CLOSE) == 0.0
     assert value(sandbox, FORGERIES[name] + "\nprint(f(7))", PRINTS) == 0.0
 

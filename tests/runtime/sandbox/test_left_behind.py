@@ -20,7 +20,7 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
     sandbox = opened(name, 2, DEFAULT_LIMITS)
