@@ -66,6 +66,7 @@ class Calls:
         self.actors: dict[str, Any] = {}
         self.restart_counts: Counter[str] = Counter()
         self._is_closed = False
+        self._asked_s = 0.0
 
     def submit(self, process: str, method: str, *arguments: Any) -> Call:
         """Begin an unmeasured call; hand the result to `gather`."""
@@ -117,6 +118,7 @@ class Calls:
                     rule="no calls after the run has ended",
                     way_out="start a new run",
                 )
+            self._check_services([call.process for call in pending.values()])
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=min(left_s, PULSE_S))
             if not ready and left_s > PULSE_S:
@@ -142,8 +144,11 @@ class Calls:
         lost = [call.process for kind in REPLACED for call in pending if call.process.startswith(kind)]
         return LostProcessError(process=lost[0], **parts) if lost else RunError(**parts)
 
-    def _check_alive(self, liveness: Liveness, processes: Sequence[str]) -> None:
-        """By what this host says. Raises: LostProcessError, or LostGroupError where Ray itself has ended."""
+    def _check_services(self, processes: Sequence[str]) -> None:
+        """Whether Ray itself lives, now and then: calls may go on for a minute without it. Raises: LostGroupError."""
+        if (now := time.monotonic()) < self._asked_s + PULSE_S:
+            return
+        self._asked_s = now
         if (ended := self.dead_service()) is not None:
             raise LostGroupError(
                 ended,
@@ -151,6 +156,9 @@ class Calls:
                 rule="Ray lives as long as the run; all processes restart from a checkpoint, where there is one",
                 way_out="look into Ray's logs below the system's folder for temporary files; free memory",
             )
+
+    def _check_alive(self, liveness: Liveness, processes: Sequence[str]) -> None:
+        """By what this host says of them. Raises: LostProcessError."""
         if found := liveness.check(self.pids_here(processes)):
             process, state = found
             hangs = f"hangs: no sign of progress for {self.limits.stall_timeout_s:.0f} s (it is stopped)"
