@@ -3,8 +3,8 @@
 In: tensors that vLLM makes while a pool is in use. Out: their bytes really given back, and there again when vLLM wakes.
 vLLM's code for GPUs (levels, tags, what it saves before level 2) runs over it unchanged. Source: vLLM 0.32.0,
 `device_allocator.MemAllocator`, `v1/worker/gpu_worker.py`.
-Left out: addresses that stay (a tensor finds its storage by itself), and oneDNN's packed weights, which are no tensors:
-they are switched off, as a GPU has none.
+Left out: addresses that stay (a tensor finds its storage by itself), and who gives it to vLLM: a test
+(tests/runtime/device/stand_in_workers.py).
 """
 
 import weakref
@@ -117,27 +117,3 @@ class _NewStorages(TorchDispatchMode):
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-def let_vllm_sleep(device: HostDevice) -> None:
-    """Give vLLM's worker on a CPU the sleep of its worker on a GPU, for this process. Raises: ImportError."""
-    import vllm.device_allocator as allocators
-    from vllm import _custom_ops as kernels
-    from vllm.model_executor.layers import utils as layers
-    from vllm.platforms import current_platform
-    from vllm.v1.worker.cpu_worker import CPUWorker
-    from vllm.v1.worker.gpu_worker import Worker
-
-    allocator = HostAllocator(device)
-    patches: list[tuple[Any, str, Any]] = [
-        (allocators, "get_mem_allocator_instance", lambda: allocator),
-        (type(current_platform), "is_sleep_mode_available", lambda _: True),
-        (torch.accelerator, "synchronize", lambda *_: None),
-        (torch.accelerator, "get_memory_info", lambda *_: (device.free_bytes(), device.num_bytes)),
-        (kernels, "_supports_onednn", False),
-        (layers, "check_cpu_sgl_kernel", lambda *_: False),
-        (CPUWorker, "_maybe_get_memory_pool_context", lambda _, tag: allocator.use_memory_pool(tag)),
-        *((CPUWorker, name, getattr(Worker, name)) for name in ("sleep", "wake_up", "discard")),
-    ]
-    for owner, name, value in patches:
-        setattr(owner, name, value)

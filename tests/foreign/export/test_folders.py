@@ -108,7 +108,7 @@ def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:
     assert write_export(plan_of(*ASKED["nemo_rl"]), "nemo-rl", tmp_path)[0].name == "train.yaml"
 
 
-@pytest.mark.parametrize("target", ["verl", "slime"])
+@pytest.mark.parametrize("target", ["verl", pytest.param("slime", marks=pytest.mark.nightly)])
 def test_the_example_that_is_planned_for_megatron_is_written_for_stacks_with_it(target: str, tmp_path: Path) -> None:
     """The other examples on GPUs are bundles of ours: tests/emit/test_gpu_bundles.py."""
     plan = best_plan(load_job(EXAMPLES / "grpo-671b-1024xh200.yaml"))

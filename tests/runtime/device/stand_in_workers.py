@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplan.runtime.device.host import HostDevice
 from rlplan.runtime.device.host_memory import SharedBytes
+from rlplan.runtime.device.host_sleep import HostAllocator
 from rlplan.runtime.device.layer import _standing_in
 
 FOLDER, NUM_BYTES = "STAND_IN_FOLDER", "STAND_IN_NUM_BYTES"
@@ -58,11 +59,37 @@ class CountedScorer(Counted, Scorer):
 
 class SleepingRolloutEngine(RolloutEngine):
     def import_libraries(self) -> None:
-        from rlplan.runtime.device.host_sleep import let_vllm_sleep
-
         super().import_libraries()
-        let_vllm_sleep(DEVICE)
+        let_vllm_sleep()
 
     def invoke(self, method: str, *arguments: Any) -> Any:
         self.thread.run(count_here)
         return super().invoke(method, *arguments)
+
+
+def let_vllm_sleep() -> None:
+    """Give vLLM's worker on a CPU the sleep of its worker on a GPU, for this process.
+
+    oneDNN's packed weights are off: they are no tensors, and a GPU has none.
+    """
+    import torch
+    import vllm.device_allocator as allocators
+    from vllm import _custom_ops as kernels
+    from vllm.model_executor.layers import utils as layers
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    allocator = HostAllocator(DEVICE)
+    patches: list[tuple[Any, str, Any]] = [
+        (allocators, "get_mem_allocator_instance", lambda: allocator),
+        (type(current_platform), "is_sleep_mode_available", lambda _: True),
+        (torch.accelerator, "synchronize", lambda *_: None),
+        (torch.accelerator, "get_memory_info", lambda *_: (DEVICE.free_bytes(), DEVICE.num_bytes)),
+        (kernels, "_supports_onednn", False),
+        (layers, "check_cpu_sgl_kernel", lambda *_: False),
+        (CPUWorker, "_maybe_get_memory_pool_context", lambda _, tag: allocator.use_memory_pool(tag)),
+        *((CPUWorker, name, getattr(Worker, name)) for name in ("sleep", "wake_up", "discard")),
+    ]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
