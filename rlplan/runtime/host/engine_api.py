@@ -32,8 +32,8 @@ def signature_of(name: str) -> str:
     found, path = _module_of(name.replace(":", ".").split("."))
     for part in path:
         owner = found
-        found = getattr(owner, part, None)
-        if found is None:
+        found = getattr(owner, part, ABSENT)
+        if found is ABSENT:
             return "attribute" if inspect.isclass(owner) and _assigns(owner, part) else ABSENT
     if not callable(found):
         return "module" if inspect.ismodule(found) else "value"
