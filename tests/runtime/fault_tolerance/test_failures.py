@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
@@ -32,9 +33,14 @@ def _mapped(pids: list[int]) -> set[Path]:
     return found
 
 
-def _arenas(pids: list[int]) -> list[Path]:
-    """Files of shared memory that these processes have made for weights."""
-    return [path for pid in pids for path in Path("/dev/shm").glob(f"rlplan-{pid}-*")]
+def _arenas(pids: list[int], since: float) -> set[Path]:
+    """Files of shared memory that these processes have made for weights. since: ids were others' before."""
+    named = {path for pid in pids for path in Path("/dev/shm").glob(f"rlplan-{pid}-*")}
+    return {path for path in named if path.stat().st_ctime >= since}
+
+
+def _began(process: subprocess.Popen[str]) -> float:
+    return psutil.Process(process.pid).create_time()
 
 
 def _assert_one_message(run: FinishedRun) -> None:
@@ -48,7 +54,7 @@ def interrupted(process: subprocess.Popen[str], folder: Path, number: signal.Sig
     """A run in the middle of training that gets a signal: it stops everything within ten seconds, and leaves a folder
     that can be reported on.
     """
-    children = descendants_of(process.pid)
+    children, began = descendants_of(process.pid), _began(process)
     assert len(children) > 4
     mapped = _mapped(children)
     with at_most(10):
@@ -56,7 +62,8 @@ def interrupted(process: subprocess.Popen[str], folder: Path, number: signal.Sig
         run = finish(process, folder)
     _assert_one_message(run)
     assert alive(children) == []
-    assert [path for path in (*mapped, *_arenas(children)) if path.exists()] == []
+    assert [path for path in mapped if path.exists()] == []
+    assert _arenas(children, began) == set()
     assert run.status["state"] == "interrupted"
     assert run.status["exit_code"] == run.exit_code
     assert [row["step"] for row in run.metrics][:3] == [0, 1, 2]
@@ -189,14 +196,14 @@ def test_a_disk_that_fills_up_costs_a_checkpoint_then_the_run_and_with_room_it_i
             wait_for(lambda: "no checkpoint of step" in alarms.read_text(), 120)
             steps = metrics.read_text().count("\n")
             wait_for(lambda: metrics.read_text().count("\n") > steps, 120)
-            children = descendants_of(process.pid)
+            children, began = descendants_of(process.pid), _began(process)
             wait_for(lambda: disk.fill() or process.poll() is not None, 60)  # a checkpoint that fails gives room back
             run = finish(process, disk.path("run"))
         assert run.exit_code == 5, run.stderr
         _assert_one_message(run)
         assert re.search(r"^error: \S+ cannot be written: the disk is full \(.* free\)$", run.stderr, re.MULTILINE)
         assert alive(children) == []
-        assert _arenas([process.pid, *children]) == []
+        assert _arenas([process.pid, *children], began) == set()
         assert (run.status["state"], run.status["exit_code"]) == ("failed", 5)
         way_out = re.search(r"resume with `rlplan (.*)`$", run.stderr, re.MULTILINE)
         assert way_out

@@ -23,6 +23,7 @@ from rlplan.runtime.weight_sync.transports.cuda_ipc import CudaIpcInlet
 from rlplan.units import MIB
 from rlplan.vocabulary import Transport
 from tests.factories import make_model
+from tests.runtime.weight_sync.test_transports import own_arenas
 
 PACKETS = plan_packets(make_model().parameters, 4, 4000)
 TIMEOUT_S = scaled(30.0)
@@ -47,9 +48,11 @@ def test_a_reader_on_another_gpu_is_refused_by_name() -> None:
         inlet._memory()
 
 
-def test_a_process_without_a_gpu_says_so() -> None:
+def test_a_process_without_a_gpu_says_so_and_leaves_no_arena() -> None:
+    before = own_arenas()
     with pytest.raises(RunError, match="this process sees no GPU"):
         PolicySender(PACKETS, torch.float32).offer(Endpoint(Transport.CUDA_IPC, 1))
+    assert own_arenas() == before
 
 
 class Module(torch.nn.Module):
@@ -94,6 +97,8 @@ def test_weights_reach_another_process_through_the_device_without_a_second_copy(
         assert before - device.held().allocated == arena_bytes(PACKETS)
 
 
-def test_an_arena_for_which_the_device_has_no_room_fails_as_on_cuda() -> None:
+def test_an_arena_for_which_the_device_has_no_room_fails_as_on_cuda_and_is_gone() -> None:
+    before = own_arenas()
     with host_device(arena_bytes(PACKETS) - 1), pytest.raises(torch.OutOfMemoryError, match="are taken"):
         PolicySender(PACKETS, torch.float32).offer(Endpoint(Transport.CUDA_IPC, 1))
+    assert own_arenas() == before

@@ -10,14 +10,13 @@ CUDA works behind the processor's back: a packet is published, and given back, w
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rlplan.memory.weight_sync.packets import Packet, arena_bytes
 from rlplan.runtime.device.layer import Device, present
-from rlplan.runtime.weight_sync.channel import Endpoint, Header, sync_error
+from rlplan.runtime.weight_sync.channel import Header, sync_error
 from rlplan.runtime.weight_sync.transports.shared_memory import SharedMemoryInlet, SharedMemoryOutlet
 
 
@@ -27,12 +26,10 @@ class CudaIpcOutlet(SharedMemoryOutlet):
         """Nothing behind the control pages: payloads lie on the device."""
         return 0
 
-    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
-        super().__init__(endpoint, packets)
-        # as bytes: they pass through the driver, which has no torch
+    def handles(self) -> bytes:
+        """The GPU's id and what opens the arena there, as bytes: they pass through the driver, which has no torch."""
         device = needed_device()
-        handles = pickle.dumps((device.uuid(), device.share(self.arena)))
-        self.endpoint = replace(self.endpoint, handles=handles)
+        return pickle.dumps((device.uuid(), device.share(self.arena)))
 
     def publish(self, header: Header) -> None:
         """Let the readers have the packet, when it is written."""

@@ -74,11 +74,20 @@ class SharedMemoryOutlet(SharedPages):
             raise sync_error(f"{endpoint.num_readers} engine processes are too many for one arena ({MAX_READERS})")
         path = Path(SHARED_FOLDER) / f"rlplan-{os.getpid()}-{uuid.uuid4().hex}"
         create_arena(str(path), control_bytes(packets) + self.payload_bytes(packets))
-        super().__init__(replace(endpoint, path=str(path)), packets, SENDER, range(1, endpoint.num_readers + 1))
+        try:
+            super().__init__(replace(endpoint, path=str(path)), packets, SENDER, range(1, endpoint.num_readers + 1))
+            self.endpoint = replace(self.endpoint, handles=self.handles())
+        except BaseException:
+            path.unlink()  # nobody is left who would
+            raise
 
     @staticmethod
     def payload_bytes(packets: Sequence[Packet]) -> int:
         return arena_bytes(packets)
+
+    def handles(self) -> bytes | None:
+        """What readers need beside the path to open the payloads' memory; None: nothing."""
+        return None
 
     def open(self) -> None:
         """Nothing to wait for."""
