@@ -15,6 +15,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.collectives import all_gather_cost
+from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
@@ -27,8 +28,9 @@ from rlplan.vocabulary import Placement, Role
 
 MEMORY_OF_ENGINE = 0.8
 """Share of a GPU that the engine has: verl's recipes 0.8, NeMo-RL's 0.6 to 0.7 beside a trainer."""
-MAX_NUM_SEQS = 256
-"""Sequences of an engine at once. Source: vLLM's default for most GPUs; verl and NeMo-RL leave 256 to 1024."""
+MAX_NUM_SEQS = 1024
+"""Sequences of an engine at once. Source: vLLM's default on GPUs of 70 GiB and more but the A100 (arg_utils.py), which
+NeMo-RL leaves; verl sets the same."""
 CHAT_BATCH = 16
 """Sequences of a GPU at once in DeepSpeed-Chat. Source: its step 3 scripts, `per_device_generation_batch_size` 16."""
 
@@ -46,8 +48,8 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
     run = read_rl_run(point)
     phases = {phase: cost.seconds for phase, cost in step_phases(run).items()}
     seconds = sum(phases.values())
-    if run.is_async:
-        sides = phases["generate"], seconds - phases["generate"] - phases["sync"]
+    if run.staleness:
+        sides = phases["generate"], phases["score"] + phases["train"]
         seconds = max(sides) + phases["sync"]
     scale = run.num_steps / seconds_in(point.measured.unit)
     return Prediction(seconds * scale, parts={phase: value * scale for phase, value in phases.items()})
@@ -80,12 +82,11 @@ def step_phases(run: RlRun) -> dict[str, Cost]:
         value = _setting(run, run.value, Role.VALUE)
         score += score_cost(value, work, run.training).times(2)  # values, and a reward of the same size
         train += train_cost(value, mini, run.training) + optimizer_cost(value, run.training)
-    return {
-        "generate": generation(run),
-        "score": score + driver(run, SCORED_TENSORS).times(run.num_scored),
-        "train": train.times(num_mini) + driver(run, TRAINED_TENSORS),
-        "sync": hand_over(run),
-    }
+    score += driver(run, SCORED_TENSORS).times(run.num_scored)
+    train = train.times(num_mini) + driver(run, TRAINED_TENSORS)
+    sync = hand_over(run)
+    generate = generation(run, others_s=score.seconds + train.seconds, sync_s=sync.seconds)
+    return {"generate": generate, "score": score, "train": train, "sync": sync}
 
 
 def hand_over(run: RlRun) -> Cost:
@@ -93,13 +94,13 @@ def hand_over(run: RlRun) -> Cost:
     if run.gathers_tokens:
         return NOTHING
     work = SyncSetup(
-        transport="nccl" if run.is_async else "cuda_ipc",
+        transport="nccl" if run.staleness else "cuda_ipc",
         element_bytes=2,
         num_training=run.training.num_gpus,
         num_generation=run.generation.num_gpus,
         tp=run.engine_tp,
         zero_stage=run.choice.zero_stage,
-        same_devices=not run.is_async,
+        same_devices=not run.staleness,
         trainer=run.target,
     )
     return sync_cost(run.model, work, run.training, run.generation)
@@ -123,8 +124,11 @@ def _setting(run: RlRun, model: ModelSpec, role: Role) -> TrainSetting:
     return TrainSetting(model, role, run.trained, run.choice, run.training.num_gpus, run.target)
 
 
-def generation(run: RlRun) -> Cost:
-    """Seconds of a step's rollouts: the share of one engine, or DeepSpeed-Chat's trainer."""
+def generation(run: RlRun, *, others_s: float, sync_s: float) -> Cost:
+    """Seconds of a step's rollouts: the share of one engine, or DeepSpeed-Chat's trainer.
+
+    others_s, sync_s: what goes on beside them where they run ahead.
+    """
     if run.gathers_tokens:
         return chat_generation(run)
     num_engines = max(1, run.generation.num_gpus // run.engine_tp)
@@ -138,6 +142,10 @@ def generation(run: RlRun) -> Cost:
         max_num_seqs=MAX_NUM_SEQS,
         kv_tokens=kv_tokens(run, rollout, choice),
     )
+    if run.staleness > 1:
+        # NeMo-RL: without `in_flight_weight_updates`, off by default, more than one version brings nothing; with it
+        # rollouts keep their KV cache (`recompute_kv_cache_after_weight_updates`, off by default)
+        return RolloutsAhead(speed, work, num_engines, run.staleness, keeps_cache=True).cost(others_s, sync_s)
     return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
 
 

@@ -72,8 +72,8 @@ class RlRun:
     """A ZeRO-3 trainer generates itself and gathers every layer for every token (DeepSpeed-Chat)."""
     num_steps: float
     """Steps of a stage that was timed whole."""
-    is_async: bool
-    """Generation runs beside training."""
+    staleness: int
+    """Versions that rollouts may be behind, where generation runs beside training; else 0."""
 
 
 def read_rl_run(point: MeasuredPoint) -> RlRun:
@@ -112,8 +112,14 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
         num_scored=_num_scored(text, is_chat=is_chat),
         gathers_tokens=is_chat,
         num_steps=_num_steps(point, settings, num_rollouts),
-        is_async=is_async,
+        staleness=_staleness(text) if is_async else 0,
     )
+
+
+def _staleness(text: str) -> int:
+    """`8-off` of NeMo-RL; one step off where an asynchronous run does not say."""
+    stated = re.search(r"\b([1-9]\d*)-off", text)
+    return int(stated.group(1)) if stated else 1
 
 
 def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:

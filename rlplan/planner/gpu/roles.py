@@ -171,10 +171,11 @@ class GpuRoles:
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         workload = self.job.workload
-        key = arrangement.num_generation, choice.tp, choice.max_num_seqs
+        key = arrangement.num_generation, arrangement.is_async, choice.tp, choice.max_num_seqs
         if key not in self._demands:
             engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
-            share = ceil_div(workload.num_rollouts_per_step, self.num_engines(arrangement, choice.tp))
+            under_way = workload.num_rollouts_per_step * self.batches_under_way(arrangement)
+            share = ceil_div(under_way, self.num_engines(arrangement, choice.tp))
             demand = KvDemand(
                 engine.pool,
                 min(choice.max_num_seqs, share),
@@ -191,6 +192,18 @@ class GpuRoles:
         forecast = self.forecast("rollout_engine/0", candidate, self.usual_len, kv_cache)
         assert isinstance(forecast, EngineOnGpu), "this process is an engine"
         return forecast
+
+    def batches_under_way(self, arrangement: Arrangement) -> int:
+        """Steps whose rollouts are generated beside each other: as many as versions that they may be behind, where new
+        weights interrupt them and do not wait until none is under way.
+        """
+        place = self.job.placement
+        return place.max_staleness if arrangement.is_async and place.partial_rollouts else 1
+
+    def versions_ahead(self, arrangement: Arrangement) -> int:
+        """How many steps' rollouts are under way beside training, where new weights interrupt them; else 0: a batch."""
+        place = self.job.placement
+        return place.max_staleness if arrangement.is_async and place.partial_rollouts else 0
 
     def num_engines(self, arrangement: Arrangement, tp: int) -> int:
         """Engines that share the rollouts of a step."""

@@ -26,6 +26,7 @@ from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.step import StepTiming
 from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, train_cost
@@ -52,6 +53,7 @@ class GpuTimes:
         self.job, self.setting, self.roles = job, setting, roles
         self._costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._rollouts_ahead: dict[object, RolloutsAhead] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
 
@@ -66,11 +68,25 @@ class GpuTimes:
             for part, actions in schedule.parts
             for action in actions
         }
+        if self.roles.versions_ahead(candidate.arrangement):
+            self._add_rollouts_ahead(schedule, candidate, kv_cache, costs)
         return time_job(schedule, costs)
+
+    def _add_rollouts_ahead(
+        self, schedule: Schedule, candidate: Choice, kv_cache: int, costs: dict[tuple[Part, str], Cost]
+    ) -> None:
+        """The cost of rollouts that go on beside a step depends on how long the rest of it takes."""
+        kinds = {action.kind: action.id for action in schedule.step}
+        sync_s = costs["step", kinds[ActionKind.SYNC_WEIGHTS]].seconds
+        others_s = sum(costs["step", action.id].seconds for action in schedule.step if action.every == 1) - sync_s
+        ahead = self._ahead(candidate.arrangement, candidate.engine, kv_cache)
+        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s) + self._reward_latency
 
     def _cost(self, action: Action, candidate: Choice, kv_cache: int) -> Cost:
         """Of one action of a step, with those alike that it stands for."""
         arrangement = candidate.arrangement
+        if action.kind is ActionKind.GENERATE and self.roles.versions_ahead(arrangement):
+            return NOTHING  # until all others are known
         if action.kind in GENERATES:
             return self._of_engine(action.kind, arrangement, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
@@ -106,6 +122,8 @@ class GpuTimes:
 
     def engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
+        if self.roles.versions_ahead(arrangement):
+            return self._ahead(arrangement, choice, kv_cache).least_step_s()
         key = "engine", arrangement.num_generation, arrangement.sleeps, choice, kv_cache
         if key not in self._seconds:
             kinds = GENERATES if arrangement.sleeps else GENERATES[:1]
@@ -271,9 +289,29 @@ class GpuTimes:
 
     def _generate(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         """Rollouts of a step on the slowest engine, and the reward of the last of them."""
-        workload, latency = self.job.workload, self.job.workload.reward_latency_s
+        speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
         num_engines = self.roles.num_engines(arrangement, choice.tp)
-        work = EngineRollouts(
+        return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines) + self._reward_latency
+
+    def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
+        """The same where generation goes on beside training and new weights interrupt it."""
+        key = "ahead", arrangement.num_generation, choice, kv_cache
+        if key not in self._rollouts_ahead:
+            speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
+            num_engines = self.roles.num_engines(arrangement, choice.tp)
+            ahead = RolloutsAhead(speed, work, num_engines, self.roles.versions_ahead(arrangement))
+            self._rollouts_ahead[key] = ahead
+        return self._rollouts_ahead[key]
+
+    @property
+    def _reward_latency(self) -> Cost:
+        latency = self.job.workload.reward_latency_s
+        return Cost({Resource.HOST: latency}) if latency else NOTHING
+
+    def _rollouts(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> EngineRollouts:
+        """An engine's share of a step."""
+        workload, num_engines = self.job.workload, self.roles.num_engines(arrangement, choice.tp)
+        return EngineRollouts(
             ceil_div(self.job.num_generated_per_step, num_engines),
             float(workload.usual_prompt_len),
             workload.num_samples_per_prompt,
@@ -281,9 +319,6 @@ class GpuTimes:
             choice.max_num_seqs,
             self._kv_tokens(arrangement, choice, kv_cache),
         )
-        speed = self._speed(arrangement, choice)
-        cost = generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines)
-        return cost + Cost({Resource.HOST: latency}) if latency else cost
 
     def _speed(self, arrangement: Arrangement, choice: EngineChoice) -> EngineSpeed:
         """How fast an engine is: one for all that differ in what a step's speed does not depend on."""

@@ -20,7 +20,7 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
-from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_footprint, occupancy
+from rlplan.timing.serving.occupancy import DEEPEST, SAMPLE, Occupancy, mean_age, mean_footprint, occupancy
 from rlplan.timing.serving.step import RESOURCES, EngineRates, Parts, StepLoad, cost_of
 
 GRID_RATIO = 1.2
@@ -167,11 +167,11 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
     lengths, ratio = rollouts.lengths, rollouts.num_rollouts / places
     steady = max(0, int(ratio - DEEPEST))  # whole rounds, so that the occupancy beside them is one that is cached
     shape = occupancy(lengths.spec, lengths.longest, rollouts.num_rollouts, ratio - steady)
-    age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
+    age = mean_age(lengths)
     pieces = [(steady * lengths.mean, places, age)] if steady else []
     pieces += [(piece.steps, max(1.0, piece.busy * places), piece.age) for piece in shape.pieces]
     pieces.append(_longest(rollouts, shape, ratio - steady))
-    totals = _prompts(speed, rollouts)
+    totals = prompt_parts(speed, rollouts)
     for steps, busy, age in pieces:
         parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age)))
         totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]
@@ -189,10 +189,14 @@ def _longest(rollouts: EngineRollouts, shape: Occupancy, ratio: float) -> tuple[
     return beyond / ratio, max(1.0, 0.5 * (rollouts.num_rollouts / SAMPLE) ** 0.5), shape.longest
 
 
-def _prompts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
+def prompt_parts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
     """Seconds of all prompts of a step, each prefilled once, in full batches."""
     prompts, length = ceil(rollouts.num_rollouts / max(1, rollouts.num_samples)), rollouts.prompt_len
-    tokens = prompts * length
+    return prefilled(speed, prompts * length, length)
+
+
+def prefilled(speed: EngineSpeed, tokens: float, length: float) -> list[float]:
+    """Seconds of so many tokens of sequences of one length, in full batches."""
     batch = min(tokens, float(speed.rollout.max_num_batched_tokens))
     if not batch:
         return [0.0] * len(RESOURCES)

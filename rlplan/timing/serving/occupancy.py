@@ -118,6 +118,14 @@ def mean_footprint(lengths: Lengths) -> float:
     >>> mean_footprint(Lengths(ConstantLengths(value=100), 1000))  # all have 100 at the end
     98.4375
     """
-    age = (lengths.variance + lengths.mean**2) / (2 * lengths.mean)
+    age = mean_age(lengths)
     shares = [(index + 0.5) / 32 for index in range(32)]
     return max(age, max((1 - share) * lengths.quantile(share) for share in shares))
+
+
+def mean_age(lengths: Lengths) -> float:
+    """Tokens that a running rollout of a steady engine has, on average: E[R^2] / (2*E[R]).
+
+    Source: renewal theory (inspection paradox).
+    """
+    return (lengths.variance + lengths.mean**2) / (2 * lengths.mean)

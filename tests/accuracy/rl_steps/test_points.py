@@ -60,12 +60,12 @@ def test_more_gpus_are_faster_in_the_order_of_the_source(slower, faster):
 
 def test_an_asynchronous_step_lasts_as_long_as_its_slower_side():
     run = read_rl_run(POINTS["nemorl-q30-32-off"])
-    assert run.is_async
+    assert run.staleness == 1
     assert (run.training.num_gpus, run.generation.num_gpus) == (16, 16)
     found = predict_rl_step(POINTS["nemorl-q30-32-off"])
     sides = found.parts["generate"], found.parts["score"] + found.parts["train"]
     assert found.value == pytest.approx(max(sides) + found.parts["sync"])
-    assert not read_rl_run(POINTS["verl-dapo-7b-h20-32"]).is_async
+    assert read_rl_run(POINTS["verl-dapo-7b-h20-32"]).staleness == 0
 
 
 def test_a_batch_is_prompts_in_verl_and_rollouts_in_nemo_rl():

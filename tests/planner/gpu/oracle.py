@@ -27,6 +27,7 @@ from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
 from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
@@ -87,6 +88,8 @@ class Oracle(RawAxes):
                             action.id: self._cost(action, arrangement, trainer, engine, sync_mode, kv_cache)
                             for action in actions
                         }
+                        if self._staleness(arrangement):
+                            self._run_ahead(arrangement, engine, kv_cache, actions, costs)
                         busy = sum(cost.seconds for cost in costs.values())
                         yield Tried(rank, self._seconds(arrangement, actions, costs), busy, choice, kv_cache)
 
@@ -107,6 +110,29 @@ class Oracle(RawAxes):
                 max((ends.get(name, 0.0) for name in action.after), default=0.0) + costs[action.id].seconds
             )
         return max(ends.values())
+
+    def _staleness(self, arrangement: Arrangement) -> int:
+        place = self.spec.placement
+        return place.max_staleness if arrangement.is_async and place.partial_rollouts else 0
+
+    def _run_ahead(
+        self,
+        arrangement: Arrangement,
+        engine: EngineChoice,
+        kv_cache: int,
+        actions: list[Action],
+        costs: dict[str, Cost],
+    ) -> None:
+        """Rollouts that go on beside a step: their seconds depend on those of everything else."""
+        (generate,) = [action.id for action in actions if action.kind is ActionKind.GENERATE]
+        sync = sum(costs[action.id].seconds for action in actions if action.kind is ActionKind.SYNC_WEIGHTS)
+        others = sum(costs[action.id].seconds for action in actions if action.id != generate) - sync
+        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
+        key = "ahead", engine, kv_cache, others, sync, arrangement.num_generation
+        if key not in self.costs:
+            ahead = RolloutsAhead(speed, one, num_engines, self._staleness(arrangement))
+            self.costs[key] = ahead.cost(others, sync) + Cost({Resource.HOST: self.work.reward_latency_s})
+        costs[generate] = self.costs[key]
 
     def _can_run(self, arrangement: Arrangement, engine: EngineChoice, sync_mode: WeightSyncMode) -> bool:
         """Whether rlplan's own runtime runs it: whole hosts, engines within one, adapters within the only one."""
@@ -245,7 +271,7 @@ class Oracle(RawAxes):
 
     def _demand(self, arrangement: Arrangement, engine: EngineChoice) -> KvDemand:
         num_engines = max(1, arrangement.num_generation // engine.tp)
-        share = -(-self.work.num_rollouts_per_step // num_engines)
+        share = -(-self.work.num_rollouts_per_step * max(1, self._staleness(arrangement)) // num_engines)
         pool = self._engine(arrangement, engine).pool
         return KvDemand(
             pool,
@@ -301,7 +327,7 @@ class Oracle(RawAxes):
         is_frozen = action.role in self.spec.frozen_roles
         match action.kind:
             case ActionKind.GENERATE:
-                return self._generate(arrangement, engine, kv_cache, there)
+                return self._generate(arrangement, engine, kv_cache)
             case ActionKind.SLEEP_ENGINE:
                 return sleep_cost(weights, there, level=level, kv_bytes=kv_cache)
             case ActionKind.WAKE_WEIGHTS:
@@ -349,7 +375,15 @@ class Oracle(RawAxes):
         square = mean**2 + self.lengths.variance
         return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
 
-    def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int, cluster: Cluster) -> Cost:
+    def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
+        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
+        cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
+        latency = self.spec.workload.reward_latency_s
+        return cost + Cost({Resource.HOST: latency}) if latency else cost
+
+    def _rollouts(
+        self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int
+    ) -> tuple[EngineSpeed, EngineRollouts, int]:
         num_engines = max(1, arrangement.num_generation // engine.tp)
         share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(arrangement, engine).pool
@@ -357,10 +391,9 @@ class Oracle(RawAxes):
         samples, prompt = self.work.num_samples_per_prompt, float(self.work.usual_prompt_len)
         one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
+        cluster = self._cluster(arrangement, GENERATION)
         speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
-        cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
-        latency = self.spec.workload.reward_latency_s
-        return cost + Cost({Resource.HOST: latency}) if latency else cost
+        return speed, one, num_engines
 
     def _sync(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode

@@ -1,0 +1,217 @@
+"""Generation that runs ahead of training, in closed form: how often its engines deliver a step's rollouts.
+
+In: one engine's speed and share of a step, versions that a rollout may be behind, seconds of everything else in a step.
+Out: a Cost. Left out: versions that wait until no rollout is under way (generation.py has whole batches).
+
+A steady step lasts as long as its slowest condition:
+
+    others + sync <= T                                       training waits for nothing
+    prompts + anew(n) + sync + N L D(n) / n <= T             n that run at once make a step's tokens
+    wait + G D(n) T / (T - stalls) + others + sync <= (1 + s) T   the longest rollout is ended before it is too old
+
+Each n has its pace (the second line); the fewest that keep pace with T are what runs, for what ends waits for its turn.
+Source: own; Little's law, and the bound of simulate/staleness.py. Held to the simulator within 10 % over a grid
+(tests/timing/serving/test_ahead.py).
+
+Symbols: N rollouts of a step on an engine, L their mean length, G that of the longest of all, D a decode step, s
+versions of staleness, S at most at once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import inf, sqrt
+
+from rlplan.timing.cost import Cost, Resource
+from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prefilled, prompt_parts
+from rlplan.timing.serving.occupancy import mean_age
+from rlplan.timing.serving.step import StepLoad, cost_of
+
+NUM_HALVINGS = 48
+"""Of the interval in which the step's length is looked for: as far as numbers go, so that a view of a schedule, whose
+seconds are added up in another order, has the same."""
+Piece = tuple[float, float, float, float, float, float]
+"""Of n from low to high a decode step takes a + b n, and c + d n are interrupted: (low, high, a, b, c, d)."""
+
+
+@dataclass(frozen=True)
+class RolloutsAhead:
+    """A step's rollouts where generation may be `staleness` versions ahead and new weights interrupt it."""
+
+    speed: EngineSpeed
+    rollouts: EngineRollouts
+    """One engine's share."""
+    num_engines: int
+    staleness: int
+    keeps_cache: bool = False
+    """What is interrupted goes on with the KV cache of the weights before; else it is computed anew."""
+
+    def cost(self, others_s: float, sync_s: float) -> Cost:
+        """Seconds in which the engines deliver a step's rollouts, without the weight sync.
+
+        others_s: all else of a step. Resources are those at the number that runs, IDLE what the longest is waited for.
+        """
+        step_s = self.step_s(others_s, sync_s)
+        running = self.running(step_s, sync_s) or self.most
+        decoded = self.speed.rates.parts(self._load(running))
+        again = 0.0 if self.keeps_cache else self._num_interrupted(running)
+        anew = prefilled(self.speed, again * self._held, self._held)
+        steps = self._num_tokens / running
+        each = zip(prompt_parts(self.speed, self.rollouts), decoded, anew, strict=True)
+        compute, memory, latency, link, host = (prompt + steps * token + more for prompt, token, more in each)
+        cost = cost_of((compute, memory, latency, link, host), self.speed.rates.link)
+        return cost + Cost({Resource.IDLE: max(0.0, step_s - sync_s - cost.seconds)})
+
+    def least_step_s(self) -> float:
+        """No step is shorter, whatever else happens in it: no longer where more may run at once."""
+        longest = self._longest * self._decode_s(1.0) / (1 + self.staleness)
+        return max(longest, min(self._least_pace(*piece) for piece in self._pieces))
+
+    def step_s(self, others_s: float, sync_s: float) -> float:
+        """The least T for which both conditions of the engines hold."""
+        low = self.least_step_s() + sync_s
+        high = low
+        while not self._holds(high, others_s, sync_s):
+            low, high = high, 1.5 * high
+        if high == low:
+            return high
+        for _ in range(NUM_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._holds(middle, others_s, sync_s) else (middle, high)
+        return high
+
+    def running(self, step_s: float, sync_s: float) -> float | None:
+        """The fewest at once that keep pace with a step; None where none do."""
+        room = step_s - sync_s
+        return next((found for piece in self._pieces if (found := self._slowest_that_keeps(room, *piece))), None)
+
+    @cached_property
+    def most(self) -> float:
+        """At once: S, as the engine's limit and its cache allow of what is begun while a step's are trained."""
+        rollouts = self.rollouts
+        begun = self.staleness * rollouts.num_rollouts
+        return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
+
+    def _holds(self, step_s: float, others_s: float, sync_s: float) -> bool:
+        running = self.running(step_s, sync_s)
+        if running is None:
+            return False
+        interrupted = self._num_interrupted(running)
+        stalls = self._prompts_s + self._token_s * interrupted + sync_s
+        begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
+        lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
+        return self._wait_s + lasts + others_s + sync_s <= (1 + self.staleness) * step_s
+
+    def _num_interrupted(self, running: float) -> float:
+        """Rollouts that new weights interrupt when so many run on average.
+
+        Counts: half a step's are begun after a sync and ended before the next, as far as there is room for them.
+        """
+        return max(0.0, running - self.rollouts.num_rollouts / 2, 2 * running - self.most)
+
+    @cached_property
+    def _pieces(self) -> tuple[Piece, ...]:
+        """From 1 to the most at once, cut at nodes and where what is interrupted turns."""
+        half, most = self.rollouts.num_rollouts / 2, self.most
+        turns = {half, most / 2, most - half, *self._nodes()}
+        places = [1.0, *sorted(turn for turn in turns if 1.0 < turn < most), most]
+        return tuple(self._piece(low, high) for low, high in pairwise(places))
+
+    def _piece(self, low: float, high: float) -> Piece:
+        first, cut, width = self._decode_s(low), self._num_interrupted(low), max(high - low, 1e-12)
+        slope = (self._decode_s(high) - first) / width
+        growth = (self._num_interrupted(high) - cut) / width
+        return low, high, first - slope * low, slope, cut - growth * low, growth
+
+    def _pace(self, running: float, a: float, b: float, c: float, d: float) -> float:
+        return self._prompts_s + self._token_s * (c + d * running) + self._num_tokens * (a / running + b)
+
+    def _least_pace(self, low: float, high: float, a: float, b: float, c: float, d: float) -> float:
+        """Of a stretch: x / n + y n is least at sqrt(x / y)."""
+        falling, rising = self._num_tokens * a, self._token_s * d
+        at = min(high, max(low, sqrt(falling / rising))) if falling > 0 and rising > 0 else high
+        return self._pace(at, a, b, c, d)
+
+    def _slowest_that_keeps(
+        self, room: float, low: float, high: float, a: float, b: float, c: float, d: float
+    ) -> float:
+        """The least n of a stretch whose pace is within `room`; 0 where there is none."""
+        if self._pace(low, a, b, c, d) <= room:
+            return low
+        # x / n + y n + z = room
+        x, y, z = self._num_tokens * a, self._token_s * d, self._prompts_s + self._token_s * c + self._num_tokens * b
+        left = room - z
+        root = left * left - 4 * x * y
+        if left <= 0 or root < 0:
+            return 0.0
+        found = 2 * x / (left + sqrt(root))
+        return found if low <= found <= high else 0.0
+
+    def _nodes(self) -> Iterator[float]:
+        node = GRID_RATIO
+        while node < inf:
+            yield node
+            if node >= self.most:
+                return
+            node *= GRID_RATIO
+
+    def _load(self, running: float) -> StepLoad:
+        return StepLoad(running, running * (self.rollouts.prompt_len + mean_age(self.rollouts.lengths)))
+
+    def _decode_s(self, running: float) -> float:
+        """Seconds of a decode step, between nodes in a straight line."""
+        nodes = self._node_seconds
+        position = max(0, bisect_right(nodes, (running, inf)) - 1)
+        (low, first), (high, last) = nodes[position], nodes[min(position + 1, len(nodes) - 1)]
+        return first if high == low else first + (last - first) * (running - low) / (high - low)
+
+    def _slope(self, running: float) -> float:
+        """Seconds of a decode step for each more that runs."""
+        return (self._decode_s(running * GRID_RATIO) - self._decode_s(running)) / (running * (GRID_RATIO - 1))
+
+    @cached_property
+    def _node_seconds(self) -> list[tuple[float, float]]:
+        """Decode steps at the nodes, one beyond what may run at once; remembered for all engines that are as fast."""
+        rollouts = self.rollouts
+        key = "decode", rollouts.prompt_len, rollouts.lengths.spec, rollouts.lengths.longest
+        grid = self.speed.grids.setdefault(key, [])
+        nodes = [1.0, *self._nodes()]
+        while len(grid) < len(nodes):
+            grid.append(self.speed.rates.parts(self._load(nodes[len(grid)])))
+        return [(node, sum(parts)) for node, parts in zip(nodes, grid, strict=False)]
+
+    @cached_property
+    def _num_tokens(self) -> float:
+        return self.rollouts.num_rollouts * self.rollouts.lengths.mean
+
+    @cached_property
+    def _longest(self) -> float:
+        return self.rollouts.lengths.longest_of(self.rollouts.num_rollouts * self.num_engines)
+
+    @cached_property
+    def _held(self) -> float:
+        """Tokens that a running rollout holds; samples of a prompt share its blocks."""
+        return self.rollouts.prompt_len / max(1, self.rollouts.num_samples) + mean_age(self.rollouts.lengths)
+
+    @cached_property
+    def _prompts_s(self) -> float:
+        return sum(prompt_parts(self.speed, self.rollouts))
+
+    @cached_property
+    def _token_s(self) -> float:
+        """Seconds to compute one interrupted rollout anew."""
+        if self.keeps_cache:
+            return 0.0
+        tokens = self.rollouts.num_rollouts * self._held
+        return sum(prefilled(self.speed, tokens, self._held)) / self.rollouts.num_rollouts
+
+    @cached_property
+    def _wait_s(self) -> float:
+        """How long the longest waits for a place where not all of a step's can run at once: half of them go first."""
+        most, lengths = self.most, self.rollouts.lengths
+        left_out = max(0.0, 1 - most / self.rollouts.num_rollouts)
+        total = self.rollouts.num_rollouts * self.num_engines
+        as_long = max(1.0, total * (1 - lengths.at_most(0.98 * self._longest)))
+        return left_out * self._num_tokens * self._decode_s(most) / most * as_long / (1 + as_long)
