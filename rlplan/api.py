@@ -10,14 +10,15 @@ device, or of the host whose memory all devices share; seconds are floats. Error
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
+from rlplan.planner.answers.changes import Listener, changed
 from rlplan.planner.plan import Plan
 from rlplan.results import (
-    CompareResult,
     EmitResult,
     EstimateResult,
     ExplainResult,
@@ -27,6 +28,7 @@ from rlplan.results import (
     SimulateResult,
 )
 from rlplan.sources import JobWords, Question, read_question
+from rlplan.spec.job import JobSpec
 
 __all__ = [
     "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "SimulateResult",
@@ -141,19 +143,48 @@ def load_run(folder: str | Path) -> RunResult:
     return RunResult(run.plan, run)
 
 
-def compare(*sources: JobSource) -> CompareResult:
-    """Lay jobs, plans, simulations and runs (their folders too) side by side. Raises: as `plan` and `load_run`."""
+def compare(
+    *sources: JobSource,
+    overrides: Overrides = (),
+    hardware: str | Sequence[str] = (),
+    prices: PriceSources = (),
+    budget_per_hour: float | None = None,
+    listen: Listener | None = None,
+) -> CompareResult:
+    """Lay jobs, plans, simulations and runs (their folders too) side by side, with what each costs.
+
+    hardware: clusters (`8xH100,16xL40S`); then each source is planned anew on each. budget_per_hour: dollars; clusters
+    beyond it are left out, a kind alone (`H100`, or every kind with a price) is as many as it buys. prices: dollars of
+    a GPU-hour by GPU, or a file of them. listen: told of each cluster. Raises: as `plan` and `load_run`.
+    """
     if not sources:
-        raise _nothing_to("compare", "rlplan.compare('one.yaml', 'other.yaml', 'runs/latest')")
-    return CompareResult(tuple(map(_result_of, sources)))
+        raise _nothing_to("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
+    clusters = Clusters.of(hardware, prices, budget_per_hour)
+    if not clusters.is_asked:
+        return CompareResult(tuple(_result_of(source, overrides) for source in sources), clusters)
+    return plan_on(clusters, [_job_on(source, overrides) for source in sources], listen)
 
 
-def _result_of(source: JobSource) -> OfPlan:
-    if isinstance(source, OfPlan):
+def _job_on(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
+    """From a cluster to the job of a source on it."""
+    if isinstance(source, str | Path) and _is_run_folder(source):
+        source = load_run(source)
+    if isinstance(source, OfPlan | Plan):
+        asked = (source if isinstance(source, Plan) else source.plan).asked
+        return lambda cluster: changed(asked, [f"hardware={cluster}", *_typed(overrides)])
+    return lambda cluster: _asked("compare", source, overrides, (None, None, cluster)).job
+
+
+def _is_run_folder(source: str | Path) -> bool:
+    return Path(source).is_dir() and not (Path(source) / "execution.json").exists()
+
+
+def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
+    if isinstance(source, OfPlan) and not overrides:
         return source
-    if isinstance(source, str | Path) and Path(source).is_dir() and not (Path(source) / "execution.json").exists():
+    if isinstance(source, str | Path) and _is_run_folder(source) and not overrides:
         return load_run(source)
-    return plan(source)
+    return plan(source, overrides)
 
 
 def _asked(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_ROWS = 12
 """Of a result in a notebook; `to_frame()` has them all."""
-COMPARE_SCHEMA_VERSION = 1
 
 
 class Result:
@@ -262,31 +261,6 @@ class RunResult(OfPlan):
         rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
         speed = median(rates[1:] or rates) if rates else None
         return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
-
-
-@dataclass(frozen=True, repr=False)
-class CompareResult(Result):
-    """Plans, simulations and runs beside each other. A row: one of them."""
-
-    results: tuple[OfPlan, ...]
-    """What is compared, in the order in which it was given."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes (always the
-        plan's) and capacity_bytes; step_s and tokens_per_s are of that kind, tokens_per_s of a simulation counts
-        responses alone.
-        """
-        return [one.compared() for one in self.results]
-
-    def facts(self) -> dict[str, str]:
-        """The fastest that fits."""
-        timed = [row for row, one in zip(self.rows(), self.results, strict=True) if one.fits and row["step_s"]]
-        best = min(timed, key=lambda row: row["step_s"], default=None)
-        return {"fastest that fits": f"{best['name']} ({best['kind']})" if best else "none"}
-
-    def as_json(self) -> dict[str, Any]:
-        """The rows, with a version."""
-        return {"schema_version": COMPARE_SCHEMA_VERSION, "rows": self.rows()}
 
 
 @dataclass(frozen=True, repr=False)

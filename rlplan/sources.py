@@ -4,7 +4,7 @@ In: the words of a command line, or the arguments of a function (api.py). Out: a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +133,17 @@ def _joined(words: list[str]) -> list[str]:
         else:
             found.append(word)
     return found
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Words of a command line that takes several sources: (sources, overrides).
+
+    >>> split_words(["one.yaml", "seed", "=", "1", "plan.json"])
+    (['one.yaml', 'plan.json'], ['seed=1'])
+    """
+    joined = _joined(list(words))
+    overrides = [word for word in joined if "=" in word and not Path(word).exists()]
+    return [word for word in joined if word not in overrides], overrides
 
 
 def _nothing_asked(verb: str, override: str | None) -> SpecError:

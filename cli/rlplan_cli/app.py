@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "Choose a layout for a job.",
     "explain": "Say what binds in a plan, and what would change it.",
     "simulate": "Simulate the steps of a plan, with sampled response lengths.",
+    "compare": "Say what a job takes and costs on several clusters.",
     "import": "Read a configuration of another stack as a job.",
     "check": "Say whether a configuration of another stack fits.",
     "emit": "Write the bundle that will run.",

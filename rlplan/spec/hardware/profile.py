@@ -2,7 +2,7 @@
 
 In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.hardware.catalogue`. Out: frozen profiles, told apart
 by `kind`. Peaks stand beside the share of them that work reaches (`efficiencies`, `serving`), so that both can be
-replaced by what was measured on a machine. Left out: prices, which a job gives.
+replaced by what was measured on a machine. Left out: prices (prices.py).
 
 Bytes and rates are integers. A rate has one direction: vendors often print the sum of both. FLOP/s are dense: vendors
 often print the figure with 2:4 sparsity, which is twice that.
@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import ByteCount, Spec
-from rlplan.spec.hardware.rates import parse_bytes_per_s, parse_flops_per_s
+from rlplan.spec.hardware.rates import parse_bytes_per_s, parse_flops_per_s, parse_watts
 from rlplan.vocabulary import Provenance
 
 
@@ -56,6 +56,12 @@ class SourcedFlopRate(Sourced):
     """Dense floating-point (or integer) operations per second; a multiply-add is two."""
 
     value: Annotated[int, BeforeValidator(parse_flops_per_s)]
+
+
+class SourcedPower(Sourced):
+    """Watts."""
+
+    value: Annotated[int, BeforeValidator(parse_watts)]
 
 
 class SourcedShare(Sourced):
@@ -286,6 +292,8 @@ class GpuProfile(ProfileBase):
     """Total as `cudaMemGetInfo` reports it: what firmware keeps is already gone."""
     nvml_memory: SourcedBytes | None = None
     """Total as NVML and `nvidia-smi` show it, which count what firmware keeps as used."""
+    power: SourcedPower | None = None
+    """The most that the whole board draws, its memory included, as it is sold."""
     memory_bytes_per_s: SourcedByteRate | None = None
     """Peak of the device memory, reads and writes together."""
     dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""Rates: bytes per second and FLOP per second, as integers; decimal units exist only in text.
+"""Rates: bytes per second, FLOP per second and watts, as integers; decimal units exist only in text.
 
-In: text such as `3.35TB/s` or `989.4TFLOP/s` from a YAML file. Out: an integer, or text to show.
+In: text such as `3.35TB/s`, `989.4TFLOP/s` or `700W` from a YAML file. Out: an integer, or text to show.
 Left out: binary units (vendors give rates in powers of ten) and bits (`400Gb/s` is written 50GB/s), both refused.
 """
 
@@ -9,6 +9,7 @@ from fractions import Fraction
 
 _BYTE_RATES = {"MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
 _FLOP_RATES = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
+_WATTS = {"W": 1, "kW": 1000}
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
 MAX_RATE = (1 << 63) - 1
 
@@ -31,6 +32,15 @@ def parse_flops_per_s(text: str | int) -> int:
     return _parse(text, _FLOP_RATES, "312TFLOP/s")
 
 
+def parse_watts(text: str | int) -> int:
+    """Watts from `700W` or an integer. Raises: ValueError with the rule.
+
+    >>> parse_watts("1.4kW")
+    1400
+    """
+    return _parse(text, _WATTS, "700W")
+
+
 def format_bytes_per_s(rate: float) -> str:
     """Bytes per second for people: four significant figures.
 
@@ -50,7 +60,7 @@ def format_flops_per_s(rate: float) -> str:
 
 
 def _parse(text: str | int, units: dict[str, int], example: str) -> int:
-    rule = f"a rate is an integer per second or a number with one of {', '.join(units)}, as in {example}"
+    rule = f"a rate is an integer or a number with one of {', '.join(units)}, as in {example}"
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise ValueError(rule)
     if isinstance(text, int):

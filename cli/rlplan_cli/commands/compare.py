@@ -1,0 +1,116 @@
+"""`rlplan compare JOB --hardware 8xH100,16xL40S`: which GPUs to rent; and jobs, plans and runs side by side."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan_cli.options import AlgorithmName, AsJson, Model
+
+NAME = "compare"
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB|PLAN|RUN]... [KEY=VALUE]...",
+        help="Jobs, plans, bundles, run folders, and overrides of all of them; or use --model.",
+        show_default=False,
+    ),
+]
+Clusters = Annotated[
+    list[str] | None,
+    typer.Option(help="Clusters, such as 8xH100,16xL40S; with a budget a kind alone too.", show_default=False),
+]
+Price = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GPU=DOLLARS", help="Your price of a GPU for an hour; repeat.", show_default=False),
+]
+PriceFile = Annotated[Path | None, typer.Option(help="Your prices: a YAML file.", show_default=False)]
+Budget = Annotated[
+    float | None, typer.Option(help="Dollars an hour: what it buys of each kind of GPU.", show_default=False)
+]
+Picture = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Draw time against money: a .png or .svg file.", show_default=False)
+]
+
+
+def command(
+    words: Sources = None,
+    hardware: Clusters = None,
+    price: Price = None,
+    prices: PriceFile = None,
+    budget_per_hour: Budget = None,
+    model: Model = None,
+    algorithm: AlgorithmName = None,
+    out: Picture = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a job takes and costs on each of several clusters; or lay jobs, plans and runs side by side."""
+    from rlplan.api import compare
+    from rlplan.sources import split_words
+    from rlplan_cli.render.compare import show_comparison
+    from rlplan_cli.render.terminal import note, print_json
+    from rlplan_cli.render.waiting import waiting
+
+    sources, overrides = split_words(words or [])
+    if out is not None:
+        _check_picture(out)
+    named: list[Any] = [*sources, *_named(model, algorithm)]
+    if not named:
+        raise _nothing_to_compare()
+    own = dict((one.partition("=")[0], one.partition("=")[2]) for one in price or ())
+    with waiting("planning") as listen:
+        found = compare(
+            *named,
+            overrides=overrides,
+            hardware=hardware or (),
+            prices=[own, *([prices] if prices else [])],
+            budget_per_hour=budget_per_hour,
+            listen=listen,
+        )
+    if out is not None:
+        from rlplan.report.plans.money import draw_comparison
+
+        draw_comparison(found.rows(), out)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        show_comparison(found)
+    if out is not None:
+        note(f"picture written to {out}")
+    if not any(one.fits for one in found.results):
+        raise NoFeasiblePlanError(
+            f"none of {len(found.results)} fits",
+            where="command line",
+            rule="memory of a GPU at the high end of every interval; the table says what is short",
+            way_out=f"`rlplan plan JOB hardware={_first_cluster(found.clusters.typed)}` names changes that make it fit",
+        )
+
+
+def _first_cluster(clusters: tuple[str, ...]) -> str:
+    return clusters[0] if clusters else "8xH100"
+
+
+def _named(model: str | None, algorithm: str | None) -> list[dict[str, str]]:
+    """A job by its model's name."""
+    return [] if model is None else [{"policy": model} | ({"algorithm": algorithm} if algorithm else {})]
+
+
+def _check_picture(out: Path) -> None:
+    if out.suffix not in (".png", ".svg"):
+        raise SpecError(
+            f"'{out.name}' is no picture",
+            where="command line: --out",
+            rule="a file that ends in .png or .svg",
+            way_out=f"--out {out.with_suffix('.png')}",
+        )
+
+
+def _nothing_to_compare() -> SpecError:
+    return SpecError(
+        "nothing to compare",
+        where="command line",
+        rule="a job file, a plan, a bundle or a run folder, several of them, or --model",
+        way_out="for example: rlplan compare --model Qwen/Qwen2.5-7B --hardware 8xH100,16xL40S",
+    )

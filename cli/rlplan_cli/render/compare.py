@@ -1,0 +1,130 @@
+"""A comparison in a terminal: a row for each cluster, plan, simulation or run, then what the prices are worth.
+
+In: a CompareResult. Out: stdout. Left out: the picture (rlplan/report/plans/money.py).
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from rlplan.comparison import CompareResult
+from rlplan.planner.plan_parts import Verdict
+from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
+from rlplan.units import format_bytes, format_seconds
+from rlplan_cli.render.explain import SHORT_VERDICTS
+from rlplan_cli.render.plan import COLORS
+from rlplan_cli.render.terminal import NARROW, new_table, stdout
+
+UNKNOWN = "-"
+ON_FRONT = "*"
+
+
+def show_comparison(found: CompareResult) -> None:
+    """The table, what stands in the way of rows that do not fit, the layouts on the front, the prices."""
+    rows = found.rows()
+    _show_table(found, rows)
+    for row in rows:
+        if row["why"]:
+            stdout.print(Text.assemble((f"  {row['devices']}: ", "bold"), (row["why"], "dim")))
+    for one in found.not_built:
+        stdout.print(Text.assemble((f"  {one.cluster}: ", "bold"), (f"cannot be built: {one.error.what}", "dim")))
+    for cluster, why in found.clusters.left_out.items():
+        stdout.print(Text.assemble((f"  {cluster}: ", "bold"), (f"left out: {why}", "dim")))
+    _show_front(rows)
+    _show_prices(rows)
+
+
+def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
+    """A name that all rows have is said once, above; a narrow terminal keeps what decides."""
+    names, is_narrow = {row["name"] for row in rows}, stdout.width < NARROW
+    lead = [key for key in ("name", "kind") if len({row[key] for row in rows}) > 1]
+    has_verdicts = not is_narrow or any(one.plan.verdict is not Verdict.FITS for one in found.results)
+    columns = _columns(is_narrow=is_narrow, has_verdicts=has_verdicts)
+    title = f"{rows[0]['name']}: time against money" if len(names) == 1 else "Time against money"
+    table = new_table(*lead, "devices", *columns, *["verdict"] * has_verdicts, title=title, left=("verdict", "kind"))
+    for row, one in zip(rows, found.results, strict=True):
+        cells = [cell(row) if one.fits else UNKNOWN for cell in columns.values()]
+        verdict = Text(SHORT_VERDICTS[one.plan.verdict], COLORS[one.plan.verdict].removeprefix("bold "))
+        devices = row["devices"] + f" {ON_FRONT}" * row["is_on_front"]
+        table.add_row(*(row[key] for key in lead), devices, *cells, *[verdict] * has_verdicts)
+    stdout.print(table)
+
+
+def _columns(*, is_narrow: bool, has_verdicts: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """What is said of a row, by the column's name. Tokens a dollar are the other way round what a step costs."""
+    columns = {
+        "a step": lambda row: _seconds(row["step_s"]),
+        "memory": _memory,
+        "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
+        "$ a step": lambda row: _dollars(row["dollars_per_step"]),
+        "a run": lambda row: _seconds(row["run_s"]),
+        "$ a run": lambda row: _dollars(row["dollars_per_run"]),
+        "kWh a run": lambda row: _number(row["kwh_per_run"]),
+        "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
+    }
+    left_out = ["memory", "$ an hour", "kWh a run", *["tokens a $"] * has_verdicts] if is_narrow else []
+    return {name: cell for name, cell in columns.items() if name not in left_out}
+
+
+def _show_front(rows: list[dict[str, Any]]) -> None:
+    """What is marked, and how it is typed."""
+    front = [row for row in rows if row["is_on_front"]]
+    if front:
+        stdout.print(f"{ON_FRONT}: nothing else is as fast and cheaper, or as cheap and faster. As it is typed:")
+    for row in front:
+        hardware = shlex.quote(f"hardware={row['hardware']}")
+        stdout.print(f"  {hardware} {row['overrides']}", style="dim", soft_wrap=True)
+
+
+def _show_prices(rows: list[dict[str, Any]]) -> None:
+    """Whose they are and how old, and what is not known."""
+    quotes = {quote["gpu"]: quote for row in rows for quote in row["quotes"]}
+    sources: dict[str, list[str]] = {}
+    for gpu, one in quotes.items():
+        read = f", read on {one['date']}, {one['age_days']} days ago" if one["date"] else ""
+        sources.setdefault(one["source"] + read, []).append(f"{gpu} ${one['dollars']:g}")
+    for source, named in sources.items():
+        stdout.print(f"A GPU-hour: {', '.join(named)} ({source}).", style="dim")
+    if old := [gpu for gpu, one in quotes.items() if one["is_old"]]:
+        words = f"Older than {OLD_DAYS} days: {', '.join(old)}. They may well be others by now: {WAY_OUT}."
+        stdout.print(words, style="bold yellow")
+    if unknown := dict.fromkeys(gpu for row in rows for gpu in row["unpriced"]):
+        stdout.print(f"Nobody says a price of {', '.join(unknown)}: {WAY_OUT}.", style="bold")
+    if stdout.width < NARROW:
+        return
+    if any(row["kwh_per_run"] is not None for row in rows):
+        stdout.print("kWh: at most, every GPU at its board's full power; hosts and cooling not counted.", style="dim")
+    if unmetered := dict.fromkeys(gpu for row in rows for gpu in row["unmetered"]):
+        stdout.print(f"No profile says the power of {', '.join(unmetered)}.", style="dim")
+
+
+def _memory(row: Mapping[str, Any]) -> str:
+    return f"{format_bytes(row['peak_bytes'])} of {format_bytes(row['capacity_bytes'])}"
+
+
+def _seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else format_seconds(value)
+
+
+def _dollars(value: float | None) -> str:
+    """Dollars with three significant figures, whole from 100 on.
+
+    >>> _dollars(149.41), _dollars(0.8), _dollars(31.92), _dollars(None)
+    ('$149', '$0.800', '$31.9', '-')
+    """
+    return UNKNOWN if value is None else f"${value:,.0f}" if value >= 100 else f"${value:#.3g}"
+
+
+def _number(value: float | None) -> str:
+    """A count for people.
+
+    >>> _number(2_229_474.0), _number(26.2), _number(None)
+    ('2.23 M', '26.2', '-')
+    """
+    if value is None:
+        return UNKNOWN
+    if value >= 1e9:
+        return f"{value / 1e9:.3g} G"
+    return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,241 @@
+"""Which GPUs to rent: what a plan costs in dollars and energy, and which of several clusters are worth their money.
+
+In: plans, prices, clusters as they are typed. Out: a Bill for each plan, the Pareto front of time against money.
+Left out: planning them (api.py asks for each as for any job); hosts, storage, traffic and cooling beside the GPUs.
+
+Energy is an upper bound: every GPU at the power that its board is sold with, for the whole step. Time and money are laid
+beside each other for a token, so that jobs of different batches can stand in one table; of one job that is its step.
+"""
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.planner.plan import Plan
+from rlplan.spec.base import shorten
+from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.hardware.prices import WAY_OUT, Price, Prices
+
+JOULES_PER_KWH = 3.6e6
+MAX_CLUSTERS = 64
+"""Each is a search."""
+MOST_GPUS = 1024
+"""That a budget is spent on, of one kind."""
+MAX_BUDGET = 1e9
+"""Dollars an hour."""
+_KIND = re.compile(r"^[A-Za-z0-9 _.-]+$")
+WHERE = "command line: --hardware"
+
+
+@dataclass(frozen=True)
+class Quote:
+    """The price that was taken for a GPU."""
+
+    gpu: str
+    dollars: float
+    """For one GPU and one hour."""
+    source: str
+    """Who asks for it."""
+    date: str
+    """When that was read; empty where it was typed, or the job says it."""
+    age_days: int | None
+    """Since then."""
+    is_old: bool
+    """Whether it may well be another by now (prices.py: OLD_DAYS)."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a plan costs. None where a price, a power or the seconds are not known."""
+
+    dollars_per_hour: float | None
+    """Of all its GPUs."""
+    dollars_per_step: float | None
+    run_s: float | None
+    """Of a whole run, evaluations and checkpoints included."""
+    dollars_per_run: float | None
+    kwh_per_step: float | None
+    """At most: at full power all the time."""
+    kwh_per_run: float | None
+    """At most."""
+    tokens_per_dollar: float | None
+    """Tokens that are trained on, prompts and responses."""
+    quotes: tuple[Quote, ...]
+    """The prices that it follows from."""
+    unpriced: tuple[str, ...]
+    """GPUs of which nobody says a price."""
+    unmetered: tuple[str, ...]
+    """GPUs whose profiles say no power."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything."""
+        return asdict(self)
+
+
+def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
+    """What a plan costs. step_s: seconds of a step, where they were simulated or measured.
+
+    Counts: every GPU for every second of the run, whether it works or waits.
+
+    >>> round(8 * 3.99 * 3600 / 3600, 2)  # 8 GPUs at 3.99 dollars for an hour
+    31.92
+    """
+    pools = _pools(plan)
+    found = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
+    unpriced = tuple(gpu for gpu, price in found.items() if price is None)
+    unmetered = tuple(gpu for gpu, _, watts in pools if watts is None)
+    hourly = None if unpriced else sum(found[gpu].dollars * count for gpu, count, _ in pools)  # type: ignore[union-attr]
+    watts = None if unmetered else sum((power or 0) * count for _, count, power in pools)
+    seconds = step_s if step_s is not None else plan.seconds or None
+    run_s = _run_s(plan, seconds)
+    per_step = _times(hourly, seconds, 1 / 3600)
+    tokens = plan.tokens_per_s * plan.seconds
+    return Bill(
+        dollars_per_hour=hourly,
+        dollars_per_step=per_step,
+        run_s=run_s,
+        dollars_per_run=_times(hourly, run_s, 1 / 3600),
+        kwh_per_step=_times(watts, seconds, 1 / JOULES_PER_KWH),
+        kwh_per_run=_times(watts, run_s, 1 / JOULES_PER_KWH),
+        tokens_per_dollar=tokens / per_step if per_step else None,
+        quotes=tuple(_quote(gpu, price, prices.today) for gpu, price in found.items() if price),
+        unpriced=unpriced,
+        unmetered=unmetered,
+    )
+
+
+def _pools(plan: Plan) -> list[tuple[str, int, int | None]]:
+    """(GPU, how many, watts of one) of each group; a CPU host by its profile's name, without watts."""
+    hardware = plan.job.hardware
+    if plan.is_on_host:
+        return [(hardware.profile, hardware.num_devices, None)]
+    named = [(hardware.profile, hardware.num_devices)]
+    if hardware.generation is not None:
+        named.append((hardware.generation.profile, hardware.generation.num_devices))
+    gpus = [(get_gpu(name, where="hardware.profile"), count) for name, count in named]
+    return [(gpu.name, count, gpu.power.value if gpu.power else None) for gpu, count in gpus]
+
+
+def hardware_words(plan: Plan) -> str:
+    """The devices of a plan as `hardware=` takes them; a CPU host has another form, of which this is the profile."""
+    pools = _pools(plan)
+    return pools[0][0] if plan.is_on_host else " + ".join(f"{count}x{gpu}" for gpu, count, _ in pools)
+
+
+def _run_s(plan: Plan, step_s: float | None) -> float | None:
+    if plan.timing is None or step_s is None:
+        return None
+    num_steps = plan.job.workload.num_steps
+    return plan.timing.run_s(plan.schedule, num_steps) + num_steps * (step_s - plan.seconds)
+
+
+def _times(*factors: float | None) -> float | None:
+    result = 1.0
+    for factor in factors:
+        if factor is None:
+            return None
+        result *= factor
+    return result
+
+
+def _quote(gpu: str, price: Price, today: datetime.date) -> Quote:
+    return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
+
+
+def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ...]:
+    """Of each (time, money) whether nothing else is as fast and cheaper, or as cheap and faster. None is never on it.
+
+    >>> pareto_front([(1, 9), (2, 4), (3, 5), None, (2, 4)])
+    (True, True, False, False, True)
+    """
+
+    def is_beaten(one: tuple[float, float]) -> bool:
+        return any(
+            other is not None and other != one and other[0] <= one[0] and other[1] <= one[1] for other in points
+        )
+
+    return tuple(one is not None and not is_beaten(one) for one in points)
+
+
+def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(clusters to plan for, those that are left out and why).
+
+    typed: `8xH100`, `8xH100 + 8xL40S`, with a budget a kind alone: `H100` is as many as it buys, as a power of two; no
+    word at all is every kind that has a price. Raises: SpecError.
+    """
+    if budget is not None and not 0 < budget <= MAX_BUDGET:
+        raise SpecError(
+            f"a budget of {budget:g} dollars an hour buys nothing",
+            where="command line: --budget-per-hour",
+            rule=f"dollars above 0 and at most {MAX_BUDGET:g}",
+            way_out="for example --budget-per-hour 30",
+        )
+    words = [word.strip() for text in typed for word in text.split(",")]
+    if budget is not None and not words:
+        words = list(prices.names)
+    if len(words) > MAX_CLUSTERS:
+        raise SpecError(
+            f"{len(words)} clusters are named",
+            where=WHERE,
+            rule=f"at most {MAX_CLUSTERS}: each is a search of its own",
+            way_out="name fewer",
+        )
+    taken: list[str] = []
+    left_out: dict[str, str] = {}
+    for word in words:
+        cluster, why = _bought(word, prices, budget) if budget is not None else (_checked(word), "")
+        if why:
+            left_out[word] = why
+        elif cluster not in taken:
+            taken.append(cluster)
+    return tuple(taken), left_out
+
+
+def _checked(word: str) -> str:
+    """A cluster with its number of GPUs. Raises: SpecError."""
+    long = hardware_of(word, where=WHERE)
+    return word if "generation" in long else f"{long['num_devices']}x{long['profile']}"
+
+
+def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
+    """(cluster, why it is not bought): of a kind alone as many as the budget buys. Raises: SpecError."""
+    is_kind = bool(_KIND.match(word)) and not re.match(r"^\d+\s*[xX*]", word)
+    name = get_gpu(word, where=WHERE).name if is_kind else ""
+    cluster = f"1x{name}" if is_kind else _checked(word)
+    dollars = _hourly(cluster, prices)
+    if dollars is None:
+        return "", f"nobody says its price: {WAY_OUT}"
+    if dollars > budget:
+        return "", f"${dollars:.2f} an hour, more than the budget of ${budget:g}"
+    if not is_kind:
+        return cluster, ""
+    return f"{1 << (min(MOST_GPUS, int(budget / dollars)).bit_length() - 1)}x{name}", ""
+
+
+def _hourly(cluster: str, prices: Prices) -> float | None:
+    """Dollars of all its GPUs for an hour; None where one has no price."""
+    long: dict[str, Any] = hardware_of(cluster, where=WHERE)
+    total = 0.0
+    for pool in (long, long.get("generation")):
+        if pool is None:
+            continue
+        price = prices.of(get_gpu(pool["profile"], where=WHERE).name)
+        if price is None:
+            return None
+        total += price.dollars * pool["num_devices"]
+    return total
+
+
+def nothing_to_rent(typed: Sequence[str], left_out: dict[str, str]) -> SpecError:
+    """No cluster is left to plan for."""
+    words = "; ".join(f"{shorten(name)[1:-1]}: {why}" for name, why in list(left_out.items())[:8])
+    return SpecError(
+        f"none of {len(left_out)} clusters can be had" if left_out else "no cluster is named",
+        where=WHERE if typed else "command line: --budget-per-hour",
+        rule=words or "a number of GPUs and their kind",
+        way_out="raise the budget, or name another cluster: --hardware 8xH100,16xL40S",
+    )

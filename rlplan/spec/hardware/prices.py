@@ -1,0 +1,152 @@
+"""Prices of GPUs: what one costs for an hour, who says so, and when.
+
+In: the bundled `hardware_profiles/prices/on-demand.yaml`, a file of the user's in the same form, `h100=2.1` as typed.
+Out: a Price for each GPU profile's name. Left out: storage, traffic, taxes, and what an hour of a host without GPUs costs.
+
+A file of the user's may be as short as `h100: 2.1`. Of a GPU that is priced twice, what is typed comes first, then the
+file, then the bundled list.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rlplan.errors import SpecError
+from rlplan.spec.base import Spec, shorten, validate
+from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.catalogue import get_gpu, profile_folder
+
+MAX_DOLLARS = 1e6
+"""Of a GPU-hour, as `hardware.price_per_gpu_hour`."""
+OLD_DAYS = 90
+"""Prices on demand have moved by a tenth and more within a quarter of a year; one that is older is named as old."""
+WAY_OUT = "--price h100=2.1 types one, --prices FILE reads a file; hardware_profiles/README.md shows its form"
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one GPU for one hour."""
+
+    dollars: float
+    source: str
+    """Who asks for it."""
+    date: str = ""
+    """When the source was read, YYYY-MM-DD; empty where it was typed now."""
+
+    def age_days(self, today: datetime.date) -> int | None:
+        """Days since the source was read; None where it has no date."""
+        return (today - datetime.date.fromisoformat(self.date)).days if self.date else None
+
+    def is_old(self, today: datetime.date) -> bool:
+        """Whether it may well be another by now."""
+        return (self.age_days(today) or 0) > OLD_DAYS
+
+
+def _dollars(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_DOLLARS:
+        raise ValueError(f"a price is a number of dollars above 0 and at most {MAX_DOLLARS:g}")
+    return value
+
+
+class PriceRow(Spec):
+    """A price in a file."""
+
+    dollars: Annotated[float, BeforeValidator(_dollars)]
+    """For one GPU and one hour."""
+    source: str = Field(default="", max_length=1000)
+    """Who asks for it; empty for the file itself."""
+    date: str = Field(default="", pattern=r"^(\d{4}-\d{2}-\d{2})?$")
+    """When that was read."""
+
+
+class PriceFile(Spec):
+    """A whole file."""
+
+    schema_version: Literal[1] = 1
+    prices: dict[str, PriceRow]
+    """By GPU profile, or a usual short name of one."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What is known of prices, by the name of a GPU profile."""
+
+    own: Mapping[str, Price]
+    """The user's."""
+    listed: Mapping[str, Price]
+    """The bundled ones."""
+    today: datetime.date
+
+    def of(self, gpu: str, job_dollars: float | None = None) -> Price | None:
+        """Of one GPU for one hour; None where nobody says. job_dollars: what the job says of its own GPUs."""
+        if gpu not in self.own and job_dollars is not None:
+            return Price(job_dollars, "hardware.price_per_gpu_hour")
+        return self.own.get(gpu) or self.listed.get(gpu)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every GPU that has a price, the dearest first."""
+        both = {**self.listed, **self.own}
+        return tuple(sorted(both, key=lambda name: -both[name].dollars))
+
+
+def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today: datetime.date) -> Prices:
+    """Every price that is known. typed: `h100=2.1`. Raises: SpecError where one is no price, or names no GPU."""
+    own = {gpu: price for file in files for gpu, price in _read(file, today).items()}
+    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", today)
+    return Prices({**own, **dict(_typed(one) for one in typed)}, bundled, today)
+
+
+def _read(path: Path, today: datetime.date) -> dict[str, Price]:
+    data = read_yaml(path, "the prices")
+    if isinstance(data, dict) and "prices" not in data:
+        data = {"prices": data}
+    if isinstance(data, dict) and isinstance(data["prices"], dict):
+        rows = {str(key): one if isinstance(one, dict) else {"dollars": one} for key, one in data["prices"].items()}
+        data = {**data, "prices": rows}
+    found = validate(PriceFile, data, file=str(path), way_out=WAY_OUT)
+    prices: dict[str, Price] = {}
+    for name, row in found.prices.items():
+        gpu = get_gpu(name, where=f"{path}: {name}").name
+        if gpu in prices:
+            raise SpecError(
+                f"'{gpu}' is priced twice",
+                where=f"{path}: {name}",
+                rule="one price for each GPU; short names mean a profile",
+                way_out="leave one of them out",
+            )
+        _check_date(row.date, today, f"{path}: {name}.date")
+        prices[gpu] = Price(float(row.dollars), row.source or path.name, row.date)
+    return prices
+
+
+def _check_date(date: str, today: datetime.date, where: str) -> None:
+    try:
+        is_later = bool(date) and datetime.date.fromisoformat(date) > today
+    except ValueError:
+        is_later = True
+    if is_later:
+        raise SpecError(
+            f"a price was read on {date}, today is {today}",
+            where=where,
+            rule="a day of the calendar that has been",
+            way_out="correct the date, or this machine's clock",
+        )
+
+
+def _typed(text: str) -> tuple[str, Price]:
+    name, _, number = text.partition("=")
+    try:
+        dollars = float(_dollars(float(number.strip().removeprefix("$"))))
+    except ValueError:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' is no price",
+            where="command line: --price",
+            rule=f"GPU=DOLLARS for one GPU and one hour, above 0 and at most {MAX_DOLLARS:g}",
+            way_out="for example --price h100=2.1",
+        ) from None
+    return get_gpu(name, where="command line: --price").name, Price(dollars, "your own")
