@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplan.errors import SpecError
 from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
+from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Listener, changed
 from rlplan.planner.plan import Plan
 from rlplan.results import (

@@ -3,7 +3,7 @@
 In: results, or a job and clusters as they are typed; prices. Out: a CompareResult. Left out: drawing it.
 """
 
-import datetime
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class Clusters:
         sources = [prices] if isinstance(prices, str | Path | Mapping) else prices
         typed_prices = [f"{gpu}={usd}" for one in sources if isinstance(one, Mapping) for gpu, usd in one.items()]
         files = [Path(one) for one in sources if not isinstance(one, Mapping)]
-        known = read_prices(typed_prices, files, today=datetime.date.today())
+        known = read_prices(typed_prices, files, today=dt.datetime.now(dt.UTC).date())
         is_asked = bool(words) or budget is not None
         typed, left_out = read_clusters(words, known, budget) if is_asked else ((), {})
         if is_asked and not typed:
@@ -91,8 +91,8 @@ class CompareResult(Result):
     def rows(self) -> list[dict[str, Any]]:
         """name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes (always the
         plan's) and capacity_bytes; step_s and tokens_per_s are of that kind, tokens_per_s of a simulation counts
-        responses alone. Then what it costs (answers/clusters.py: Bill), hardware as it is typed, is_on_front, why it does not fit,
-        overrides.
+        responses alone. Then what it costs (answers/clusters.py: Bill), hardware as it is typed, is_on_front,
+        why it does not fit, overrides.
         """
         return [
             one.compared()

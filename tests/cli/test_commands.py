@@ -35,6 +35,7 @@ COMMANDS = (
     "plan",
     "explain",
     "simulate",
+    "compare",
     *FOREIGN,
     "emit",
     "run",

@@ -46,7 +46,7 @@ def command(
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a job takes and costs on each of several clusters; or lay jobs, plans and runs side by side."""
+    """Say what a job takes and costs on several clusters. Without clusters: jobs, plans and runs side by side."""
     from rlplan.api import compare
     from rlplan.sources import split_words
     from rlplan_cli.render.compare import show_comparison
@@ -59,7 +59,7 @@ def command(
     named: list[Any] = [*sources, *_named(model, algorithm)]
     if not named:
         raise _nothing_to_compare()
-    own = dict((one.partition("=")[0], one.partition("=")[2]) for one in price or ())
+    own: dict[str, Any] = {name: dollars for name, _, dollars in (one.partition("=") for one in price or ())}
     with waiting("planning") as listen:
         found = compare(
             *named,

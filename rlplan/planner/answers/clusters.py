@@ -3,11 +3,11 @@
 In: plans, prices, clusters as they are typed. Out: a Bill for each plan, the Pareto front of time against money.
 Left out: planning them (api.py asks for each as for any job); hosts, storage, traffic and cooling beside the GPUs.
 
-Energy is an upper bound: every GPU at the power that its board is sold with, for the whole step. Time and money are laid
-beside each other for a token, so that jobs of different batches can stand in one table; of one job that is its step.
+Energy is an upper bound: every GPU at the power that its board is sold with, for the whole step. On the front, time and
+money are those of a token, so that jobs of different batches can stand in one table; of one job that is its step.
 """
 
-import datetime
+import datetime as dt
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +27,7 @@ MOST_GPUS = 1024
 """That a budget is spent on, of one kind."""
 MAX_BUDGET = 1e9
 """Dollars an hour."""
+_GPUS = re.compile(r"^\d+\s*[xX*]")
 _KIND = re.compile(r"^[A-Za-z0-9 _.-]+$")
 WHERE = "command line: --hardware"
 
@@ -142,7 +143,7 @@ def _times(*factors: float | None) -> float | None:
     return result
 
 
-def _quote(gpu: str, price: Price, today: datetime.date) -> Quote:
+def _quote(gpu: str, price: Price, today: dt.date) -> Quote:
     return Quote(gpu, price.dollars, price.source, price.date, price.age_days(today), price.is_old(today))
 
 
@@ -154,9 +155,7 @@ def pareto_front(points: Sequence[tuple[float, float] | None]) -> tuple[bool, ..
     """
 
     def is_beaten(one: tuple[float, float]) -> bool:
-        return any(
-            other is not None and other != one and other[0] <= one[0] and other[1] <= one[1] for other in points
-        )
+        return any(other is not None and other != one and other[0] <= one[0] and other[1] <= one[1] for other in points)
 
     return tuple(one is not None and not is_beaten(one) for one in points)
 
@@ -198,12 +197,13 @@ def read_clusters(typed: Sequence[str], prices: Prices, budget: float | None) ->
 def _checked(word: str) -> str:
     """A cluster with its number of GPUs. Raises: SpecError."""
     long = hardware_of(word, where=WHERE)
-    return word if "generation" in long else f"{long['num_devices']}x{long['profile']}"
+    is_plain = _GPUS.match(word) and "generation" not in long
+    return f"{long['num_devices']}x{long['profile']}" if is_plain else word
 
 
 def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
     """(cluster, why it is not bought): of a kind alone as many as the budget buys. Raises: SpecError."""
-    is_kind = bool(_KIND.match(word)) and not re.match(r"^\d+\s*[xX*]", word)
+    is_kind = bool(_KIND.match(word)) and not _GPUS.match(word)
     name = get_gpu(word, where=WHERE).name if is_kind else ""
     cluster = f"1x{name}" if is_kind else _checked(word)
     dollars = _hourly(cluster, prices)

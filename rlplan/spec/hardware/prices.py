@@ -1,13 +1,13 @@
 """Prices of GPUs: what one costs for an hour, who says so, and when.
 
 In: the bundled `hardware_profiles/prices/on-demand.yaml`, a file of the user's in the same form, `h100=2.1` as typed.
-Out: a Price for each GPU profile's name. Left out: storage, traffic, taxes, and what an hour of a host without GPUs costs.
+Out: a Price for each GPU profile's name. Left out: storage, traffic, taxes, hosts without GPUs.
 
 A file of the user's may be as short as `h100: 2.1`. Of a GPU that is priced twice, what is typed comes first, then the
 file, then the bundled list.
 """
 
-import datetime
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +37,11 @@ class Price:
     date: str = ""
     """When the source was read, YYYY-MM-DD; empty where it was typed now."""
 
-    def age_days(self, today: datetime.date) -> int | None:
+    def age_days(self, today: dt.date) -> int | None:
         """Days since the source was read; None where it has no date."""
-        return (today - datetime.date.fromisoformat(self.date)).days if self.date else None
+        return (today - dt.date.fromisoformat(self.date)).days if self.date else None
 
-    def is_old(self, today: datetime.date) -> bool:
+    def is_old(self, today: dt.date) -> bool:
         """Whether it may well be another by now."""
         return (self.age_days(today) or 0) > OLD_DAYS
 
@@ -79,7 +79,7 @@ class Prices:
     """The user's."""
     listed: Mapping[str, Price]
     """The bundled ones."""
-    today: datetime.date
+    today: dt.date
 
     def of(self, gpu: str, job_dollars: float | None = None) -> Price | None:
         """Of one GPU for one hour; None where nobody says. job_dollars: what the job says of its own GPUs."""
@@ -94,15 +94,15 @@ class Prices:
         return tuple(sorted(both, key=lambda name: -both[name].dollars))
 
 
-def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today: datetime.date) -> Prices:
+def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today: dt.date) -> Prices:
     """Every price that is known. typed: `h100=2.1`. Raises: SpecError where one is no price, or names no GPU."""
     own = {gpu: price for file in files for gpu, price in _read(file, today).items()}
     bundled = _read(profile_folder() / "prices" / "on-demand.yaml", today)
     return Prices({**own, **dict(_typed(one) for one in typed)}, bundled, today)
 
 
-def _read(path: Path, today: datetime.date) -> dict[str, Price]:
-    data = read_yaml(path, "the prices")
+def _read(path: Path, today: dt.date) -> dict[str, Price]:
+    data = read_yaml(path, "the price list")
     if isinstance(data, dict) and "prices" not in data:
         data = {"prices": data}
     if isinstance(data, dict) and isinstance(data["prices"], dict):
@@ -124,9 +124,9 @@ def _read(path: Path, today: datetime.date) -> dict[str, Price]:
     return prices
 
 
-def _check_date(date: str, today: datetime.date, where: str) -> None:
+def _check_date(date: str, today: dt.date, where: str) -> None:
     try:
-        is_later = bool(date) and datetime.date.fromisoformat(date) > today
+        is_later = bool(date) and dt.date.fromisoformat(date) > today
     except ValueError:
         is_later = True
     if is_later:
