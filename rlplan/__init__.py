@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlplan.api import compare, emit, estimate, explain, load_run, plan, simulate
+    from rlplan.api import compare, emit, estimate, explain, load_run, plan, simulate, solve
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate"]
+__all__ = ["__version__", "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate", "solve"]
 
 
 class _Package(ModuleType):

@@ -26,13 +26,15 @@ from rlplan.results import (
     PlanResult,
     RunResult,
     SimulateResult,
+    SolveResult,
 )
 from rlplan.sources import JobWords, Question, read_question
 from rlplan.spec.job import JobSpec
 
 __all__ = [
     "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "SimulateResult",
-    "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate",
+    "SolveResult",
+    "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate", "solve",
 ]  # fmt: skip
 
 JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan
@@ -88,6 +90,27 @@ def explain(
 
     found = _asked("explain", job, overrides, (model, algorithm, gpus)).answer()
     return ExplainResult(found, explained(found, check_changes(found.asked, _typed(changes)), more_devices=more_gpus))
+
+
+def solve(
+    key: str,
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+) -> SolveResult:
+    """The largest value of a key that still fits. key: max_response_len, num_samples_per_prompt or max_num_seqs.
+
+    Raises: as `estimate`; NoFeasiblePlanError where no value fits.
+    """
+    from rlplan.planner.answers.solve import dotted_key
+    from rlplan.planner.answers.solve import solve as solved
+
+    dotted = dotted_key(key)
+    found = solved(_asked("solve", job, overrides, (model, algorithm, gpus)).job, dotted)
+    return SolveResult(found.plan, found)
 
 
 def simulate(

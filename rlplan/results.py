@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rlplan.planner.answers.explain import Explanation
+    from rlplan.planner.answers.solve import Solution
     from rlplan.report.run_folder import RunFolder
     from rlplan.simulate.result import SimulationResult
 
@@ -189,6 +190,31 @@ class ExplainResult(OfPlan):
     def as_json(self) -> dict[str, Any]:
         """As `rlplan explain --json`."""
         return self.explanation.as_json()
+
+
+@dataclass(frozen=True, repr=False)
+class SolveResult(OfPlan):
+    """The largest value of a key that fits, and the plan with it. A row: one value that was tried."""
+
+    solution: "Solution"
+    """The value, what breaks at the next one, and everything that was tried."""
+
+    @property
+    def value(self) -> int:
+        """The largest that fits."""
+        return self.solution.value
+
+    def rows(self) -> list[dict[str, Any]]:
+        """change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; in the order of the search."""
+        return [one.as_json() for one in self.solution.asked]
+
+    def facts(self) -> dict[str, str]:
+        """The override, then the plan's."""
+        return {"largest that fits": self.solution.override} | super().facts()
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan solve --json`."""
+        return self.solution.as_json()
 
 
 @dataclass(frozen=True, repr=False)

@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": "Say what binds in a plan, and what would change it.",
     "simulate": "Simulate the steps of a plan, with sampled response lengths.",
     "compare": "Say what a job takes and costs on several clusters.",
+    "solve": "Find the largest length or number of sequences that still fits.",
     "import": "Read a configuration of another stack as a job.",
     "check": "Say whether a configuration of another stack fits.",
     "emit": "Write the bundle that will run.",

@@ -36,6 +36,7 @@ COMMANDS = (
     "explain",
     "simulate",
     "compare",
+    "solve",
     *FOREIGN,
     "emit",
     "run",

@@ -1,0 +1,212 @@
+"""The largest value of a key that still fits: how long answers, how many samples, how many sequences at once.
+
+In: a JobSpec, a key. Out: a Solution: the value, the plan with it, and what breaks at the next one. Left out: what else
+would be best then (the plan with the value says it), keys of which less is worse.
+
+Counts: each value is a whole search with everything that the job leaves open, and the exact memory model. Assumes that
+where a value does not fit no larger one does: values are doubled, then halved in between. Values that the job's own
+rules forbid (mini-batches that do not divide) are stepped over, at most MAX_FORBIDDEN in a row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, what_binds
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from rlplan.spec.base import shorten
+from rlplan.spec.job import JobSpec
+from rlplan.spec.parts.workload import MAX_COUNT
+
+SOLUTION_SCHEMA_VERSION = 1
+MAX_FORBIDDEN = 8
+FIRST_SEQS = 256
+"""Sequences at once to begin with, where the job leaves them open."""
+KEYS = {
+    "max_response_len": "workload.max_response_len",
+    "num_samples_per_prompt": "workload.num_samples_per_prompt",
+    "max_num_seqs": "rollout.max_num_seqs",
+}
+
+
+@dataclass(frozen=True)
+class Breaking:
+    """What is too small at a value."""
+
+    value: int
+    phase: str
+    """Of the step; empty where it is not memory."""
+    action_id: str
+    device: str
+    """The GPU, or the host."""
+    needed_bytes: int
+    available_bytes: int
+    why: str
+    """In words: too small by how much, and the largest part; or the rule."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The largest value that surely fits."""
+
+    key: str
+    """Dotted."""
+    value: int
+    plan: Plan
+    """With that value."""
+    next: Breaking | None
+    """The next value and why it does not fit; None where a larger one changes nothing."""
+    asked: tuple[Outcome, ...]
+    """Everything that was tried, in that order."""
+
+    @property
+    def override(self) -> str:
+        """As it is typed."""
+        return f"{self.key}={self.value}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the plan."""
+        broken = self.next
+        return {
+            "schema_version": SOLUTION_SCHEMA_VERSION,
+            "key": self.key,
+            "value": self.value,
+            "override": self.override,
+            "verdict": self.plan.verdict.value,
+            "seconds": self.plan.seconds,
+            "headroom_bytes": self.plan.headroom_bytes,
+            "next": None if broken is None else dict(vars(broken)),
+            "asked": [one.as_json() for one in self.asked],
+        }
+
+
+def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
+    """The largest value of a key with which the job surely fits. key: short or dotted.
+
+    Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError where no value fits.
+    """
+    question = _Question(asked, dotted_key(key), listen)
+    best, beyond = question.bounds()
+    while (middle := question.between(best, beyond)) is not None:
+        best, beyond = (middle, beyond) if question.fits(middle) else (best, middle)
+    chosen = question.outcomes[best].plan
+    assert chosen is not None
+    broken = None if beyond > question.most else _breaking(beyond, question.outcomes[beyond])
+    return Solution(question.key, best, chosen, broken, tuple(question.outcomes.values()))
+
+
+def dotted_key(key: str) -> str:
+    """The key of the job that is meant. Raises: SpecError."""
+    if key in KEYS or key in KEYS.values():
+        return KEYS.get(key, key)
+    raise SpecError(
+        f"'{shorten(key)[1:-1]}' cannot be solved for",
+        where="command line",
+        rule=f"one of {', '.join(KEYS)}.{did_you_mean(key.rpartition('.')[2], KEYS)}",
+        way_out="for example: rlplan solve max_response_len job.yaml",
+    )
+
+
+class _Question:
+    """A job, a key of it, and what was answered so far."""
+
+    def __init__(self, asked: JobSpec, key: str, listen: Listener | None) -> None:
+        work, rollouts = asked.workload, asked.workload.num_rollouts_per_step
+        if key != KEYS["max_response_len"] and not asked.algorithm.declaration.has_rollouts:
+            raise SpecError(
+                f"{key} has no largest value: {asked.algorithm.name} generates nothing",
+                where=key,
+                rule="an algorithm that is given its answers has two of a prompt and no engine",
+                way_out="rlplan solve max_response_len, or another algorithm",
+            )
+        self.asked, self.key, self.listen = asked, key, listen
+        self.outcomes: dict[int, Outcome] = {}
+        self.unit, self.least, self.most = 1, 1, MAX_COUNT
+        if key == KEYS["max_response_len"]:
+            self.first = work.max_response_len
+        elif key == KEYS["max_num_seqs"]:
+            given = asked.rollout.max_num_seqs
+            self.most = rollouts  # an engine never has more
+            self.first = min(rollouts, FIRST_SEQS if given == "auto" else int(given))
+        else:
+            self.least = asked.algorithm.declaration.min_samples_per_prompt
+            self.first = work.num_samples_per_prompt
+            if work.mini_batch_size is not None:
+                self.unit = work.mini_batch_size // gcd(work.mini_batch_size, work.num_prompts_per_step)
+
+    def outcome(self, value: int) -> Outcome:
+        """What the job is with a value; asked once."""
+        if value not in self.outcomes:
+            if self.listen is not None:
+                self.listen(len(self.outcomes), len(self.outcomes) + 1, f"{self.key}={value}")
+            self.outcomes[value] = ask(self.asked, Change((f"{self.key}={value}",)))
+        return self.outcomes[value]
+
+    def fits(self, value: int) -> bool:
+        """Whether it surely fits."""
+        return self.outcome(value).verdict is Verdict.FITS
+
+    def is_forbidden(self, value: int) -> bool:
+        """Whether a rule forbids it and says nothing about larger ones: samples that no mini-batch divides."""
+        return self.key == KEYS["num_samples_per_prompt"] and self.outcome(value).verdict is None
+
+    def bounds(self) -> tuple[int, int]:
+        """(a value that fits, a larger one that does not, or the first beyond all). Raises: NoFeasiblePlanError."""
+        value, beyond = self.first, 0
+        while not self.fits(value):
+            beyond = value
+            value = self._whole(value // 2)
+            if value < self.least or value == beyond:
+                raise self._nothing(beyond)
+        while not beyond:
+            if value >= self.most:
+                return value, self.most + 1
+            larger = min(self._whole(2 * value), self.most)
+            if self.fits(larger):
+                value = larger
+            else:
+                beyond = larger
+        return value, beyond
+
+    def between(self, best: int, beyond: int) -> int | None:
+        """The next value to ask about: the middle, or one near it that no rule forbids; None where there is none."""
+        values = list(_around(best, beyond, self.unit)) if beyond <= self.most else []
+        return next((value for value in values if not self.is_forbidden(value)), values[0] if values else None)
+
+    def _whole(self, value: int) -> int:
+        return max(self.unit, value // self.unit * self.unit) if self.unit > 1 else value
+
+    def _nothing(self, smallest: int) -> NoFeasiblePlanError:
+        one = self.outcomes[smallest]
+        return NoFeasiblePlanError(
+            f"no value of {self.key} fits, not even {smallest}",
+            where=self.key,
+            rule=one.why or "memory of a GPU at the high end of every interval",
+            way_out="`rlplan plan JOB` names other changes that make it fit",
+        )
+
+
+def _around(best: int, beyond: int, unit: int) -> Iterator[int]:
+    """Values between two, the middle first, then beside it, a unit apart: at most MAX_FORBIDDEN.
+
+    >>> list(_around(8, 16, 2)), list(_around(8, 9, 1))
+    ([12, 10, 14], [])
+    """
+    steps = (beyond - best - 1) // unit
+    middle = (steps + 1) // 2
+    order = sorted(range(1, steps + 1), key=lambda step: (abs(step - middle), step))
+    yield from (best + step * unit for step in order[:MAX_FORBIDDEN])
+
+
+def _breaking(value: int, one: Outcome) -> Breaking:
+    """Where it breaks: in memory, or by a rule."""
+    short = one.plan.shortage if one.plan is not None and not one.plan.refusals else None
+    if one.plan is None or short is None:
+        return Breaking(value, "", "", "", 0, 0, one.why)
+    phase = next((action.phase.value for _, part in one.plan.schedule.parts for action in part
+                  if action.id == short.peak.action_id), "")  # fmt: skip
+    needed, room = short.needed_bytes, short.available_bytes
+    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, what_binds(one.plan))
