@@ -10,10 +10,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlplan.api import compare, emit, estimate, explain, load_run, plan, simulate, solve
+    from rlplan.api import compare, emit, estimate, explain, explain_step, load_run, plan, simulate, solve
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate", "solve"]
+__all__ = [
+    "__version__",
+    "compare",
+    "emit",
+    "estimate",
+    "explain",
+    "explain_step",
+    "load_run",
+    "plan",
+    "simulate",
+    "solve",
+]
 
 
 class _Package(ModuleType):

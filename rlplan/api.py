@@ -27,14 +27,15 @@ from rlplan.results import (
     RunResult,
     SimulateResult,
     SolveResult,
+    StepResult,
 )
 from rlplan.sources import JobWords, Question, read_question
 from rlplan.spec.job import JobSpec
 
 __all__ = [
     "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "SimulateResult",
-    "SolveResult",
-    "compare", "emit", "estimate", "explain", "load_run", "plan", "simulate", "solve",
+    "SolveResult", "StepResult",
+    "compare", "emit", "estimate", "explain", "explain_step", "load_run", "plan", "simulate", "solve",
 ]  # fmt: skip
 
 JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan
@@ -90,6 +91,36 @@ def explain(
 
     found = _asked("explain", job, overrides, (model, algorithm, gpus)).answer()
     return ExplainResult(found, explained(found, check_changes(found.asked, _typed(changes)), more_devices=more_gpus))
+
+
+def explain_step(
+    measured: str | Path | RunResult,
+    job: JobSource | None = None,
+    overrides: Overrides = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    fields: Sequence[str] = (),
+) -> StepResult:
+    """Is a measured step normal? measured: a run, its folder, or a log of verl, TRL, OpenRLHF, slime or NeMo-RL.
+
+    job: that wrote the log; a run knows its own. fields: what a log's own names mean, `rollout=gen_ms:ms`.
+    Raises: as `estimate` and `load_run`; NoFeasiblePlanError where the job does not fit where it ran.
+    """
+    from rlplan.foreign.logs.read import read_log
+    from rlplan.planner.answers.changes import changed
+    from rlplan.planner.answers.measured_step import explain_step as explained
+
+    if not isinstance(measured, RunResult) and Path(measured).is_dir():
+        measured = load_run(measured)
+    if isinstance(measured, RunResult):
+        own = measured.plan.asked
+        report = explained(changed(own, _typed(overrides)) if overrides else own, measured.run.measured_step)
+    else:
+        step = read_log(Path(measured), fields)
+        report = explained(_asked("explain", job, overrides, (model, algorithm, gpus)).job, step)
+    return StepResult(report.plan, report)
 
 
 def solve(

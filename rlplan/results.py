@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rlplan.planner.answers.explain import Explanation
+    from rlplan.planner.answers.measured_step import StepReport
     from rlplan.planner.answers.solve import Solution
     from rlplan.report.run_folder import RunFolder
     from rlplan.simulate.result import SimulationResult
@@ -258,8 +259,7 @@ class RunResult(OfPlan):
     @property
     def step_s(self) -> float | None:
         """Measured: the median over steps, the first apart where there are others; None before the first."""
-        timed = [float(row["step_s"]) for row in self.run.timings if row["step"] >= 1 and "step_s" in row]
-        return median(timed[1:] or timed) if timed else None
+        return self.run.measured_step.step_s
 
     def rows(self) -> list[dict[str, Any]]:
         """The run's timings as they were written."""
@@ -287,6 +287,32 @@ class RunResult(OfPlan):
         rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
         speed = median(rates[1:] or rates) if rates else None
         return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
+
+
+@dataclass(frozen=True, repr=False)
+class StepResult(OfPlan):
+    """A measured step beside what the hardware allows. A row: one phase."""
+
+    report: "StepReport"
+    """Everything that `rlplan explain RUN|LOG` says; `plan` is what the hardware allows."""
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether no phase takes longer than such predictions err."""
+        return self.report.is_normal
+
+    def rows(self) -> list[dict[str, Any]]:
+        """phase, measured_s, predicted_s, gap_s, ratio, is_normal."""
+        return [one.as_json() for one in self.report.gaps]
+
+    def facts(self) -> dict[str, str]:
+        """The answer, the likeliest cause, then the plan's."""
+        cause = next(iter(self.report.causes), None)
+        return {"step": self.report.words} | ({"cause": cause.words} if cause else {}) | super().facts()
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan explain RUN|LOG --json`."""
+        return self.report.as_json()
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,14 +8,18 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
+from rlplan.planner.answers.measured_step import MeasuredStep
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.reading import MAX_RUN_BYTES, read_records, read_text
+from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
+from rlplan.vocabulary import Phase
 
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\":,;()<>]+/)+([^\s/'\":,;()<>]*)")
 
@@ -62,6 +66,30 @@ class RunFolder:
     def schedule(self) -> Schedule:
         """The plan's actions."""
         return self.plan.schedule
+
+    @property
+    def measured_step(self) -> MeasuredStep:
+        """A usual step as it was measured: medians, the first apart where there are others."""
+        plan = self.plan
+        always = {action.action_id for action in plan.timing.step.actions} if plan.timing else set()
+        seconds = measured_seconds(self.schedule, self.trace.spans, self.timings)
+        phases: dict[Phase, float] = {}
+        for row in join_seconds(self.schedule, plan.timing, seconds):
+            if row.part == "step" and row.action_id in always:
+                phases[row.phase] = phases.get(row.phase, 0.0) + row.median_s
+        names = {
+            "mean_response_len": "response_len/mean",
+            "longest_response_len": "response_len/max",
+            "cut_share": "response_len/truncated_fraction",
+        }
+        lengths = {name: _usual(self.metrics, metric) for name, metric in names.items()}
+        return MeasuredStep(
+            stack="rlplan",
+            num_steps=sum(1 for row in self.timings if row["step"] >= 1),
+            step_s=_usual(self.timings, "step_s"),
+            phases=phases,
+            lengths={name: value for name, value in lengths.items() if value is not None},
+        )
 
     @property
     def is_control(self) -> bool:
@@ -126,6 +154,12 @@ def without_absolute_paths(text: str) -> str:
     "lost '…/plan.json' at 9 tokens/s"
     """
     return _ABSOLUTE_PATH.sub(r"…/\1", text)
+
+
+def _usual(rows: tuple[dict[str, Any], ...], key: str) -> float | None:
+    """The median over steps, the first apart where there are others; None where nobody wrote it."""
+    found = [float(row[key]) for row in rows if row["step"] >= 1 and row.get(key) is not None]
+    return median(found[1:] or found) if found else None
 
 
 def _read_rows(path: Path) -> tuple[dict[str, Any], ...]:

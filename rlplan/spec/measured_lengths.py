@@ -7,13 +7,14 @@ Left out: whether the next run's data are alike; whoever names the run says so.
 import json
 import math
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_json, validate
-from rlplan.spec.parts.lengths import HistogramLengths
+from rlplan.spec.parts.lengths import MAX_LEN, HistogramLengths, Lengths, LogNormalLengths
 
 
 class PromptLengths(Spec):
@@ -57,6 +58,35 @@ def lengths_of_run(folder: Path) -> tuple[str, ...]:
         said["response_lengths"] = responses.response_lengths.model_dump(mode="json")
         said["mean_response_len"] = responses.mean_response_len
     return tuple(f"workload.{key}={json.dumps(value)}" for key, value in said.items())
+
+
+def fitted_lengths(mean: float, cap: int, *, cut_share: float | None, longest: float | None, num_rollouts: int) -> str:
+    """An override: lengths with a measured mean and a measured tail, cut at `cap`; without a tail the mean alone.
+
+    Counts: the log-normal of which a share `cut_share` reaches the cap, or 1 in `num_rollouts` the longest answer, and
+    whose mean, once cut, is the measured one. Its deviation is found by halving; what no deviation gives is met as near
+    as it can be.
+
+    >>> fitted_lengths(500.0, 1024, cut_share=None, longest=None, num_rollouts=8)
+    'workload.response_lengths={kind: constant, value: 500}'
+    """
+    share, at = cut_share or 0.0, float(cap)
+    if not share and longest:
+        share, at = 1 / max(2, num_rollouts), longest
+    if not 0 < share < 1 or mean >= at:
+        return f"workload.response_lengths={{kind: constant, value: {max(1, round(min(mean, cap)))}}}"
+    deviations = NormalDist().inv_cdf(1 - share)
+
+    def lengths(sigma: float) -> LogNormalLengths:
+        median = min(float(MAX_LEN), max(1.0, at / math.exp(sigma * deviations)))
+        return LogNormalLengths(kind="lognormal", median=median, sigma=sigma)
+
+    low, high = 0.02, 4.0  # a wider distribution with the same tail has a smaller mean
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if Lengths(lengths(middle), cap).mean > mean else (low, middle)
+    found = lengths(high)
+    return f"workload.response_lengths={{kind: lognormal, median: {found.median:.4g}, sigma: {found.sigma:.3g}}}"
 
 
 def _part(file: Path, key: str) -> Any:

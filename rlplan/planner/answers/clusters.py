@@ -8,6 +8,7 @@ money are those of a token, so that jobs of different batches can stand in one t
 """
 
 import datetime as dt
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -89,7 +90,8 @@ def bill_of(plan: Plan, prices: Prices, step_s: float | None = None) -> Bill:
     found = {gpu: prices.of(gpu, plan.asked.hardware.price_per_gpu_hour) for gpu, _, _ in pools}
     unpriced = tuple(gpu for gpu, price in found.items() if price is None)
     unmetered = tuple(gpu for gpu, _, watts in pools if watts is None)
-    hourly = None if unpriced else sum(found[gpu].dollars * count for gpu, count, _ in pools)  # type: ignore[union-attr]
+    dollars = {gpu: price.dollars for gpu, price in found.items() if price}
+    hourly = None if unpriced else math.fsum(dollars[gpu] * count for gpu, count, _ in pools)
     watts = None if unmetered else sum((power or 0) * count for _, count, power in pools)
     seconds = step_s if step_s is not None else plan.seconds or None
     run_s = _run_s(plan, seconds)

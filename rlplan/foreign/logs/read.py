@@ -1,0 +1,220 @@
+"""A log of training steps, of whichever stack, as the seconds of its phases and the lengths of its answers.
+
+In: JSONL (a row a step, nested or not), CSV with a header, verl's console lines (`step:3 - timing_s/gen:41.2 - ...`), a
+trainer_state.json of transformers; what fields of one's own mean. Out: a MeasuredStep. Left out: what the job was.
+
+Medians over the steps, the first apart where there are others: it compiles and warms up.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.logs.names import LENGTHS, MEANINGS, STACKS, STEP, UNITS
+from rlplan.planner.answers.measured_step import MeasuredStep
+from rlplan.reading import read_text
+from rlplan.spec.base import shorten
+from rlplan.vocabulary import Phase
+
+SUFFIXES = (".jsonl", ".csv", ".log", ".txt")
+"""Files that are logs; trainer_state.json is one too."""
+MAX_LOG_BYTES = 64 << 20
+MAX_FIELDS = 2_000
+MAX_STEP_S = 1e6
+OVERLAP = 1.2
+"""Phases of async steps overlap the step's seconds; one that is longer by more is in another unit."""
+_VERL_LINE = re.compile(r"\bstep:\s*(\d+) - (.+)")
+_PAIR = re.compile(r"([^\s:]+):\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)")
+_TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
+
+Row = dict[str, float]
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is a log by its name."""
+    return path.suffix in SUFFIXES or path.name == "trainer_state.json"
+
+
+def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
+    """What a log says of a usual step. fields: `rollout=my/gen_ms:ms` for names that no table has.
+
+    Raises: SpecError for an empty log, one without a known field, fields without a unit, and impossible numbers.
+    """
+    own = dict(_own_field(one) for one in fields)
+    rows = [row for row in _rows(path) if row]
+    if not rows:
+        rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
+        raise _refused(path, "the log has no rows", rule, "name the log of a run that has made steps")
+    names = {name for row in rows for name in row}
+    stack = max(STACKS, key=lambda one: sum(name in names for name in one.meanings))
+    meanings = {
+        name: (meaning, 1.0)
+        for name, meaning in stack.meanings.items()
+        if name in names and stack.instead.get(name) not in names
+    }
+    meanings |= _own_meanings(own, names, path)
+    if not any(meaning not in LENGTHS for meaning, _ in meanings.values()):
+        raise _unknown(path, names)
+    timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
+    found = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
+    _check_units(found, path)
+    unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
+    return MeasuredStep(
+        stack=stack.name if any(name in stack.meanings for name in meanings) else "own names",
+        num_steps=len(timed),
+        step_s=found.get(STEP),
+        phases={phase: found[phase.value] for phase in Phase if phase.value in found},
+        lengths={name: found[name] for name in LENGTHS if name in found},
+        unread=tuple(unread),
+    )
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    text = read_text(path, "the log", limit=MAX_LOG_BYTES)
+    if path.name == "trainer_state.json":
+        yield from (_flat(row) for row in _history(path, text))
+    elif path.suffix == ".csv":
+        yield from (_flat(row) for row in csv.DictReader(text.splitlines()))
+    elif path.suffix == ".jsonl":
+        yield from (_flat(row) for row in _json_rows(path, text))
+    else:
+        yield from _console_rows(text)
+
+
+def _history(path: Path, text: str) -> list[Any]:
+    try:
+        history = json.loads(text)["log_history"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _refused(
+            path, "the trainer state has no log_history", "what transformers writes", "name metrics as JSONL or CSV"
+        ) from None
+    return history if isinstance(history, list) else []
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Any]:
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            if number == lines[-1][0]:  # a run that was killed leaves half a line
+                return
+            rule = "an object of metrics a line"
+            raise _refused(path, f"line {number} is no JSON", rule, "mend or remove that line") from None
+
+
+def _console_rows(text: str) -> Iterator[Row]:
+    for line in text.splitlines():
+        if match := _VERL_LINE.search(line):
+            yield {"step": float(match[1])} | {name: float(value) for name, value in _PAIR.findall(match[2])}
+
+
+def _flat(row: Any, prefix: str = "") -> Row:
+    """Numbers by name; `data` and `metrics`, in which loggers wrap a row, leave no prefix."""
+    found: Row = {}
+    for key, value in list(row.items())[:MAX_FIELDS] if isinstance(row, Mapping) else ():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= _flat(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
+        elif isinstance(value, str):
+            number = _number(value)
+            found |= {} if number is None else {name: number}
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _own_field(text: str) -> tuple[str, tuple[str, float]]:
+    """(name, (meaning, seconds of its unit)) of `rollout=my/gen_ms:ms`. Raises: SpecError."""
+    meaning, _, rest = text.partition("=")
+    name, _, unit = rest.rpartition(":") if meaning not in LENGTHS else (rest, "", "s")
+    if meaning not in MEANINGS or not rest:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' says no meaning of a field",
+            where="command line: --field",
+            rule=f"MEANING=NAME:UNIT; meanings: {', '.join(MEANINGS)}.{did_you_mean(meaning, MEANINGS)}",
+            way_out="for example --field rollout=gen_ms:ms",
+        )
+    if unit not in UNITS or not name:
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' says no unit",
+            where="command line: --field",
+            rule=f"seconds of a phase have one of {', '.join(UNITS)} behind their name; lengths are tokens",
+            way_out=f"--field {meaning}={name or rest}:s",
+        )
+    return name, (meaning, UNITS[unit])
+
+
+def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: Path) -> Mapping[str, tuple[str, float]]:
+    for name in own:
+        if name not in names:
+            raise _refused(
+                path,
+                f"no row has the field '{shorten(name)[1:-1]}'",
+                f"a field of the log.{did_you_mean(name, names)}",
+                f"fields there: {', '.join(sorted(names)[:12])}",
+            )
+    return own
+
+
+def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
+    """Of each meaning the median over steps of the sum of its fields. Raises: SpecError for impossible numbers."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        sums: dict[str, float] = {}
+        for name, (meaning, unit) in meanings.items():
+            value = row.get(name)
+            if value is None or math.isnan(value):
+                continue
+            most = 1.0 if meaning == "cut_share" else MAX_STEP_S / unit if meaning not in LENGTHS else float(1 << 30)
+            if not 0 <= value <= most:
+                rule = f"from 0 to {most:g}"
+                raise _refused(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
+            sums[meaning] = sums.get(meaning, 0.0) + value * unit
+        for meaning, value in sums.items():
+            found.setdefault(meaning, []).append(value)
+    return {meaning: median(values) for meaning, values in found.items()}
+
+
+def _check_units(found: Mapping[str, float], path: Path) -> None:
+    """A phase that is longer than its step is in another unit. Raises: SpecError."""
+    step = found.get(STEP)
+    for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE, Phase.SYNC):
+        seconds = found.get(phase.value, 0.0)
+        if step is not None and seconds > OVERLAP * step:
+            raise _refused(
+                path,
+                f"{phase} takes {seconds:g} s of a step of {step:g} s",
+                "a phase is no longer than its step, so one of them has another unit",
+                f"say its unit, as in --field {phase}=NAME:ms",
+            )
+
+
+def _unknown(path: Path, names: set[str]) -> SpecError:
+    known = [name for stack in STACKS for name in stack.meanings]
+    timers = sorted(name for name in names if _TIME_LIKE.search(name))
+    near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
+    first = timers[0] if timers else "gen_time"
+    return _refused(
+        path,
+        f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
+        f"metrics of {', '.join(stack.name for stack in STACKS)}.{near}",
+        f"say what a field means and its unit: --field rollout={first}:s",
+    )
+
+
+def _refused(path: Path, what: str, rule: str, way_out: str) -> SpecError:
+    return SpecError(what, where=str(path), rule=rule, way_out=way_out)

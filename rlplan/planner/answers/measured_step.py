@@ -1,0 +1,212 @@
+"""Is a measured step normal? Its phases beside what the hardware allows, the largest gap and its likely cause.
+
+In: a JobSpec, a MeasuredStep (of a run's folder or of another stack's log). Out: a StepReport. Left out: reading logs
+(foreign/logs), what a cause would be (causes.py), drawing.
+
+What the hardware allows is the best plan of the job with the lengths that were measured: other answers are another
+workload, and no fault of the runtime. Of published RL steps half are predicted within 30 %, so that less is no gap.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner.answers.causes import Cause, list_causes
+from rlplan.planner.answers.changes import changed, what_binds
+from rlplan.planner.answers.plan_results import phase_costs
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.spec.job import JobSpec
+from rlplan.spec.measured_lengths import fitted_lengths
+from rlplan.units import format_seconds
+from rlplan.vocabulary import Phase
+
+STEP_REPORT_SCHEMA_VERSION = 1
+NORMAL = 1.3
+"""Measured over predicted up to which a phase is normal: the median error of published RL steps (docs/timing.md)."""
+LEAST_SHARE = 0.05
+"""Of the measured step that a gap must be, to be named."""
+BETWEEN = "between"
+"""What of a step belongs to no phase that was measured."""
+MANY_CUT = 0.1
+"""Share of answers at the length cap from which on it is worth a word."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """What was measured of a usual step."""
+
+    stack: str
+    """Who wrote it."""
+    num_steps: int
+    """That were timed."""
+    step_s: float | None
+    """None where nobody wrote it."""
+    phases: dict[Phase, float]
+    """Seconds; those that were written."""
+    lengths: dict[str, float]
+    """mean_response_len, longest_response_len, mean_prompt_len in tokens, cut_share from 0 to 1; what was written."""
+    unread: tuple[str, ...] = ()
+    """Fields that look like timers and that no table names."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the step, or of its phases together where nobody wrote that."""
+        return sum(self.phases.values()) if self.step_s is None else self.step_s
+
+
+@dataclass(frozen=True)
+class PhaseGap:
+    """A phase, measured and predicted."""
+
+    phase: str
+    """Of the step, `step` for all of it, `between` for what belongs to none."""
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds more than the hardware needs; below zero where it was faster."""
+        return self.measured_s - self.predicted_s
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None where nothing was predicted."""
+        return self.measured_s / self.predicted_s if self.predicted_s else None
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether it is not longer than such predictions err."""
+        return self.measured_s <= NORMAL * self.predicted_s
+
+    def as_json(self) -> dict[str, Any]:
+        """With what follows from both."""
+        own = {"gap_s": self.gap_s, "ratio": self.ratio, "is_normal": self.is_normal}
+        return {"phase": self.phase, "measured_s": self.measured_s, "predicted_s": self.predicted_s} | own
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The answer."""
+
+    plan: Plan
+    """What the hardware allows."""
+    overrides: tuple[str, ...]
+    """The measured lengths, as they are typed."""
+    measured: MeasuredStep
+    gaps: tuple[PhaseGap, ...]
+    """Of the step, then of its phases in order."""
+    largest: PhaseGap | None
+    """The largest that is not normal; None where all are."""
+    causes: tuple[Cause, ...]
+    """What could be behind it, the likeliest first."""
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether no phase takes longer than predictions err."""
+        return self.largest is None
+
+    @property
+    def words(self) -> str:
+        """The answer in a sentence."""
+        one = self.largest
+        if one is None:
+            return "normal: no phase takes longer than such predictions err"
+        factor = "" if one.ratio is None else f", {one.ratio:.1f} times what the hardware needs"
+        return f"not normal: {one.phase} takes {format_seconds(one.measured_s)}{factor}"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else the lengths say."""
+        share, cap = self.measured.lengths.get("cut_share", 0.0), self.plan.job.workload.max_response_len
+        if share < MANY_CUT:
+            return ()
+        waits = "every batch waits for the cap, and a reward that reads the end finds none"
+        return (f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}",)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the plan."""
+        return {
+            "schema_version": STEP_REPORT_SCHEMA_VERSION,
+            "stack": self.measured.stack,
+            "num_steps": self.measured.num_steps,
+            "is_normal": self.is_normal,
+            "overrides": list(self.overrides),
+            "gaps": [one.as_json() for one in self.gaps],
+            "largest": self.largest and self.largest.phase,
+            "causes": [one.as_json() for one in self.causes],
+            "remarks": list(self.remarks),
+            "lengths": self.measured.lengths,
+            "unread": list(self.measured.unread),
+        }
+
+
+def explain_step(asked: JobSpec, measured: MeasuredStep) -> StepReport:
+    """Whether a measured step is normal for a job, and if not, why.
+
+    Raises: SpecError where the log cannot be of this job, NoFeasiblePlanError where the job does not fit.
+    """
+    overrides = _measured_lengths(asked, measured.lengths)
+    job = changed(asked, overrides) if overrides else asked
+    plan = search_of(job).run(with_others=False)
+    if plan.timing is None or not plan.fits:
+        raise _no_prediction(plan)
+    predicted = {phase: cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
+    gaps = tuple(_gaps(plan, measured, predicted))
+    wrong = [one for one in gaps if not one.is_normal and one.gap_s >= LEAST_SHARE * measured.seconds]
+    phases = [one for one in wrong if one.phase != "step"]
+    largest = max(phases or wrong, key=lambda one: one.gap_s, default=None)
+    causes = () if largest is None else list_causes(job, plan, largest.phase, largest.measured_s)
+    return StepReport(plan, overrides, measured, gaps, largest, causes)
+
+
+def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
+    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds)]
+    named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
+    gaps += [PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0)) for phase in named]
+    if measured.step_s is not None and measured.phases:
+        rest = measured.step_s - math.fsum(measured.phases.values())
+        unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)
+        gaps.append(PhaseGap(BETWEEN, max(0.0, rest), unnamed))
+    return gaps
+
+
+def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str, ...]:
+    """Measured lengths as overrides. Raises: SpecError where the job allows none so long."""
+    work = asked.workload
+    for key, longest in (("mean_response_len", "max_response_len"), ("longest_response_len", "max_response_len"),
+                         ("mean_prompt_len", "max_prompt_len")):  # fmt: skip
+        if lengths.get(key, 0.0) > getattr(work, longest) + 1:
+            raise SpecError(
+                f"{key} was {lengths[key]:,.0f} tokens, the job allows {getattr(work, longest):,}",
+                where=f"workload.{longest}",
+                rule="a log is laid beside the job that wrote it",
+                way_out=f"workload.{longest}={math.ceil(lengths[key])}, or the job of that log",
+            )
+    words = []
+    if "mean_prompt_len" in lengths:
+        words.append(f"workload.mean_prompt_len={max(1, round(lengths['mean_prompt_len']))}")
+    mean = lengths.get("mean_response_len", 0.0)
+    if mean >= 1:
+        words.append(f"workload.mean_response_len={min(round(mean), work.max_response_len)}")
+        words.append(
+            fitted_lengths(
+                min(mean, work.max_response_len),
+                work.max_response_len,
+                cut_share=lengths.get("cut_share"),
+                longest=lengths.get("longest_response_len"),
+                num_rollouts=work.num_rollouts_per_step,
+            )
+        )
+    return tuple(words)
+
+
+def _no_prediction(plan: Plan) -> NoFeasiblePlanError:
+    if plan.timing is None:
+        what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
+    else:
+        what, rule = "the job does not fit where it ran", what_binds(plan) or "; ".join(plan.refusals)
+    way_out = "name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile"
+    return NoFeasiblePlanError(what, where="the job", rule=rule, way_out=way_out)
