@@ -109,14 +109,14 @@ def explain_step(
     Raises: as `estimate` and `load_run`; NoFeasiblePlanError where the job does not fit where it ran.
     """
     from rlplan.foreign.logs.read import read_log
-    from rlplan.planner.answers.changes import changed
     from rlplan.planner.answers.measured_step import explain_step as explained
 
     if not isinstance(measured, RunResult) and Path(measured).is_dir():
         measured = load_run(measured)
     if isinstance(measured, RunResult):
         own = measured.plan.asked
-        report = explained(changed(own, _typed(overrides)) if overrides else own, measured.run.measured_step)
+        asked = changed(own, _typed(overrides)) if overrides else own
+        report = explained(asked, measured.run.measured_step, measured.plan)
     else:
         step = read_log(Path(measured), fields)
         report = explained(_asked("explain", job, overrides, (model, algorithm, gpus)).job, step)

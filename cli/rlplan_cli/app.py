@@ -47,6 +47,8 @@ COMMANDS = {
     "profiles": "List, show, detect and measure hardware profiles.",
 }
 """Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
+ANSWERS = ("explain", "simulate", "compare", "solve")
+"""Commands whose modules stand in commands/answers/."""
 
 
 class _Modules(MutableMapping[str, Any]):
@@ -76,7 +78,7 @@ class _Modules(MutableMapping[str, Any]):
 
 
 def _command_of(name: str) -> Any:
-    file = name + "_" * keyword.iskeyword(name)
+    file = f"answers.{name}" if name in ANSWERS else name + "_" * keyword.iskeyword(name)
     module = importlib.import_module(f"rlplan_cli.commands.{file}")
     if hasattr(module, "app"):
         group = typer.main.get_group(module.app)

@@ -99,7 +99,7 @@ def test_every_command_shown_is_understood_by_the_command_line(page: str) -> Non
             pytest.fail(f"{line}: {error.format_message()}")
         for before, word in zip(["", *arguments], arguments, strict=False):
             key, is_override, _ = word.partition("=")
-            if is_override and not key.startswith("-") and before != "--price":
+            if is_override and not key.startswith("-") and before not in ("--price", "--field"):
                 assert key in PARTS_AND_KEYS | {"rewards"}, f"{line}: no job has a key {key}"
             if word.startswith("examples/"):
                 assert (ROOT / word).is_file(), f"{line}: {word} does not exist"

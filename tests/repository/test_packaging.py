@@ -247,7 +247,7 @@ def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothi
 
 
 def profile_files() -> list[Path]:
-    return sorted((ROOT / "hardware_profiles").rglob("*.yaml"))
+    return sorted(path for kind in ("gpu", "node") for path in (ROOT / "hardware_profiles" / kind).glob("*.yaml"))
 
 
 def test_the_installed_wheel_lists_every_profile_from_another_folder(fresh_venv: Path, tmp_path: Path):

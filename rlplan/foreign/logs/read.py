@@ -63,6 +63,10 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         raise _unknown(path, names)
     timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
     found = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
+    if set(found) <= set(LENGTHS):
+        raise _refused(
+            path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on"
+        )
     _check_units(found, path)
     unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
     return MeasuredStep(

@@ -143,14 +143,21 @@ class StepReport:
         }
 
 
-def explain_step(asked: JobSpec, measured: MeasuredStep) -> StepReport:
+def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = None) -> StepReport:
     """Whether a measured step is normal for a job, and if not, why.
 
-    Raises: SpecError where the log cannot be of this job, NoFeasiblePlanError where the job does not fit.
+    made: the plan that ran, which stands in where the job cannot be planned anew (its models are elsewhere by now);
+    then no lengths are taken over and no causes looked for. Raises: SpecError where the log cannot be of this job,
+    NoFeasiblePlanError where the job does not fit.
     """
     overrides = _measured_lengths(asked, measured.lengths)
     job = changed(asked, overrides) if overrides else asked
-    plan = search_of(job).run(with_others=False)
+    try:
+        plan = search_of(job).run(with_others=False)
+    except SpecError:
+        if made is None:
+            raise
+        plan, overrides = made, ()
     if plan.timing is None or not plan.fits:
         raise _no_prediction(plan)
     predicted = {phase: cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
@@ -158,7 +165,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep) -> StepReport:
     wrong = [one for one in gaps if not one.is_normal and one.gap_s >= LEAST_SHARE * measured.seconds]
     phases = [one for one in wrong if one.phase != "step"]
     largest = max(phases or wrong, key=lambda one: one.gap_s, default=None)
-    causes = () if largest is None else list_causes(job, plan, largest.phase, largest.measured_s)
+    causes = () if largest is None or plan is made else list_causes(job, plan, largest.phase, largest.measured_s)
     return StepReport(plan, overrides, measured, gaps, largest, causes)
 
 

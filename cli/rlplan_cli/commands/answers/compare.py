@@ -1,12 +1,13 @@
 """`rlplan compare JOB --hardware 8xH100,16xL40S`: which GPUs to rent; and jobs, plans and runs side by side."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan_cli.options import AlgorithmName, AsJson, Model
+from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_options
 
 NAME = "compare"
 
@@ -35,17 +36,27 @@ Picture = Annotated[
 ]
 
 
-def command(
-    words: Sources = None,
-    hardware: Clusters = None,
-    price: Price = None,
-    prices: PriceFile = None,
-    budget_per_hour: Budget = None,
-    model: Model = None,
-    algorithm: AlgorithmName = None,
-    out: Picture = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class Compared:
+    """What is compared, on which clusters, at which prices."""
+
+    words: Sources = None
+    hardware: Clusters = None
+    price: Price = None
+    prices: PriceFile = None
+    budget_per_hour: Budget = None
+    model: Model = None
+    algorithm: AlgorithmName = None
+
+    @property
+    def price_sources(self) -> list[Any]:
+        """What is typed, and the file."""
+        own = {name: dollars for name, _, dollars in (one.partition("=") for one in self.price or ())}
+        return [own, *([self.prices] if self.prices else [])]
+
+
+@with_grouped_options
+def command(asked: Compared, out: Picture = None, as_json: AsJson = False) -> None:
     """Say what a job takes and costs on several clusters. Without clusters: jobs, plans and runs side by side."""
     from rlplan.api import compare
     from rlplan.sources import split_words
@@ -53,20 +64,19 @@ def command(
     from rlplan_cli.render.terminal import note, print_json
     from rlplan_cli.render.waiting import waiting
 
-    sources, overrides = split_words(words or [])
+    sources, overrides = split_words(asked.words or [])
     if out is not None:
         _check_picture(out)
-    named: list[Any] = [*sources, *_named(model, algorithm)]
+    named: list[Any] = [*sources, *_named(asked.model, asked.algorithm)]
     if not named:
         raise _nothing_to_compare()
-    own: dict[str, Any] = {name: dollars for name, _, dollars in (one.partition("=") for one in price or ())}
     with waiting("planning") as listen:
         found = compare(
             *named,
             overrides=overrides,
-            hardware=hardware or (),
-            prices=[own, *([prices] if prices else [])],
-            budget_per_hour=budget_per_hour,
+            hardware=asked.hardware or (),
+            prices=asked.price_sources,
+            budget_per_hour=asked.budget_per_hour,
             listen=listen,
         )
     if out is not None:

@@ -1,0 +1,1 @@
+"""Verbs that ask about plans: why, what if, how long, how much, where."""

@@ -1,0 +1,147 @@
+"""A step that is slow for a reason is explained by it: each slow setting, measured by the formulas themselves."""
+
+import shlex
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlplan.errors import NoFeasiblePlanError, SpecError
+from rlplan.planner.answers.changes import Change, ask, changed
+from rlplan.planner.answers.measured_step import NORMAL, MeasuredStep, explain_step
+from rlplan.planner.answers.plan_results import choice_words, phase_costs
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.measured_lengths import fitted_lengths
+from rlplan.spec.parts.lengths import Lengths
+from rlplan.vocabulary import Phase
+from tests.factories import EXAMPLES
+
+JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["target=fsdp2"])
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return search_of(JOB).run(with_others=False)
+
+
+def measured(plan: Plan, factor: float = 1.0, **lengths: float) -> MeasuredStep:
+    assert plan.timing is not None
+    phases = {phase: factor * cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
+    return MeasuredStep("test", 9, factor * plan.seconds, phases, lengths)
+
+
+def slow(plan: Plan, **settings: str) -> Plan:
+    """The chosen layout with one setting changed."""
+    words = choice_words(plan.choice, plan.job) | {key.replace("__", "."): value for key, value in settings.items()}
+    found = ask(JOB, Change(tuple(f"{key}={value}" for key, value in words.items() if value))).plan
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * NORMAL])
+def test_what_is_as_fast_as_predicted_is_normal(plan: Plan, factor: float) -> None:
+    found = explain_step(JOB, measured(plan, factor))
+    assert found.is_normal
+    assert found.causes == ()
+    assert found.gaps[0].ratio == pytest.approx(factor)
+
+
+PACKING = {"workload__response_lengths": "{kind: constant}"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "phase", "words"),
+    [
+        ({"rollout__has_cuda_graphs": "false"}, "rollout", "no CUDA graphs"),
+        ({"rollout__max_num_seqs": "16"}, "rollout", "too few sequences at once"),
+        ({"training__max_tokens_per_micro_batch": "", "workload__micro_batch_size_per_gpu": "4"}, "train", "padding"),
+        ({"placement__transport": "disk"}, "sync", "staging of weights: through files"),
+    ],
+)
+def test_a_slow_setting_is_named_as_the_cause(plan: Plan, settings: dict[str, str], phase: str, words: str) -> None:
+    found = explain_step(JOB, measured(slow(plan, **settings)))
+    assert found.largest is not None
+    assert found.largest.phase == phase
+    assert found.causes
+    assert found.causes[0].words.startswith(words)
+    assert found.causes[0].left == pytest.approx(1.0, rel=0.1)
+
+
+def test_packing_off_is_the_cause_of_passes_at_the_longest(plan: Plan) -> None:
+    padded = measured(slow(plan, **PACKING))
+    usual = measured(plan)
+    passes = {phase: padded.phases[phase] for phase in (Phase.TRAIN, Phase.SCORE)}
+    found = explain_step(JOB, MeasuredStep("verl", 9, None, usual.phases | passes, {}))
+    assert found.largest is not None
+    assert found.largest.phase == "train"
+    assert found.causes[0].words.startswith("packing off")
+
+
+def test_every_override_of_a_cause_and_of_the_lengths_parses(plan: Plan) -> None:
+    slow_steps = MeasuredStep("verl", 9, None, {p: 3 * s for p, s in measured(plan).phases.items()}, {})
+    lengths = {"mean_response_len": 1300.0, "cut_share": 0.03, "mean_prompt_len": 200.0}
+    for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE):
+        one = MeasuredStep("verl", 9, None, {phase: slow_steps.phases[phase]}, lengths)
+        found = explain_step(JOB, one)
+        assert changed(JOB, found.overrides) != JOB
+        for cause in found.causes:
+            changed(JOB, shlex.split(cause.overrides))
+
+
+def test_what_no_setting_explains_has_no_cause(plan: Plan) -> None:
+    usual = measured(plan).phases
+    found = explain_step(JOB, MeasuredStep("verl", 9, None, usual | {Phase.ROLLOUT: 1e5}, {}))
+    assert found.largest is not None
+    assert found.causes == ()
+
+
+def test_seconds_that_no_timer_covers_are_a_gap_of_their_own(plan: Plan) -> None:
+    one = measured(plan)
+    found = explain_step(JOB, MeasuredStep("verl", 9, 3 * plan.seconds, one.phases, {}))
+    assert found.largest is not None
+    assert found.largest.phase == "between"
+    assert found.largest.measured_s == pytest.approx(2 * plan.seconds)
+
+
+def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
+    found = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
+    assert found.largest is not None
+    assert found.largest.phase == "step"
+    assert any(cause.words.startswith("too few sequences") for cause in found.causes)
+
+
+def test_answers_at_the_cap_are_said(plan: Plan) -> None:
+    found = explain_step(JOB, measured(plan, 1.0, mean_response_len=6000.0, cut_share=0.55))
+    assert "55% of answers end at the cap of 8,192 tokens" in found.remarks[0]
+    assert found.plan.seconds > plan.seconds  # the longer answers are the workload's, not the runtime's
+
+
+@pytest.mark.parametrize("lengths", [{"mean_response_len": 9000.0}, {"longest_response_len": 20_000.0},
+                                     {"mean_prompt_len": 5000.0}])  # fmt: skip
+def test_a_log_with_longer_answers_than_the_job_allows_is_not_its_log(plan: Plan, lengths: dict[str, float]) -> None:
+    with pytest.raises(SpecError, match="the job allows") as caught:
+        explain_step(JOB, measured(plan, 1.0, **lengths))
+    assert caught.value.way_out.startswith("workload.max_")
+
+
+def test_a_job_that_does_not_fit_has_nothing_to_be_laid_beside() -> None:
+    job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "hardware": "1xL4"})
+    with pytest.raises(NoFeasiblePlanError, match="does not fit where it ran"):
+        explain_step(job, MeasuredStep("verl", 9, 100.0, {}, {}))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.9), st.floats(0.02, 0.6))
+def test_fitted_lengths_have_the_measured_mean_and_tail_wherever_some_have(part: float, share: float) -> None:
+    cap = 8192
+    mean = part * cap
+    override = fitted_lengths(mean, cap, cut_share=share, longest=None, num_rollouts=1024)
+    spec = changed(JOB, [override]).workload.response_lengths
+    found = Lengths(spec, cap)
+    at_cap = 1 - found.at_most(cap - 1)
+    if share * cap * 1.3 < mean < 0.6 * cap:  # else no cut log-normal has both
+        assert found.mean == pytest.approx(mean, rel=0.1)
+        assert at_cap == pytest.approx(share, abs=0.02)
+    assert 0 < found.mean <= cap
