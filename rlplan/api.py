@@ -29,7 +29,7 @@ from rlplan.results import (
     SolveResult,
     StepResult,
 )
-from rlplan.sources import JobWords, Question, read_question
+from rlplan.sources import JobWords, Question, is_made, read_question
 from rlplan.spec.job import JobSpec
 
 __all__ = [
@@ -221,8 +221,8 @@ def compare(
 
 def _job_on(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
     """From a cluster to the job of a source on it."""
-    if isinstance(source, str | Path) and _is_run_folder(source):
-        source = load_run(source)
+    if isinstance(source, str | Path):
+        source = load_run(source) if _is_run_folder(source) else plan(source) if is_made(Path(source)) else source
     if isinstance(source, OfPlan | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked
         return lambda cluster: changed(asked, [f"hardware={cluster}", *_typed(overrides)])

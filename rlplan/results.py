@@ -117,8 +117,9 @@ class OfPlan(Result):
 
     def compared(self) -> dict[str, Any]:
         """Its row where it is compared."""
+        asked = self.plan.asked
         return {
-            "name": self.plan.asked.name if "name" in self.plan.asked.model_fields_set else self.plan.model_name,
+            "name": self.plan.model_name if asked.name == type(asked).model_fields["name"].default else asked.name,
             "kind": "planned",
             "devices": self.plan.devices,
             "verdict": self.verdict,

@@ -69,11 +69,16 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
             raise _nothing_asked(verb, text)
         return Question(job_from(given, words, fetch=fetch))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
-    if path.is_dir() or path.suffix == ".json" or _is_json_by_content(path):
+    if is_made(path):
         _refuse_changes(path, (*overrides, *asks))
         plan = _read(path)
         return Question(plan.asked, plan)
     return Question(load_job(path, (*overrides, *asks), fetch=fetch))
+
+
+def is_made(path: Path) -> bool:
+    """Whether a path names a plan or a bundle, which stand as they were made."""
+    return path.is_dir() or path.suffix == ".json" or _is_json_by_content(path)
 
 
 def _is_json_by_content(path: Path) -> bool:

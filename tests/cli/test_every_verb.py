@@ -7,6 +7,7 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,40 @@ def test_what_is_planned_is_the_same_of_every_form(page: Call, named: Named, ver
         assert format_bytes(peak["expected"]) in answer.out
     if verb != "estimate":
         assert f"{format_seconds(step['seconds'])} a step" in answer.out.splitlines()[0]
+
+
+def forms_say_the_same(page: Call, named: Named, *words: object) -> dict[str, Any]:
+    """What a question of every form is answered with; `FORM` among the words stands for it."""
+    answers = [page(*(getattr(named, form) if word == "FORM" else word for word in words)) for form in FORMS]
+    assert {(answer.exit_code, answer.err) for answer in answers} == {(0, "")}
+    assert len({answer.out for answer in answers}) == 1
+    found: dict[str, Any] = json.loads(answers[0].out)
+    return found
+
+
+def test_a_form_is_solved_as_its_job(page: Call, named: Named) -> None:
+    found = forms_say_the_same(page, named, "solve", "max_num_seqs", "FORM", "--json")
+    assert found["override"] == f"rollout.max_num_seqs={found['value']}"
+
+
+def test_a_form_is_compared_as_its_job_with_its_own_hardware_and_on_clusters(page: Call, named: Named) -> None:
+    step = named.values["step"]
+    assert isinstance(step, dict)
+    own = forms_say_the_same(page, named, "compare", "FORM", "--json")
+    assert own["rows"][0]["step_s"] == step["seconds"]
+    if "gpu" in str(named.plan.parent.name):
+        rows = forms_say_the_same(page, named, "compare", "FORM", "--hardware", "2xH100,4xL40S", "--json")["rows"]
+        assert [row["hardware"] for row in rows] == ["2xh100-sxm", "4xl40s"]
+        assert rows[0]["step_s"] == step["seconds"]
+
+
+def test_a_log_is_laid_beside_any_form_of_its_job(page: Call, named: Named, tmp_path: Path) -> None:
+    step = named.values["step"]
+    assert isinstance(step, dict)
+    (tmp_path / "log.jsonl").write_text(json.dumps({"step_time": step["seconds"]}))
+    found = forms_say_the_same(page, named, "explain", tmp_path / "log.jsonl", "FORM", "--json")
+    assert found["is_normal"] is True
+    assert found["gaps"][0]["ratio"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("verb", PLANNING)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rlplan.comparison import CompareResult
 from rlplan.planner.plan_parts import Verdict
+from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.explain import SHORT_VERDICTS
@@ -37,35 +38,29 @@ def show_comparison(found: CompareResult) -> None:
 
 
 def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
-    """A name that all rows have is said once, above; a narrow terminal keeps what decides."""
-    names, is_narrow = {row["name"] for row in rows}, stdout.width < NARROW
+    """A name that all rows have is said once, above; what has no room is left out, in the order of LEFT_OUT."""
+    names = {row["name"] for row in rows}
     lead = [key for key in ("name", "kind") if len({row[key] for row in rows}) > 1]
-    has_verdicts = not is_narrow or any(one.plan.verdict is not Verdict.FITS for one in found.results)
-    columns = _columns(is_narrow=is_narrow, has_verdicts=has_verdicts)
     title = f"{rows[0]['name']}: time against money" if len(names) == 1 else "Time against money"
-    table = new_table(*lead, "devices", *columns, *["verdict"] * has_verdicts, title=title, left=("verdict", "kind"))
-    for row, one in zip(rows, found.results, strict=True):
-        cells = [cell(row) if one.fits else UNKNOWN for cell in columns.values()]
-        verdict = Text(SHORT_VERDICTS[one.plan.verdict], COLORS[one.plan.verdict].removeprefix("bold "))
-        devices = row["devices"] + f" {ON_FRONT}" * row["is_on_front"]
-        table.add_row(*(row[key] for key in lead), devices, *cells, *[verdict] * has_verdicts)
+    wide = stdout.options.update(width=10 * stdout.width)
+    for num_left_out in range(len(LEFT_OUT) + 1):
+        columns = [name for name in (*COLUMNS, "verdict") if name not in LEFT_OUT[:num_left_out]]
+        if all(one.plan.verdict is Verdict.FITS for one in found.results) and num_left_out:
+            columns.remove("verdict")
+        table = new_table(*lead, "devices", *columns, title=title, left=("verdict", "kind"))
+        for row, one in zip(rows, found.results, strict=True):
+            devices = row["devices"] + f" {ON_FRONT}" * row["is_on_front"]
+            table.add_row(*(row[key] for key in lead), devices, *(_cell(name, row, one) for name in columns))
+        if stdout.measure(table, options=wide).maximum <= stdout.width:
+            break
     stdout.print(table)
 
 
-def _columns(*, is_narrow: bool, has_verdicts: bool) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-    """What is said of a row, by the column's name. Tokens a dollar are the other way round what a step costs."""
-    columns = {
-        "a step": lambda row: _seconds(row["step_s"]),
-        "memory": _memory,
-        "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
-        "$ a step": lambda row: _dollars(row["dollars_per_step"]),
-        "a run": lambda row: _seconds(row["run_s"]),
-        "$ a run": lambda row: _dollars(row["dollars_per_run"]),
-        "kWh a run": lambda row: _number(row["kwh_per_run"]),
-        "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
-    }
-    left_out = ["memory", "$ an hour", "kWh a run", *["tokens a $"] * has_verdicts] if is_narrow else []
-    return {name: cell for name, cell in columns.items() if name not in left_out}
+def _cell(name: str, row: Mapping[str, Any], one: OfPlan) -> str | Text:
+    verdict = one.plan.verdict
+    if name == "verdict":
+        return Text(SHORT_VERDICTS[verdict], COLORS[verdict].removeprefix("bold "))
+    return COLUMNS[name](row) if one.fits else UNKNOWN
 
 
 def _show_front(rows: list[dict[str, Any]]) -> None:
@@ -128,3 +123,18 @@ def _number(value: float | None) -> str:
     if value >= 1e9:
         return f"{value / 1e9:.3g} G"
     return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "a step": lambda row: _seconds(row["step_s"]),
+    "memory": _memory,
+    "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
+    "$ a step": lambda row: _dollars(row["dollars_per_step"]),
+    "a run": lambda row: _seconds(row["run_s"]),
+    "$ a run": lambda row: _dollars(row["dollars_per_run"]),
+    "kWh a run": lambda row: _number(row["kwh_per_run"]),
+    "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
+}
+"""What is said of a row, by the column's name."""
+LEFT_OUT = ("memory", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
+"""In this order where there is no room: tokens a dollar are the other way round what a step costs."""
