@@ -1,6 +1,7 @@
-"""Regenerates reports/planner/time_against_gpus.{csv,png}: how long a plan takes, from 8 to 16,384 GPUs.
+"""Regenerates reports/planner/time_against_gpus.{csv,png}, how long a plan takes, and rent.{csv,png},
+which GPUs to rent for the 7B example, at the bundled prices.
 
-In: nothing. Out: the committed table and picture. Takes some minutes; `make planner` calls it.
+In: nothing. Out: the committed tables and pictures. Takes some minutes; `make planner` calls it.
 """
 
 import csv
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from bench_planner import Case, search_seconds, shell_seconds
+
+import rlplan
+from rlplan.report.plans.money import draw_comparison
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
 COUNTS = (8, 64, 1024, 16384)
@@ -19,6 +23,11 @@ MODELS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("deepseek-ai/DeepSeek-V3", "H200", 256, MEGATRON),
 )
 """Model, GPU, the fewest of it, further words of the command."""
+RENTED = "2xRTX4090,8xRTX4090,8xA6000,8xL40S,16xL40S,8xA100,4xH100,8xH100,16xH100,4xH200,8xH200,4xB200,8xB200,8xB300"
+RENT_COLUMNS = (
+    "devices", "verdict", "step_s", "dollars_per_hour", "dollars_per_step", "run_s", "dollars_per_run", "kwh_per_run",
+    "tokens_per_dollar", "is_on_front",
+)  # fmt: skip
 COLUMNS = ("model", "target", "gpus", "shell_s", "search_s", "candidates", "rated")
 
 
@@ -36,6 +45,20 @@ def main() -> None:
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     _draw(rows)
+    rent()
+
+
+def rent() -> None:
+    """`rlplan compare` of the 7B example on what people rent."""
+    found = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED).rows()
+    draw_comparison(found, FOLDER / "rent.png")
+    with (FOLDER / "rent.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow((*RENT_COLUMNS, "price_of_a_gpu_hour", "price_read_on"))
+        for row in found:
+            quotes = [(one["dollars"], one["date"]) for one in row["quotes"]]
+            numbers = [f"{one:.4g}" if isinstance(one, float) else one for one in map(row.get, RENT_COLUMNS)]
+            writer.writerow((*numbers, *(quotes[0] if quotes else ("", ""))))
 
 
 Row = tuple[str, str, int, float, float, int, int]

@@ -94,6 +94,35 @@ def test_plans_simulations_and_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert (table["step_s"] > 0).all()
 
 
+def test_one_job_on_several_clusters_has_dollars_and_a_front() -> None:
+    small = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo"}
+    found = rlplan.compare(small, hardware="1xH100,2xL40S", prices=[{"h100": 2, "l40s": 1}])
+    rows = found.rows()
+    assert [row["dollars_per_hour"] for row in rows] == [2.0, 2.0]
+    assert [row["is_on_front"] for row in rows].count(True) == 1  # as dear an hour: the faster one
+    assert "most tokens for a dollar" in found.facts()
+    planned = rlplan.plan(small, {"hardware": "1xH100"})
+    again = rlplan.compare(planned, hardware=["1xH100"], overrides={"workload.num_prompts_per_step": 64})
+    assert again.rows()[0]["step_s"] < planned.step_s
+
+
+def test_the_largest_value_that_fits_is_a_number_with_its_plan() -> None:
+    found = rlplan.solve("max_response_len", QUICKSTART)
+    assert found.fits
+    assert found.plan.job.workload.max_response_len == found.value
+    assert found.value in [int(row["change"].rpartition("=")[2]) for row in found.rows()]
+
+
+def test_a_measured_step_is_laid_beside_the_plan(tmp_path: Path) -> None:
+    plan = rlplan.plan(**WORDS)
+    assert plan.step_s is not None
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(f'{{"step_time": {9 * plan.step_s}}}')
+    found = rlplan.explain_step(log, plan)
+    assert not found.is_normal
+    assert found.rows()[0]["ratio"] == pytest.approx(9)
+
+
 def test_a_run_is_read_whether_it_ended_or_not(tmp_path: Path) -> None:
     run = rlplan.load_run(make_run(tmp_path / "run"))
     assert (run.state, list(run.to_frame()["step"])) == ("finished", [0, 1, 2, 3, 4, 5, 6])

@@ -19,6 +19,7 @@ from rlplan.spec.hardware.profile import (
     SourcedByteRate,
     SourcedBytes,
     SourcedFlopRate,
+    SourcedPower,
 )
 from rlplan.spec.hardware.rates import format_bytes_per_s, format_flops_per_s
 from rlplan.units import format_bytes
@@ -171,6 +172,8 @@ def _format(value: Sourced | None) -> str:
         return format_bytes_per_s(value.value)
     if isinstance(value, SourcedFlopRate):
         return format_flops_per_s(value.value)
+    if isinstance(value, SourcedPower):
+        return f"{value.value} W"
     return UNKNOWN if value is None else str(getattr(value, "value", UNKNOWN))
 
 

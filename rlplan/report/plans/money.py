@@ -19,6 +19,8 @@ from rlplan.units import format_seconds
 WIDTH, HEIGHT = 7.2, 4.2
 TICKS_S = (*(size * unit for unit in (1, 60, 3600) for size in (1, 2, 5, 10, 20, 30)), 2e5, 5e5, 1e6)
 MOST_TICKS = 6
+LETTER, LINE = 4.9, 9.0
+"""Width of a letter and height of a line of the names, in points."""
 Row = Mapping[str, Any]
 
 
@@ -51,6 +53,8 @@ def time_against_money(rows: Sequence[Row]) -> Figure:
         axes.set_ylim(0, 1.15 * max(float(row["dollars_per_step"]) for row in priced))
         axes.grid(axis="y")
         figure.tight_layout()
+        figure.draw_without_rendering()
+        _name_points(axes, priced)
         return figure
 
 
@@ -69,16 +73,43 @@ def _time_axis(axes: Axes, seconds: Sequence[float]) -> None:
 
 
 def _draw_points(axes: Axes, rows: Sequence[Row]) -> None:
-    """Each with its name; the front in the accent's colour, the rest grey."""
+    """The front in the accent's colour and joined, the rest grey."""
     front = [row for row in rows if row["is_on_front"]]
     if len(front) > 1:
         points = [[float(row[key]) for row in front] for key in ("step_s", "dollars_per_step")]
         axes.plot(*points, color=style.ACCENT, linewidth=1.1, drawstyle="steps-post", alpha=0.7)
-    has_names = len({row["name"] for row in rows}) > 1
     for row in rows:
-        color = style.ACCENT if row["is_on_front"] else style.MUTED
-        x, y = float(row["step_s"]), float(row["dollars_per_step"])
-        axes.plot([x], [y], "o", color=color, markersize=6 if row["is_on_front"] else 4.5)
+        is_on = row["is_on_front"]
+        color = style.ACCENT if is_on else style.MUTED
+        axes.plot([row["step_s"]], [row["dollars_per_step"]], "o", color=color, markersize=6 if is_on else 4.5)
+
+
+def _name_points(axes: Axes, rows: Sequence[Row]) -> None:
+    """A name beside each point, where no other name or point is; the front's first, for nothing lies to its lower left.
+
+    The axes have their limits by now: what overlaps is counted in points of the page.
+    """
+    has_names = len({row["name"] for row in rows}) > 1
+    scale = 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    places = [axes.transData.transform((float(row["step_s"]), float(row["dollars_per_step"]))) * scale for row in rows]
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in places]
+    for row, (x, y) in sorted(zip(rows, places, strict=True), key=lambda pair: not pair[0]["is_on_front"]):
         label = f"{row['name']}, {row['devices']}" if has_names else row["devices"]
-        beside = (5, -13) if row["is_on_front"] else (6, 5)  # nothing lies to the lower left of the front
-        axes.annotate(label, (x, y), xytext=beside, textcoords="offset points", color=color, fontsize=8)
+        width = LETTER * len(label)
+        right, left = 6, -6 - width
+        beside = [(right, 4), (left, 4), (right, -12), (left, -12), *((right, up) for up in range(12, 60, 8))]
+        beside = [(5, -13), *beside] if row["is_on_front"] else beside
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + LINE) for dx, dy in beside]
+        free = (index for index, box in enumerate(boxes) if not any(_overlap(box, other) for other in taken))
+        chosen = next(free, 0)
+        taken.append(boxes[chosen])
+        color = style.ACCENT if row["is_on_front"] else style.MUTED
+        point = row["step_s"], row["dollars_per_step"]
+        axes.annotate(label, point, xytext=beside[chosen], textcoords="offset points", color=color, fontsize=8)
+
+
+Box = tuple[float, float, float, float]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -145,6 +145,16 @@ def test_every_file_is_named_like_its_profile_and_lies_with_its_kind():
         assert path.parent == profile_folder() / ("gpu" if name in GPUS else "node")
 
 
+def test_the_power_of_a_board_is_a_data_sheet_s_and_feeds_its_rates():
+    powers = {name: gpu.power for name, gpu in GPUS.items() if gpu.power is not None}
+    assert len(powers) >= 35
+    for name, power in powers.items():
+        assert power.provenance in (Provenance.DATASHEET, Provenance.DERIVED), name
+        assert 70 <= power.value <= 1400, name
+        rate = GPUS[name].dense_flops_per_s.get(BF16) or GPUS[name].dense_flops_per_s[F16]
+        assert 0.2e12 < rate.value / power.value < 3e12, name  # dense 16-bit FLOP of a joule, V100 to B200
+
+
 def test_every_short_name_means_a_gpu_and_hides_no_profile():
     for short, name in SHORT_NAMES.items():
         assert name in GPUS
