@@ -78,7 +78,8 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
     quotes = {quote["gpu"]: quote for row in rows for quote in row["quotes"]}
     sources: dict[str, list[str]] = {}
     for gpu, one in quotes.items():
-        read = f", read on {one['date']}, {one['age_days']} days ago" if one["date"] else ""
+        read = f", read on {one['date']}" if one["date"] else ""
+        read += "" if one["age_days"] is None else f", {one['age_days']} days ago"
         sources.setdefault(one["source"] + read, []).append(f"{gpu} ${one['dollars']:g}")
     for source, named in sources.items():
         stdout.print(f"A GPU-hour: {', '.join(named)} ({source}).", style="dim")

@@ -38,8 +38,9 @@ class Price:
     """When the source was read, YYYY-MM-DD; empty where it was typed now."""
 
     def age_days(self, today: dt.date) -> int | None:
-        """Days since the source was read; None where it has no date."""
-        return (today - dt.date.fromisoformat(self.date)).days if self.date else None
+        """Days since the source was read; None where it has no date, or this machine's clock is behind it."""
+        days = (today - dt.date.fromisoformat(self.date)).days if self.date else -1
+        return days if days >= 0 else None
 
     def is_old(self, today: dt.date) -> bool:
         """Whether it may well be another by now."""
@@ -97,7 +98,7 @@ class Prices:
 def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today: dt.date) -> Prices:
     """Every price that is known. typed: `h100=2.1`. Raises: SpecError where one is no price, or names no GPU."""
     own = {gpu: price for file in files for gpu, price in _read(file, today).items()}
-    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", today)
+    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", dt.date.max)
     return Prices({**own, **dict(_typed(one) for one in typed)}, bundled, today)
 
 

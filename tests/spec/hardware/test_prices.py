@@ -22,6 +22,12 @@ def test_every_bundled_price_names_a_gpu_and_has_a_date_and_a_page() -> None:
         assert 0.1 < price.dollars < 20
 
 
+def test_a_clock_that_is_behind_the_bundled_list_takes_it_without_an_age() -> None:
+    price = read_prices(today=dt.date(2020, 1, 1)).of("h100-sxm")
+    assert price is not None
+    assert price.age_days(dt.date(2020, 1, 1)) is None
+
+
 def test_what_is_typed_comes_before_a_file_and_a_file_before_the_bundled_list(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text("h100: 2.1\nl40s: {dollars: 0.7, source: our cluster, date: 2026-11-01}\n")
