@@ -240,7 +240,8 @@ def run_outside(
 def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothing_else(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"rlplan", "rlplan_cli"}
-    in_checkout = {path.relative_to(ROOT / "hardware_profiles").as_posix() for path in profile_files()}
+    profiles = ROOT / "hardware_profiles"
+    in_checkout = {path.relative_to(profiles).as_posix() for path in profiles.rglob("*.yaml")}
     prefix = "rlplan/_hardware_profiles/"
     in_wheel = {name.removeprefix(prefix) for name in names if name.startswith(prefix) and name.endswith(".yaml")}
     assert in_wheel == in_checkout != set()
