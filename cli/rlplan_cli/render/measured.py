@@ -57,6 +57,9 @@ def _show_causes(report: StepReport) -> None:
         words = "what no timer of the log covers: data, reward functions, logging, evaluation, checkpoints, idle ranks"
         say("Likely cause", words)
         return
+    if not largest.predicted_s:
+        say("Likely cause", f"the job has no {largest.phase} at all: another job wrote this, or does more than it says")
+        return
     if not report.causes:
         say("Likely cause", "none that a setting of the job says: look at the host, the disk, other processes, kernels")
         return

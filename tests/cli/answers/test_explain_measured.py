@@ -58,6 +58,12 @@ def test_answers_at_the_cap_are_said(rlplan: Call, tmp_path: Path) -> None:
     assert "55% of answers end at the cap of 8,192 tokens" in rlplan("explain", path, JOB).out
 
 
+def test_a_phase_that_the_job_lacks_points_to_another_job(rlplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"timing_s/gen": 3.0}')
+    assert "the job has no rollout at all" in rlplan("explain", path, "examples/dpo-8b-8xa100.yaml").out
+
+
 def test_a_run_folder_knows_its_job(rlplan: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert rlplan("plan", "examples/quickstart.yaml", "-o", run / "plan.json").exit_code == 0
