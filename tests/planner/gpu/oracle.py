@@ -11,8 +11,7 @@ from typing import Any
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
-from rlplan.dataflow.placements import GENERATION, SCORING, SHARED
-from rlplan.dataflow.schedule import Action
+from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
 from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES
@@ -23,20 +22,11 @@ from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.serving.ahead import RolloutsAhead
-from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
-from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, train_cost
-from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.scoring import score_cost
-from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.transfer.weight_sync import SyncSetup, sync_cost
-from rlplan.vocabulary import ActionKind, Placement, Role
+from rlplan.timing.cost import Cost
+from rlplan.vocabulary import Placement, Role
 from tests.planner.gpu.oracle_moments import Bytes, PhaseBytes
-from tests.planner.gpu.raw_axes import RawAxes
+from tests.planner.gpu.oracle_seconds import RawSeconds
 
 REFUSED = 3
 """The rank of what rlplan's own runtime does not run, behind what does not fit."""
@@ -58,7 +48,7 @@ class Tried:
         return self.rank, round(self.seconds, 9), round(self.busy, 9)
 
 
-class Oracle(RawAxes):
+class Oracle(RawSeconds):
     """All combinations of one job."""
 
     def __init__(self, spec: SettledJob, setting: GpuSetting) -> None:
@@ -92,47 +82,6 @@ class Oracle(RawAxes):
                             self._run_ahead(arrangement, engine, kv_cache, actions, costs)
                         busy = sum(cost.seconds for cost in costs.values())
                         yield Tried(rank, self._seconds(arrangement, actions, costs), busy, choice, kv_cache)
-
-    @staticmethod
-    def _seconds(arrangement: Arrangement, actions: list[Action], costs: dict[str, Cost]) -> float:
-        """A synchronous step is its longest chain; in an asynchronous one generation runs beside everything else, and
-        the weight sync waits for both.
-        """
-        if arrangement.is_async:
-            sides = {ActionKind.GENERATE: 0, ActionKind.SYNC_WEIGHTS: 1}
-            sums = [0.0, 0.0, 0.0]
-            for action in actions:
-                sums[sides.get(action.kind, 2)] += costs[action.id].seconds
-            return max(sums[0], sums[2]) + sums[1]
-        ends: dict[str, float] = {}
-        for action in actions:
-            ends[action.id] = (
-                max((ends.get(name, 0.0) for name in action.after), default=0.0) + costs[action.id].seconds
-            )
-        return max(ends.values())
-
-    def _staleness(self, arrangement: Arrangement) -> int:
-        place = self.spec.placement
-        return place.max_staleness if arrangement.is_async and place.partial_rollouts else 0
-
-    def _run_ahead(
-        self,
-        arrangement: Arrangement,
-        engine: EngineChoice,
-        kv_cache: int,
-        actions: list[Action],
-        costs: dict[str, Cost],
-    ) -> None:
-        """Rollouts that go on beside a step: their seconds depend on those of everything else."""
-        (generate,) = [action.id for action in actions if action.kind is ActionKind.GENERATE]
-        sync = sum(costs[action.id].seconds for action in actions if action.kind is ActionKind.SYNC_WEIGHTS)
-        others = sum(costs[action.id].seconds for action in actions if action.id != generate) - sync
-        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
-        key = "ahead", engine, kv_cache, others, sync, arrangement.num_generation
-        if key not in self.costs:
-            ahead = RolloutsAhead(speed, one, num_engines, self._staleness(arrangement))
-            self.costs[key] = ahead.cost(others, sync) + Cost({Resource.HOST: self.work.reward_latency_s})
-        costs[generate] = self.costs[key]
 
     def _can_run(self, arrangement: Arrangement, engine: EngineChoice, sync_mode: WeightSyncMode) -> bool:
         """Whether rlplan's own runtime runs it: whole hosts, engines within one, adapters within the only one."""
@@ -280,142 +229,4 @@ class Oracle(RawAxes):
             self.work.max_prompt_len,
             self.work.num_samples_per_prompt,
             self.lengths,
-        )
-
-    # ------------------------------------------------------------------------------------------------ seconds
-
-    def _cost(
-        self,
-        action: Action,
-        arrangement: Arrangement,
-        trainer: TrainerChoice,
-        engine: EngineChoice,
-        transport: WeightSyncMode,
-        kv_cache: int,
-    ) -> Cost:
-        sizes = arrangement.num_training, arrangement.num_generation, arrangement.num_scoring, arrangement.placement
-        kind, key = action.kind, (action.id, sizes)
-        if kind in (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE):
-            key = (*key, engine, kv_cache)
-        elif kind is ActionKind.SYNC_WEIGHTS:
-            key = (*key, trainer, engine, transport)
-        else:
-            key = (*key, trainer)
-        if key not in self.costs:
-            self.costs[key] = self._work_out(action, arrangement, trainer, engine, transport, kv_cache)
-        return self.costs[key]
-
-    def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
-        pool = self.setting.pool(group)
-        size = arrangement.num_training
-        if group in (GENERATION, SCORING):
-            size = arrangement.num_generation if group == GENERATION else arrangement.num_scoring
-        return Cluster(pool.gpu, size, min(size, pool.gpus_per_host), pool.node)
-
-    def _work_out(
-        self,
-        action: Action,
-        arrangement: Arrangement,
-        trainer: TrainerChoice,
-        engine: EngineChoice,
-        transport: WeightSyncMode,
-        kv_cache: int,
-    ) -> Cost:
-        here, there = self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)
-        scoring = self._cluster(arrangement, SCORING) if arrangement.num_scoring else here
-        weights, level = self._engine(arrangement, engine).weight_bytes, engine.sleep_level
-        is_frozen = action.role in self.spec.frozen_roles
-        match action.kind:
-            case ActionKind.GENERATE:
-                return self._generate(arrangement, engine, kv_cache)
-            case ActionKind.SLEEP_ENGINE:
-                return sleep_cost(weights, there, level=level, kv_bytes=kv_cache)
-            case ActionKind.WAKE_WEIGHTS:
-                return wake_weights_cost(weights, there, level=level)
-            case ActionKind.WAKE_KV_CACHE:
-                return wake_kv_cost(kv_cache)
-            case ActionKind.SYNC_WEIGHTS:
-                return self._sync(arrangement, trainer, engine, transport)
-            case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:
-                move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
-                one = self._others(arrangement, trainer, action.processes[0], 1.0)
-                size = one.weights if is_frozen else one.moved_bytes
-                return move(size, scoring if is_frozen else here)
-        return self._compute(action, arrangement, trainer, here, scoring)
-
-    def _compute(
-        self, action: Action, arrangement: Arrangement, trainer: TrainerChoice, here: Cluster, scoring: Cluster
-    ) -> Cost:
-        """A pass or an optimizer step. What the driver does takes no time here."""
-        if action.kind not in (ActionKind.SCORE, ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP):
-            return NOTHING
-        role, is_frozen, training = action.role, action.role in self.spec.frozen_roles, self.spec.training
-        if role is not Role.POLICY:
-            training = training.model_copy(update={"lora": None})
-        model, target, rollouts = self.setting.model_of(role), self.spec.target, self.work.rollouts_per_mini_batch
-        if action.kind is ActionKind.SCORE:
-            all_of_them = self._mini_batch_shape(self.work.num_rollouts_per_step, trainer)
-            lora = self.spec.training.lora
-            if role is Role.REFERENCE and not is_frozen and lora is not None:  # the policy without its adapters
-                training = training.model_copy(update={"lora": lora.model_copy(update={"target_modules": ()})})
-            if is_frozen:
-                ranks = arrangement.num_scoring or arrangement.num_training
-                trainer = replace(trainer, tp=1, ulysses=1) if target == "rlplan" else trainer
-                return score_cost(TrainSetting(model, role, training, trainer, ranks, target), all_of_them, scoring)
-            one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
-            return score_cost(one, all_of_them, here)
-        one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
-        times = self.work.num_mini_batches - 1 if action.mini_batch == 1 else 1
-        if action.kind is ActionKind.OPTIMIZER_STEP:
-            return optimizer_cost(one, here).times(times)
-        return train_cost(one, self._mini_batch_shape(rollouts, trainer), here).times(times)
-
-    def _mini_batch_shape(self, rollouts: int, trainer: TrainerChoice) -> MiniBatchShape:
-        mean = self.work.usual_prompt_len + self.lengths.mean
-        square = mean**2 + self.lengths.variance
-        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
-
-    def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
-        speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
-        cost = generate_cost(speed, one) + slowest_engine_cost(speed, one, num_engines)
-        latency = self.spec.workload.reward_latency_s
-        return cost + Cost({Resource.HOST: latency}) if latency else cost
-
-    def _rollouts(
-        self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int
-    ) -> tuple[EngineSpeed, EngineRollouts, int]:
-        num_engines = max(1, arrangement.num_generation // engine.tp)
-        share = -(-self.work.num_rollouts_per_step // num_engines)
-        pool = self._engine(arrangement, engine).pool
-        tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
-        samples, prompt = self.work.num_samples_per_prompt, float(self.work.usual_prompt_len)
-        one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
-        is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
-        cluster = self._cluster(arrangement, GENERATION)
-        speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
-        return speed, one, num_engines
-
-    def _sync(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode
-    ) -> Cost:
-        width = 1 if engine.quantization in ("fp8", "fp8_block") else self.spec.rollout.dtype.num_bytes
-        lora, adapters = self.spec.training.lora, 0
-        if transport == "adapter" and lora is not None:
-            adapters = self.spec.rollout.dtype.num_bytes * sum(
-                p.numel for p in lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
-            )
-        work = SyncSetup(
-            transport,  # type: ignore[arg-type]
-            width,
-            arrangement.num_training,
-            arrangement.num_generation,
-            engine.tp,
-            trainer.zero_stage,
-            self.spec.placement.sync_bucket,
-            adapters,
-            arrangement.placement is not Placement.DISAGGREGATED,
-            self.spec.target,
-        )
-        return sync_cost(
-            self.setting.policy, work, self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)
         )
