@@ -1,5 +1,6 @@
 """Settings that hold for every test."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,12 +11,20 @@ import pytest_timeout
 from hypothesis import settings
 
 from rlplan.runtime.processes.machine_speed import scaled
+from rlplan_cli.app import FEW_COLLECTIONS
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)
 settings.load_profile("rlplan")
 # Readline, which comes along where tests run side by side, writes a terminal's size there: tables would be narrow.
 os.environ.pop("COLUMNS", None)
+# As in the command: with Python's own 700 a quarter of these processes' CPU is spent on looking for cycles.
+gc.set_threshold(FEW_COLLECTIONS)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and items live to the end: nobody need look at them again."""
+    gc.freeze()
 
 
 def pytest_runtest_setup() -> None:
