@@ -12,7 +12,7 @@ import ast
 import builtins
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +55,12 @@ def sources() -> dict[Path, ast.Module]:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Everything in a file of ours, walked through once."""
+    return list(ast.walk(sources()[path]))
+
+
+@cache
 def paths() -> frozenset[str]:
     """Every file and folder, from the root."""
     kept = [path for folder in FOLDERS for path in (ROOT / folder, *(ROOT / folder).rglob("*"))]
@@ -66,14 +72,14 @@ def defined() -> dict[str, set[str]]:
     """What each module (by its last name), folder and class holds."""
     found: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
-    for path, tree in sources().items():
+    for path in sources():
         module = path.parent.name if path.stem == "__init__" else path.stem
-        found.setdefault(module, set()).update(_bound(tree))
+        found.setdefault(module, set()).update(_bound(nodes(path)))
         found.setdefault(path.parent.name, set()).add(path.stem)
         found.setdefault(path.parent.parent.name, set()).add(path.parent.name)
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).update(_bound(node))
+                found.setdefault(node.name, set()).update(_bound(ast.walk(node)))
                 named = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases)
                 bases.setdefault(node.name, set()).update(named)
     for name in bases:
@@ -86,14 +92,15 @@ def defined() -> dict[str, set[str]]:
 def words() -> set[str]:
     """Every identifier of our code, and every word in the library's strings and in data: keys, settings, metrics."""
     found = set[str]()
-    for path, tree in sources().items():
-        prose = {id(constant) for constant in prose_of(tree)}
-        found |= {path.stem, path.parent.name, *_bound(tree)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if id(node) not in prose and path.relative_to(ROOT).parts[0] != "tests" and path.stem not in RENAMED:
+    for path in sources():
+        prose = {id(constant) for constant in prose_of(path)}
+        found |= {path.stem, path.parent.name, *_bound(nodes(path))}
+        counts_strings = path.relative_to(ROOT).parts[0] != "tests" and path.stem not in RENAMED
+        for node in nodes(path):
+            if isinstance(node, ast.Constant):
+                if counts_strings and isinstance(node.value, str) and id(node) not in prose:
                     found.update(re.findall(r"\w+", node.value))
-            elif isinstance(node, ast.Name | ast.Attribute | ast.keyword):
+            elif isinstance(node, (ast.Name, ast.Attribute, ast.keyword)):  # a union is slow to look in
                 found.add(next(getattr(node, part) for part in ("id", "attr", "arg") if hasattr(node, part)) or "")
     data = (ROOT / path for path in paths() if path.endswith((".yaml", ".toml", ".j2", "/job.json", "points.json")))
     for path in (*data, ROOT / "Makefile", ROOT / "pyproject.toml"):
@@ -110,9 +117,9 @@ def _ancestors(name: str, bases: dict[str, set[str]]) -> set[str]:
     return found - {name}
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.arg):
+def _bound(inside: Iterable[ast.AST]) -> Iterator[str]:
+    for inner in inside:
+        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg)):
             yield inner.arg if isinstance(inner, ast.arg) else inner.name
         elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
             yield inner.id
@@ -127,15 +134,15 @@ def pages() -> list[str]:
     return sorted({*found, *(path for path in paths() if path.endswith(".md"))} - set(HISTORY))
 
 
-def prose_of(tree: ast.Module) -> Iterator[ast.Constant]:
+def prose_of(path: Path) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes and functions, and those under a constant or a field."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    for constant in prose_of(sources()[path]):
+    for constant in prose_of(path):
         yield without_doctests(str(constant.value))
 
 
