@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from rlplan_cli.render.terminal import PIPE_WIDTH, stdout
 
+from rlplan.runtime.measure import microbench
+from rlplan.runtime.measure.microbench import Measured, Measurement
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
-from tests.cli.conftest import Answer, Call, start
+from rlplan.units import GIB
+from tests.cli.conftest import Answer, Call
 
 Profiles = Callable[..., Answer]
 
@@ -116,8 +119,15 @@ def test_detect_shows_the_profile_of_a_gpu_and_a_new_one_for_another(profiles: P
     assert "memory: {value: 9871MiB, provenance: measured" in done.out
 
 
-def test_measure_shows_rates_and_writes_a_profile_that_commands_find(profiles: Profiles, tmp_path: Path) -> None:
-    done = start("profiles", "measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
+def test_measure_shows_rates_and_writes_a_profile_that_commands_find(
+    profiles: Profiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of recorded measurements: tests/runtime/measure/test_microbench.py makes them, and stops the command at it."""
+    rows = [("matmul_float32", 2e9, "FLOP/s"), ("memory_copy", 2e9, "B/s"), ("launch", 2e-6, "s")]
+    found = [Measurement(name, value, value / 2, value * 2, unit, 10, "of 1 GiB") for name, value, unit in rows]
+    host = Measured("cpu", "Some CPU", 2, 64 * GIB, "2.13.0", tuple(found))
+    monkeypatch.setattr(microbench, "measure", lambda *_: host)
+    done = profiles("measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))
     assert done.exit_code == 0, done.err
     assert "GFLOP/s" in done.out
     assert "this-host" in done.err

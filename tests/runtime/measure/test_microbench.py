@@ -141,7 +141,12 @@ def test_a_rank_that_fails_ends_the_others_and_says_why():
 )
 def test_whoever_stops_it_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path):
     """Stopped in the middle of its collectives; a kill leaves the ranks to notice by themselves."""
-    program = "from rlplan_cli.app import main; main()"
+    program = (
+        "from rlplan.runtime.measure import microbench\n"
+        "from rlplan.runtime.measure.microbench import Effort\n"
+        f"microbench.QUICK = {TINY}\n"
+        "from rlplan_cli.app import main; main()"
+    )
     started = subprocess.Popen(
         [sys.executable, "-c", program, "profiles", "measure", "--quick", "--out", str(tmp_path / "mine.yaml")],
         cwd=ROOT,
