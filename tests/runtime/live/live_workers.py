@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RunError
+from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.machine_speed import scaled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,20 +34,29 @@ class LiveWorkerGroup:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def begin(self, process: str, class_path: str, environment: dict[str, str], *arguments: Any) -> None:
-        """Start a worker; `wait` waits until it is up."""
-        mine, theirs = Pipe()
-        with (self.log_folder / f"{process.replace('/', '-')}.log").open("wb") as log:
-            self._children[process] = subprocess.Popen(
-                [sys.executable, "-m", "tests.runtime.live.live_workers", str(theirs.fileno())],
+        """Start a worker."""
+        self.begin_alike([process], class_path, environment, *arguments)
+
+    def begin_alike(
+        self, processes: Sequence[str], class_path: str, environment: dict[str, str], *arguments: Any
+    ) -> None:
+        """Start workers of the same arguments: the first imports the libraries, the others are forks of it."""
+        pipes = [Pipe() for _ in processes]
+        descriptors = [theirs.fileno() for _, theirs in pipes]
+        with self._log(processes[0]).open("wb") as log:
+            self._children[processes[0]] = subprocess.Popen(
+                [sys.executable, "-m", "tests.runtime.live.live_workers", *map(str, descriptors)],
                 cwd=ROOT,
                 env=os.environ | environment | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-                pass_fds=[theirs.fileno()],
+                pass_fds=descriptors,
                 stdout=log,
                 stderr=log,
             )
-        theirs.close()
-        self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
-        mine.send((class_path, (process, *arguments)))
+        for process, (mine, theirs) in zip(processes, pipes, strict=True):
+            theirs.close()
+            self._log(process).touch()
+            self._pipes[process], self.addresses[process] = mine, "127.0.0.1"
+            mine.send((class_path, (process, *arguments)))
 
     def submit(self, process: str, method: str, *arguments: Any) -> tuple[str, str, Any]:
         """Begin a call."""
@@ -93,8 +103,10 @@ class LiveWorkerGroup:
                 return pipe.recv()
         except (EOFError, OSError):
             pass
-        log = (self.log_folder / f"{process.replace('/', '-')}.log").read_text(errors="replace")
-        return RunError(f"no answer from {process}.{method}: {log[-3000:]}")
+        return RunError(f"no answer from {process}.{method}: {self._log(process).read_text(errors='replace')[-3000:]}")
+
+    def _log(self, process: str) -> Path:
+        return self.log_folder / f"{process.replace('/', '-')}.log"
 
 
 def start_trainers(worker_group: LiveWorkerGroup, spec: ExecutionSpec) -> list[str]:
@@ -114,14 +126,21 @@ def start_trainers(worker_group: LiveWorkerGroup, spec: ExecutionSpec) -> list[s
     return names
 
 
-def serve(pipe: Connection) -> None:
-    """Make the worker, then answer calls until the pipe is closed."""
+def serve(pipe: Connection, others: Sequence[Connection] = ()) -> None:
+    """Make the worker, then answer calls until the pipe is closed. others: of workers alike, which are forked."""
     import importlib
     import traceback
 
     class_path, arguments = pipe.recv()
     module, _, name = class_path.partition(":")
     worker = getattr(importlib.import_module(module), name)(*arguments)
+    if others:
+        worker.import_libraries()
+    for other in others:
+        if os.fork() == 0:
+            die_with_parent()
+            serve(other)
+            os._exit(0)
     while True:
         try:
             method, arguments = pipe.recv()
@@ -135,4 +154,5 @@ def serve(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    first, *rest = (Connection(int(descriptor)) for descriptor in sys.argv[1:])
+    serve(first, rest)

@@ -8,6 +8,7 @@ import pytest
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.runtime.rollout.experience import SequencePair
+from rlplan.runtime.workers.scorer import Scorer
 from tests.factories import make_plan
 from tests.runtime.live.live_workers import LiveWorkerGroup
 
@@ -18,7 +19,7 @@ RANKS = ("scorer/reference/0", "scorer/reference/1")
 
 
 class Shared:
-    """Two ranks of a reference, and one that is whole."""
+    """Two ranks of a reference, and one that is whole, in this process: DeepSpeed is not needed for it."""
 
     def __init__(self, worker_group: LiveWorkerGroup) -> None:
         plan = make_plan(
@@ -26,10 +27,10 @@ class Shared:
         )
         self.plan, self.spec = plan, execution_spec(plan)
         self.worker_group = worker_group
-        for process in (*RANKS, "whole"):
-            self.worker_group.begin(process, SCORER, ENVIRONMENT, plan.job, "reference", 1)
+        self.worker_group.begin_alike(RANKS, SCORER, ENVIRONMENT, plan.job, "reference", 1)
         model = plan.job.policy.path
-        self.call("import_libraries")
+        self.whole = Scorer("whole", plan.job, "reference", 1)
+        self.whole.start(model)
         port = self.worker_group.gather([self.worker_group.submit(RANKS[0], "open_rendezvous", "127.0.0.1", 0)], 30.0)[
             0
         ]
@@ -38,12 +39,11 @@ class Shared:
             self.worker_group.submit(name, "start_share", rank, 2, ("127.0.0.1", port), model, config)
             for rank, name in enumerate(RANKS)
         ]
-        self.worker_group.gather([*starts, self.worker_group.submit("whole", "start", model)], 120.0)
+        self.worker_group.gather(starts, 120.0)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return self.worker_group.gather(
-            [self.worker_group.submit(name, method, *arguments) for name in (*RANKS, "whole")], 60.0
-        )
+        shares = self.worker_group.gather([self.worker_group.submit(name, method, *arguments) for name in RANKS], 60.0)
+        return [*shares, getattr(self.whole, method)(*arguments)]
 
     def components(self) -> list[dict[tuple[str, str], int]]:
         return self.call("components")
@@ -52,10 +52,8 @@ class Shared:
         """What the shares say together, six pairs and three, and what the whole one says."""
         parts = {RANKS[0]: PAIRS[:6], RANKS[1]: PAIRS[6:]}
         calls = [self.worker_group.submit(name, "score", part, "reference") for name, part in parts.items()]
-        first, second, whole = self.worker_group.gather(
-            [*calls, self.worker_group.submit("whole", "score", PAIRS, "reference")], 60.0
-        )
-        return [*first, *second], whole
+        first, second = self.worker_group.gather(calls, 60.0)
+        return [*first, *second], self.whole.score(PAIRS, "reference")
 
 
 @pytest.fixture(scope="module")
