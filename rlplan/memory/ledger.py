@@ -9,8 +9,10 @@ A process that takes no part in an action has no row for it and keeps what it he
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Literal
 
 from rlplan.dataflow.schedule import Beside, Part
@@ -73,14 +75,18 @@ class LedgerRow:
     resident_high_bytes: int | None = None
     """What is resident is at most so much; None as above."""
 
-    def resident_at(self, bound: "Bound") -> int:
+    def resident_at(self, bound: Bound) -> int:
         """What is resident as expected, or at most."""
         return self.resident_bytes if bound != "high" or self.resident_high_bytes is None else self.resident_high_bytes
 
-    def peak_at(self, bound: "Bound") -> int:
+    def peak_at(self, bound: Bound) -> int:
         """The peak as expected, or at an end of its interval."""
         other = {"low": self.low_bytes, "expected": None, "high": self.high_bytes}[bound]
         return self.peak_bytes if other is None else other
+
+
+Times = Callable[[LedgerRow], int]
+"""How often a row counts; 0 where it lies elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +164,10 @@ class MemoryLedger:
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
-        counted = [
-            (moment, [(row, size) for row, size in held if row.device == device and row.space == "device"])
-            for moment, held in self._moments(bound)
-        ]
-        moment, rows = max(counted, key=lambda item: (sum(size for _, size in item[1]), item[0][0] == "steady"))
-        return _peak(device, moment, rows)
+        totals = self._totals(_on(device), bound)
+        moments = self._moments
+        at = max(range(len(moments)), key=lambda at: (totals[at], moments[at].place[0] == "steady"))
+        return _peak(device, moments[at].place, moments[at].counted(_on(device), bound))
 
     def fullest_device(self) -> Peak:
         """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
@@ -181,28 +185,19 @@ class MemoryLedger:
         only: of one host, by name.
         """
         hosts = (only,) if only else self.hosts
-        counted = []
-        for moment, held in self._moments():
-            rows_of: dict[str, list[tuple[LedgerRow, int]]] = {host: [] for host in hosts}
-            for row, size in held:
-                if (host := self._host_of(row)) in rows_of:
-                    rows_of[host].append((row, size * row.num_alike))
-            counted += [(host, moment, rows) for host, rows in rows_of.items()]
-        return _peak(*max(counted, key=lambda item: sum(size for _, size in item[2])))
+        totals = {host: self._totals(self._in_memory_of(host)) for host in hosts}
+        _, at, host = max(
+            ((sizes[at], -at, host) for host, sizes in totals.items() for at in range(len(sizes))), key=itemgetter(0, 1)
+        )
+        return _peak(host, self._moments[-at].place, self._moments[-at].counted(self._in_memory_of(host)))
 
     def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""
-        return {
-            moment: sum(size for row, size in held if row.device == device and row.space == "device")
-            for moment, held in self._moments(bound)
-        }
+        return dict(zip(self.order, self._totals(_on(device), bound), strict=True))
 
     def host_totals(self, host: str) -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of one host's memory."""
-        return {
-            moment: sum(size * row.num_alike for row, size in held if self._host_of(row) == host)
-            for moment, held in self._moments()
-        }
+        return dict(zip(self.order, self._totals(self._in_memory_of(host)), strict=True))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -229,8 +224,23 @@ class MemoryLedger:
             return self._shared_hosts.get(row.device, "host")
         return row.device if row.space == "host" else ""
 
-    def _moments(self, bound: Bound = "expected") -> list[tuple[tuple[RunPhase, str], list[tuple[LedgerRow, int]]]]:
-        """For each moment in order: every row that counts then, with its bytes.
+    def _in_memory_of(self, host: str) -> Times:
+        return lambda row: row.num_alike if self._host_of(row) == host else 0
+
+    def _totals(self, times: Times, bound: Bound = "expected") -> list[int]:
+        """The sum of each moment. What a process has in one action is added up once, for many moments hold it."""
+        sums: dict[tuple[int, bool], int] = {}
+
+        def total(rows: list[LedgerRow], is_active: bool) -> int:
+            if (key := (id(rows), is_active)) not in sums:
+                sums[key] = sum(size for _, size in _counted(rows, is_active, times, bound))
+            return sums[key]
+
+        return [sum(total(rows, is_active) for rows, is_active in moment.held) for moment in self._moments]
+
+    @cached_property
+    def _moments(self) -> list["_Moment"]:
+        """Each moment in order, with the rows that count then, process by process.
 
         A process in the action counts its peak; so does a process in an action that may run beside it; any other
         process counts what it held after its last action.
@@ -238,23 +248,41 @@ class MemoryLedger:
         by_place: dict[tuple[RunPhase, str], dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
         for row in self.rows:
             by_place[(row.run_phase, row.action_id)][row.process].append(row)
-        held: dict[str, list[LedgerRow]] = {}
+        last: dict[str, list[LedgerRow]] = {}
         result = []
         for moment in self.order:
-            beside = self._beside(moment)
-            active = {process: rows for other in [*beside, moment] for process, rows in by_place[other].items()}
-            counted = [(row, row.peak_at(bound)) for rows in active.values() for row in rows]
-            counted += [
-                (row, row.resident_at(bound)) for process, rows in held.items() if process not in active for row in rows
-            ]
-            result.append((moment, counted))
-            held.update(by_place[moment])
+            active = {
+                process: rows for other in [*self._beside(moment), moment] for process, rows in by_place[other].items()
+            }
+            waiting = [(rows, False) for process, rows in last.items() if process not in active]
+            result.append(_Moment(moment, [*((rows, True) for rows in active.values()), *waiting]))
+            last.update(by_place[moment])
         return result
 
     def _beside(self, moment: tuple[RunPhase, str]) -> list[tuple[RunPhase, str]]:
         part = PARTS[moment[0]]
         pairs = [(one, two) for where, one, two in self.concurrent if where == part and moment[1] in (one, two)]
         return [(moment[0], first if second == moment[1] else second) for first, second in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    place: tuple[RunPhase, str]
+    held: list[tuple[list[LedgerRow], bool]]
+    """A process's rows, and whether it is at work."""
+
+    def counted(self, times: Times, bound: Bound = "expected") -> list[tuple[LedgerRow, int]]:
+        return [each for rows, is_active in self.held for each in _counted(rows, is_active, times, bound)]
+
+
+def _counted(rows: list[LedgerRow], is_active: bool, times: Times, bound: Bound) -> Iterator[tuple[LedgerRow, int]]:
+    for row in rows:
+        if number := times(row):
+            yield row, number * (row.peak_at(bound) if is_active else row.resident_at(bound))
+
+
+def _on(device: str) -> Times:
+    return lambda row: row.device == device and row.space == "device"
 
 
 def _peak(scope: str, moment: tuple[RunPhase, str], counted: list[tuple[LedgerRow, int]]) -> Peak:

@@ -142,8 +142,7 @@ def test_what_a_process_held_after_its_last_action_replaces_all_that_it_held_bef
         row("first", "sync", "b", 1, 1),
     )
     ledger = make_ledger(rows=rows, order=ORDER)
-    peaks = {moment: sum(size for _, size in counted) for moment, counted in ledger._moments()}
-    assert peaks == {ORDER[0]: 100, ORDER[1]: 100, ORDER[2]: 10, ORDER[3]: 11}
+    assert ledger.host_totals("host") == {ORDER[0]: 100, ORDER[1]: 100, ORDER[2]: 10, ORDER[3]: 11}
 
 
 def test_devices_and_hosts_of_another_kind_have_their_own_capacity() -> None:

@@ -20,7 +20,7 @@ otherwise: `[vision plain]` holds none, `[router linear]` does, `[router buffer]
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
@@ -53,11 +53,11 @@ class Parameter:
     """Stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like)."""
     is_linear: bool = False
     """The weight of a linear layer, beside which an adapter can stand."""
+    numel: int = field(init=False, repr=False, compare=False)
+    """Number of elements: asked for millions of times in a search."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
