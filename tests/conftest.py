@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_timeout
 from hypothesis import settings
+from rlplan_cli.app import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan_cli.app import FEW_COLLECTIONS
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)

@@ -17,7 +17,7 @@ from tests.runtime.sandbox.attacks import opened, read_programs
 FORGERIES = read_programs("forgeries.txt")
 UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
 """These take all the time that they are given, in each of three forms: in `make test` one will do."""
-SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scaled(2.0), timeout_s=scaled(4.0))
+SPEC = CodeExecutorSpec(kind="code_executor", case_timeout_s=scaled(1.0), timeout_s=scaled(2.0))
 RIGHT = 4 * 10**6 + 13
 CALLS = json.dumps({"test": f"def check(candidate):\n    assert candidate(7) == {RIGHT}", "entry_point": "f"})
 CLOSE = json.dumps([f"assert all(abs(a - b) < 1e-6 for a, b in zip(f(7), [1.5, {RIGHT}.0]))"])

@@ -43,7 +43,7 @@ def test_all_processes_of_a_program_together_have_one_core(sandbox: Bubblewrap) 
     if not sandbox._groups or not sandbox._groups[0].has_quota:
         pytest.skip("no control group for CPU may be made here")
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    report = sandbox.run(Program(SPINS, (Case(),), Limits(case_s=2.0)))
+    report = sandbox.run(Program(SPINS, (Case(),), Limits(case_s=1.2)))
     after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - begun
     assert (report.status, report.cases[0].status) == ("done", "timeout")
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -176,7 +176,7 @@ while True:
 
 def test_processes_that_hog_memory_until_they_are_killed_are_the_program_s_own_doing(sandbox: Bubblewrap) -> None:
     for _ in range(2):
-        report = sandbox.run(Program(HOGS, (Case(),), Limits(case_s=4.0)))
+        report = sandbox.run(Program(HOGS, (Case(),), Limits(case_s=1.5)))
         assert report.status in ("memory", "timeout", "done"), report
         assert report.status != "done" or report.cases[0].status != "ok"
     assert sandbox.run(Program("print(1)", (Case(),))).cases[0].output == b"1\n"
