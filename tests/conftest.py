@@ -12,6 +12,7 @@ from hypothesis import settings
 from rlplan_cli.app import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scaled
+from tests.side_by_side import FilesTogether, place_of
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)
@@ -20,6 +21,16 @@ settings.load_profile("rlplan")
 os.environ.pop("COLUMNS", None)
 # As in the command: with Python's own 700 a quarter of these processes' CPU is spent on looking for cycles.
 gc.set_threshold(FEW_COLLECTIONS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which files each of two processes takes."""
+    return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,64 @@
+"""How the two processes of `make test` share the files: the slow ones begin first, and some stay together.
+
+In: the tests that were collected. Out: their order, and which files one process takes as if they were one.
+What is left for the end is short: otherwise one process would wait for the other's last run.
+"""
+
+from typing import Any
+
+from xdist.scheduler import LoadFileScheduling
+
+LIVE_RANKS = (
+    "tests/runtime/models/test_sequence_parallel.py",
+    "tests/runtime/models/test_tensor_parallel.py",
+    "tests/runtime/workers/trainer/test_half_precision.py",
+    "tests/runtime/workers/trainer/test_policy_trainer.py",
+    "tests/runtime/workers/trainer/test_quantized_training.py",
+    "tests/runtime/workers/trainer/test_resumed_states.py",
+    "tests/runtime/workers/trainer/test_roles.py",
+)
+"""Files that share trainer ranks (tests/runtime/live/live_ranks.py): three processes start for all of them."""
+INSTALLED_VLLM = (
+    "tests/emit/test_gpu_bundles.py",
+    "tests/foreign/export/test_upstream.py",
+    "tests/runtime/host/test_engine_api.py",
+    "tests/runtime/host/test_engine_keys.py",
+)
+"""Files that import vLLM into the tests' own process: 14 s of CPU, once."""
+RUNS = (
+    "tests/runtime/runs/test_resumed_runs.py",
+    "tests/runtime/runs/test_runs.py",
+    "tests/runtime/device/test_whole_runs.py",
+    "tests/runtime/fault_tolerance/test_failures.py",
+    "tests/runtime/runs/test_placements.py",
+    "tests/runtime/fault_tolerance/test_supervision.py",
+    "tests/runtime/environments/test_environment_runs.py",
+    "tests/runtime/rewards/test_reward_runs.py",
+    "tests/runtime/driver/test_rehearsal.py",
+    "tests/runtime/cluster/test_ray_cluster.py",
+    "tests/runtime/processes/test_own_host.py",
+)
+"""Files of whole runs, the longest first."""
+ENGINES = (
+    "tests/runtime/weight_sync/test_engines.py",
+    "tests/memory/serving/test_engine_rows.py",
+    "tests/runtime/workers/engine/test_rollout_engine.py",
+    "tests/memory/trainers/test_training_states.py",
+    "tests/runtime/models/test_sharded_loading.py",
+)
+"""Files of live engines outside of runs."""
+TOGETHER = {file: name for name, files in (("ranks", LIVE_RANKS), ("vllm", INSTALLED_VLLM)) for file in files}
+FIRST = {file: at for at, file in enumerate((*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM))}
+
+
+def place_of(node_id: str) -> int:
+    """Where a test stands: those of the files above first, all others as they were collected."""
+    return FIRST.get(node_id.partition("::")[0], len(FIRST))
+
+
+class FilesTogether(LoadFileScheduling):
+    """A file's tests stay in one process, and so do those of files that share what they start."""
+
+    def _split_scope(self, node_id: str) -> str:
+        file: Any = super()._split_scope(node_id)
+        return TOGETHER.get(file, file)

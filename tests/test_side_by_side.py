@@ -1,0 +1,20 @@
+"""Files that begin first, or stay together, are there."""
+
+from tests.factories import ROOT
+from tests.side_by_side import FIRST, LIVE_RANKS, TOGETHER, FilesTogether, place_of
+
+
+def test_every_file_that_is_named_has_tests_of_engines() -> None:
+    assert all("pytest.mark.engine" in (ROOT / file).read_text(encoding="utf-8") for file in FIRST)
+    assert TOGETHER.keys() <= FIRST.keys()
+
+
+def test_slow_files_come_before_all_others() -> None:
+    tests = ["tests/test_api.py::test_a", f"{LIVE_RANKS[0]}::test_b", "tests/runtime/runs/test_resumed_runs.py::test_c"]
+    assert sorted(tests, key=place_of) == tests[::-1]
+
+
+def test_files_that_share_what_they_start_are_one_for_both_processes() -> None:
+    scheduler = object.__new__(FilesTogether)
+    assert {scheduler._split_scope(f"{file}::test_a") for file in LIVE_RANKS} == {"ranks"}
+    assert scheduler._split_scope("tests/test_api.py::test_a[x::y]") == "tests/test_api.py"
