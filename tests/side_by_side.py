@@ -34,7 +34,6 @@ RUNS = (
     "tests/runtime/fault_tolerance/test_supervision.py",
     "tests/runtime/environments/test_environment_runs.py",
     "tests/runtime/rewards/test_reward_runs.py",
-    "tests/runtime/driver/test_rehearsal.py",
     "tests/runtime/cluster/test_ray_cluster.py",
     "tests/runtime/processes/test_own_host.py",
 )

@@ -10,6 +10,7 @@ Symbols: t tp, e bytes an element, N rows and K columns of a linear weight, P ma
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR
@@ -41,6 +42,7 @@ _LEARNED_POSITIONS = ("embed_positions.weight", "wpe.weight")
 _WITH_ALIBI = ("MPTForCausalLM", "MptForCausalLM", "BloomForCausalLM")
 
 
+@lru_cache(maxsize=8)
 def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
     """Every parameter of one rank, by Hugging Face's name, or vLLM's where it stands for several. Raises: SpecError.
 

@@ -4,7 +4,7 @@ In: a ResolvedJob. Out: a Plan: what was chosen, or the nearest that does not fi
 was not taken. Left out: which choices there are (candidates.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -40,13 +40,18 @@ is then better."""
 
 @dataclass(frozen=True)
 class _Built:
-    """A choice with its schedule, bytes and seconds."""
+    """A choice with its schedule and bytes, and its seconds once they are asked for."""
 
     choice: Choice
     schedule: Schedule
     ledger: MemoryLedger
-    timing: JobTiming | None
     verdict: Verdict
+    predict_timing: Callable[[Schedule], JobTiming | None]
+
+    @cached_property
+    def timing(self) -> JobTiming | None:
+        """None without rates."""
+        return self.predict_timing(self.schedule)
 
     @property
     def seconds(self) -> float:
@@ -133,7 +138,9 @@ class HostSearch:
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best choice with a better verdict than that; None where there is none."""
-        plan = self.run(with_others=False) if self.choices else None
+        if not any(one.verdict.rank < verdict.rank for one in self._built):
+            return None
+        plan = self.run(with_others=False)
         return plan if plan is not None and plan.verdict.rank < verdict.rank else None
 
     def pareto(self) -> tuple[Alternative, ...]:
@@ -151,7 +158,7 @@ class HostSearch:
     def _build(self, choice: Choice) -> _Built:
         schedule = build_schedule(self.job, choice)
         ledger = predict_ledger(self.job, self.model, self.profile, schedule, self._others)
-        return _Built(choice, schedule, ledger, self._timing(schedule), Verdict.of(ledger))
+        return _Built(choice, schedule, ledger, Verdict.of(ledger), self._timing)
 
     def _timing(self, schedule: Schedule) -> JobTiming | None:
         return predict_job(self.job, self.model, self.profile, schedule, self._others)

@@ -91,13 +91,14 @@ TEMPLATES = {
     "an attribute": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "its own message": "{{ raise_exception('\x1b[2J no') }}",
-    "a long answer": "{{ 'x' * 20000000 }}",
+    "a long answer": "{{ 'x' * 2000000 }}",
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(model_text, "ANSWER_S", 2.0)
+    monkeypatch.setattr(model_text, "ANSWER_S", 1.0)
+    monkeypatch.setattr(model_text, "MAX_ANSWER_BYTES", 1 << 20)
     shutil.copytree(SORTER, folder := tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
     (rows := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, CHAT)))

@@ -74,6 +74,7 @@ def test_a_fallback_keeps_placement_and_stage() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.nightly  # in `make test` a stand-in for a GPU runs out: tests/runtime/device/test_whole_runs.py
 def test_a_run_that_does_not_fit_goes_on_with_a_smaller_micro_batch_and_says_so(tmp_path: Path) -> None:
     """The plan's own capacity is made less than the processes take, which the rehearsal is the first to see."""
     plan = make_plan(**{"workload.num_steps": 1, "workload.num_heldout_prompts": 8, **ONE_TRAINER})

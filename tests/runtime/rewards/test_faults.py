@@ -23,7 +23,7 @@ from tests.factories import make_job
 from tests.waiting import at_most, own_processes, wait_for
 
 FAULTY = Path(__file__).with_name("faulty.py")
-TIMEOUT_S, HANG_S = 2.0, 1.0
+TIMEOUT_S, HANG_S = 2.0, 0.5
 FAULTS = {
     "nan": "it gave nan",
     "infinite": "it gave inf",
