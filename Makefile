@@ -18,7 +18,7 @@ DISK := 3 GB
 GPU_VENV ?= .venv-gpu
 FOR_GPUS := VENV=$(GPU_VENV) LOCK=requirements/gpu.lock TORCH= DISK='9 GB'
 LOG := $(VENV)/setup.log
-# A file's tests stay in one process: what they share is made once. Which files begin: tests/side_by_side.py.
+# A file's tests stay in one process: what they share is made once. Which files begin: tests/repository/side_by_side.py.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # The files with engine tests: collecting all the others takes longer than some of these tests.
 ENGINE_TESTS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.engine' tests | sort)

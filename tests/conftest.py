@@ -12,7 +12,7 @@ from hypothesis import settings
 from rlplan_cli.app import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.side_by_side import FilesTogether, place_of
+from tests.repository.side_by_side import FilesTogether, place_of
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
 settings.register_profile("rlplan", deadline=None, derandomize=True)

@@ -1,7 +1,7 @@
 """Files that begin first, or stay together, are there."""
 
 from tests.factories import ROOT
-from tests.side_by_side import FIRST, LIVE_RANKS, TOGETHER, FilesTogether, place_of
+from tests.repository.side_by_side import FIRST, LIVE_RANKS, TOGETHER, FilesTogether, place_of
 
 
 def test_every_file_that_is_named_has_tests_of_engines() -> None:
