@@ -111,18 +111,16 @@ class LiveWorkerGroup:
 
 def start_trainers(worker_group: LiveWorkerGroup, spec: ExecutionSpec) -> list[str]:
     """Begin the trainer's processes; their calls of `join` make them a group."""
-    names = []
-    for worker in spec.ray.workers:
-        if worker.worker == "policy_trainer":
-            worker_group.begin(
-                worker.process,
-                "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
-                worker.environment,
-                spec.job,
-                spec.deepspeed[worker.role],
-                1,
-            )
-            names.append(worker.process)
+    trainers = [worker for worker in spec.ray.workers if worker.worker == "policy_trainer"]
+    names = [worker.process for worker in trainers]
+    worker_group.begin_alike(
+        names,
+        "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
+        trainers[0].environment,
+        spec.job,
+        spec.deepspeed[trainers[0].role],
+        1,
+    )
     return names
 
 
