@@ -71,9 +71,8 @@ class Setup:
     def _begin_engine(self, tp: int) -> list[str]:
         job = spec_of(2, "auto", "full", tp).job
         names = [f"rollout_engine/{tp}{rank}" for rank in range(tp)]
-        for name in names:
-            path = "rlplan.runtime.workers.engine.rollout_engine:RolloutEngine"
-            self.worker_group.begin(name, path, ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, job, engine_arguments(job), 1)
+        path, environment = "rlplan.runtime.workers.engine.rollout_engine:RolloutEngine", {"OMP_NUM_THREADS": "1"}
+        self.worker_group.begin_alike(names, path, ENVIRONMENT | environment, job, engine_arguments(job), 1)
         return names
 
     def _start_engine(self, tp: int) -> None:
