@@ -9,9 +9,13 @@ from fractions import Fraction
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _SUFFIXES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_DECIMAL = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
 MAX_BYTES = (1 << 63) - 1
-BYTES_RULE = "a byte count is an integer of bytes or a number with one of " + ", ".join(_SUFFIXES) + ", as in 64MiB"
+BYTES_RULE = (
+    f"a byte count is an integer of bytes or a number with one of {', '.join(_SUFFIXES)}, as in 64MiB; GB and so on "
+    "are powers of ten, as on a data sheet"
+)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -33,12 +37,12 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `64MiB`, `1.5GiB` or an integer; a bare `80G` is refused, for nobody knows which G it is.
+    """Bytes from `64MiB`, `1.5GiB`, `80GB` or an integer; a bare `80G` is refused, for nobody knows which G it is.
 
     Raises: ValueError with the rule.
 
-    >>> parse_bytes("64MiB")
-    67108864
+    >>> parse_bytes("64MiB"), parse_bytes("80GB")
+    (67108864, 80000000000)
     """
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise ValueError(BYTES_RULE)
@@ -48,9 +52,10 @@ def parse_bytes(text: str | int) -> int:
         count = text
     else:
         match = _BYTES.match(text)
-        if match is None or match.group(2) not in _SUFFIXES:
+        unit = (_SUFFIXES | _DECIMAL).get(match.group(2)) if match else None
+        if match is None or unit is None:
             raise ValueError(BYTES_RULE)
-        count = int(Fraction(match.group(1)) * _SUFFIXES[match.group(2)])
+        count = int(Fraction(match.group(1)) * unit)
     if count > MAX_BYTES:
         raise ValueError("a byte count is below 8388608TiB")
     return count

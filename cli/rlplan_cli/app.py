@@ -31,6 +31,7 @@ from rlplan.errors import (
 from rlplan.printable import PrintableStream
 
 COMMANDS = {
+    "init": "Write a job to begin with, full of comments.",
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job.",
     "explain": "Say what binds in a plan, and what would change it.",
@@ -41,14 +42,21 @@ COMMANDS = {
     "check": "Say whether a configuration of another stack fits.",
     "emit": "Write the bundle that will run.",
     "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",
+    "watch": "Show how a run stands, until it ends.",
     "report": "Write a page with charts and tables of a run or a plan.",
     "accuracy": "Compare the formulas with published or your own measurements.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",
     "profiles": "List, show, detect and measure hardware profiles.",
+    "docs": "Look a word up in the pages, offline.",
+    "schema": "Print the JSON Schema of job files, for editors.",
 }
 """Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
-ANSWERS = ("explain", "simulate", "compare", "solve")
-"""Commands whose modules stand in commands/answers/."""
+FOLDERS = {
+    **dict.fromkeys(("explain", "simulate", "compare", "solve"), "answers."),
+    **dict.fromkeys(("run", "watch", "report"), "running."),
+    **dict.fromkeys(("init", "schema", "docs"), "start."),
+}
+"""Commands whose module stands in a folder of its own below commands/."""
 
 
 class _Modules(MutableMapping[str, Any]):
@@ -78,15 +86,18 @@ class _Modules(MutableMapping[str, Any]):
 
 
 def _command_of(name: str) -> Any:
-    file = f"answers.{name}" if name in ANSWERS else name + "_" * keyword.iskeyword(name)
+    file = FOLDERS.get(name, "") + name + "_" * keyword.iskeyword(name)
     module = importlib.import_module(f"rlplan_cli.commands.{file}")
     if hasattr(module, "app"):
-        group = typer.main.get_group(module.app)
-        group.name = name
-        return group
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name=name)(module.command)
-    return typer.main.get_command(alone)
+        made: Any = typer.main.get_group(module.app)
+        made.name = name
+    else:
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        alone.command(name=name)(module.command)
+        made = typer.main.get_command(alone)
+    if lines := getattr(module, "EXAMPLES", ()):
+        made.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    return made
 
 
 class _PipeError(Exception):

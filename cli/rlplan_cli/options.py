@@ -9,10 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from rlplan_cli import completion
+
 JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.json) or a bundle.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Overrides, such as workload.num_steps=5.", show_default=False),
+    typer.Argument(
+        help="Overrides, such as workload.num_steps=5.", show_default=False, autocompletion=completion.overrides
+    ),
 ]
 Source = Annotated[
     str | None,
@@ -21,15 +25,29 @@ Source = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="A hub id of the catalogue, a model folder or a config.json.", show_default=False)
+    str | None,
+    typer.Option(
+        help="A hub id, a model folder or a config.json.", show_default=False, autocompletion=completion.models
+    ),
 ]
-AlgorithmName = Annotated[str | None, typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...")]
-Gpus = Annotated[str | None, typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False)]
+AlgorithmName = Annotated[
+    str | None,
+    typer.Option("--algorithm", help="grpo (the default), ppo, dpo ...", autocompletion=completion.algorithms),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False, autocompletion=completion.gpus),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 ForeignFile = Annotated[
     Path, typer.Argument(help="A script, or a YAML or JSON file, of another stack.", show_default=False)
 ]
-Hardware = Annotated[str, typer.Option(help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False)]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        help="The GPUs: H100, as many as the file says, or 8xH100.", show_default=False, autocompletion=completion.gpus
+    ),
+]
 SourceName = Annotated[str | None, typer.Option("--source", help="Whose it is, where it is not to be told.")]
 Outside = Annotated[
     list[str] | None,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlplan.errors import HostError
 from rlplan.sources import JobWords, Question, executable, fetched, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
@@ -33,13 +34,16 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 
-def with_models(verb: str, source: Path, overrides: tuple[str, ...], address: str | None) -> "Plan":
+def with_models(
+    verb: str, source: Path, overrides: tuple[str, ...], address: str | None, *, downloads: bool = True
+) -> "Plan":
     """The plan that would run, with a folder for every model that is named by hub id: in the hub's cache, or fetched.
 
-    Nothing is fetched for a plan that does not fit, or that this host cannot run. address: of a Ray cluster.
+    Nothing is fetched for a plan that does not fit, or that this host cannot run, or without `downloads`.
+    address: of a Ray cluster.
     Raises: SpecError, NoFeasiblePlanError, EmitError, HostError.
     """
-    from rlplan.runtime.models.snapshots import cached_model, download_model
+    from rlplan.runtime.models.snapshots import cached_model, download_data, download_model
 
     absent: list[str] = []
     asked = JobWords(str(source), [*overrides])
@@ -62,7 +66,16 @@ def with_models(verb: str, source: Path, overrides: tuple[str, ...], address: st
         check_complete(plan.job, str(source), plan.job.named_models)
         check_devices(plan.job, address)
         check_packages(plan.job)
+        if not downloads:
+            raise HostError(
+                f"not on this machine: {', '.join(dict.fromkeys(absent))}",
+                where=str(source),
+                rule="a run would download it now; --dry-run downloads nothing, and all else up to here is right",
+                way_out=f"hf download {absent[0]}, or run without --dry-run",
+            )
         for name in dict.fromkeys(absent):
             download_model(name, f"{source}: {name}", note)
         plan = executable(verb, asked, found)
+    if downloads and (data := plan.job.data) is not None:
+        download_data((data.prompts, data.heldout), f"{source}: data", note)
     return plan

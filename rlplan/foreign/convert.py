@@ -16,6 +16,7 @@ from rlplan.foreign.table import Row
 from rlplan.foreign.words import is_known, shown
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
+from rlplan.spec.hardware.catalogue import count_and_name
 from rlplan.spec.models.catalogue import bundled_id, model_path, nearest_id
 from rlplan.units import MIB
 
@@ -209,7 +210,7 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
     """The GPUs: of the kind on the command line, as many as it says, else as many as they say."""
     table, where = settings.table, "command line: --hardware"
     rows, count, hosts = table.rows, None, None
-    is_counted = hardware.strip()[:1].isdigit()
+    is_counted = "+" in hardware or count_and_name(hardware) is not None
     try:
         count = first_of(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
         hosts = first_of(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)

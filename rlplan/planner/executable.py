@@ -68,8 +68,8 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
         yield (
             "the job says nothing to train on",
             "data",
-            "emit and run need data: {prompts: FILE, heldout: FILE}; " + WITHOUT,
-            "data.prompts=train.jsonl data.heldout=heldout.jsonl",
+            "emit and run need data: {prompts: FILE}, and heldout: FILE where it has one of its own; " + WITHOUT,
+            "data.prompts=train.jsonl",
         )
     judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.has_turns
     if not job.rewards and not judged and job.has_rollouts:

@@ -34,7 +34,7 @@ class Spec(BaseModel):
         return data
 
 
-ByteCount = Annotated[int, BeforeValidator(parse_bytes)]
+ByteCount = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Auto = Literal["auto"]
 """A choice that is left to the planner, or to a rule that says what it is on a machine (resolved.py)."""
 SpecType = TypeVar("SpecType", bound=Spec)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from rlplan.spec.files.hub_data import HUB_DATA, hub_data
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
@@ -156,16 +157,28 @@ class JobSpec(JobRoles):
             )
         return self
 
-    def with_paths(self, change: Callable[[str], str], change_model: Callable[[str], str] | None = None) -> Self:
-        """The same job with every path passed through `change`, those of models through `change_model`."""
+    def with_paths(
+        self,
+        change: Callable[[str], str],
+        change_model: Callable[[str], str] | None = None,
+        change_data: Callable[[str], str] | None = None,
+    ) -> Self:
+        """The same job with every path passed through `change`, those of models through `change_model`, those of data
+        through `change_data`. Data sets on the hub stay.
+        """
         of_model = change_model or change
+
+        def of_data(place: str) -> str:
+            return place if place.startswith(HUB_DATA) else (change_data or change)(place)
+
         policy = self.policy.model_copy(update={"path": of_model(self.policy.path)})
         file, _, name = (self.algorithm.path or "").rpartition(":")
         algorithm = self.algorithm.model_copy(update={"path": f"{change(file)}:{name}" if file else None})
         roles = self.roles.with_paths({role: of_model(path) for role, path in self.roles.paths.items()})
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
         if self.data is not None:
-            places = {"prompts": change(self.data.prompts), "heldout": change(self.data.heldout)}
+            heldout = self.data.heldout
+            places = {"prompts": of_data(self.data.prompts), "heldout": None if heldout is None else of_data(heldout)}
             changed["data"] = self.data.model_copy(update=places)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
         path = self.rollout.environment.path
@@ -186,7 +199,7 @@ class JobSpec(JobRoles):
             is_id = path in load_catalogue() and not (whole / path).exists()
             return place(f"{MODELS}/{path}" if is_id else str(Path(path).expanduser()))
 
-        return self.with_paths(place, place_of_model)
+        return self.with_paths(place, place_of_model, lambda path: hub_data(path, whole) or place(path))
 
     def relative_to(self, folder: Path) -> Self:
         """Paths made relative to `folder`, for writing the job into it."""

@@ -222,7 +222,8 @@ def test_what_a_partial_job_lacks_is_named_with_what_to_type(
     way_out = refused(answer, 2, "the job says nothing to train on", "data.prompts=train.jsonl")
     assert not (tmp_path / "out").exists()
     keys = [word.partition("=")[0] for word in shlex.split(way_out)]
-    given = [f"{key}={EXAMPLES / place}" for key, place in zip(keys, DATA.values(), strict=True)]
+    assert keys == ["data.prompts"]
+    given = [f"data.prompts={EXAMPLES / DATA['prompts']}"]
     assert "rewards" in refused(rlplan("emit", partial(folder), *given, "-o", tmp_path / "out"), 2, "rewards is []")
     whole = [*given, "rewards=[{kind: answer_matcher}]"]
     assert rlplan("emit", partial(folder), *whole, "-o", tmp_path / "out").exit_code == 0
@@ -240,6 +241,22 @@ def test_a_gpu_job_does_not_run_where_there_are_no_gpus(
         assert rlplan("emit", sources["plan"], "-o", sources["bundle"]).exit_code == 0
     refused(rlplan("run", sources[form], "-o", tmp_path / "run"), 4, "GPU")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("named", ["cpu"], indirect=True)
+def test_a_dry_run_of_any_form_checks_all_and_starts_nothing(rlplan: Call, named: Named, tmp_path: Path) -> None:
+    answers = [rlplan("run", getattr(named, form), "--dry-run", "-o", tmp_path / "run") for form in FORMS]
+    assert [answer.exit_code for answer in answers] == [0, 0, 0]
+    assert all(answer.out.startswith(named.headline) for answer in answers)
+    assert len({answer.out for answer in answers}) == 1
+    assert "train.jsonl: 2000 rows" in answers[0].out
+    assert f"ready: 40 steps would be written to {tmp_path / 'run'}" in answers[0].out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_a_run_is_watched(rlplan: Call, named: Named, form: str) -> None:
+    refused(rlplan("watch", getattr(named, form)), 2, "rlplan run")
 
 
 def test_a_cpu_job_that_lacks_its_policy_does_not_run_from_any_form(rlplan: Call, tmp_path: Path) -> None:

@@ -251,6 +251,18 @@ def profile_files() -> list[Path]:
     return sorted(path for kind in ("gpu", "node") for path in (ROOT / "hardware_profiles" / kind).glob("*.yaml"))
 
 
+def test_the_installed_wheel_looks_words_up_and_writes_a_job_from_another_folder(fresh_venv: Path, tmp_path: Path):
+    pages = run_outside(fresh_venv, tmp_path, "rlplan", "docs")
+    assert [path.stem for path in (ROOT / "docs").glob("*.md") if path.stem not in pages.stdout] == []
+    assert "DeepSpeed's ZeRO stage" in run_outside(fresh_venv, tmp_path, "rlplan", "docs", "zero_stage").stdout
+    job = tmp_path / "job.yaml"
+    made = run_outside(fresh_venv, tmp_path, "rlplan", "init", str(job), "--gpus", "8xH100", "--reward", "function")
+    assert made.returncode == 0, made.stderr
+    assert run_outside(fresh_venv, tmp_path, "rlplan", "plan", str(job)).stdout.startswith("fits")
+    watched = run_outside(fresh_venv, tmp_path, "rlplan", "watch", str(tmp_path))
+    assert (watched.returncode, "is not a run folder" in watched.stderr) == (2, True)
+
+
 def test_the_installed_wheel_lists_every_profile_from_another_folder(fresh_venv: Path, tmp_path: Path):
     done = run_outside(fresh_venv, tmp_path, "rlplan", "profiles", "list")
     assert done.returncode == 0, done.stderr

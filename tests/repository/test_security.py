@@ -148,8 +148,9 @@ OPENED_OTHERWISE = {
     "rlplan/spec/models/catalogue.py": "comes with rlplan",
     "rlplan/trace.py": "is written",
     "cli/rlplan_cli/app.py": "/dev/null",
-    "cli/rlplan_cli/commands/report.py": "was written by this process",
-    "cli/rlplan_cli/commands/run.py": "was written by this process",
+    "cli/rlplan_cli/pages.py": "comes with rlplan",
+    "cli/rlplan_cli/commands/running/report.py": "was written by this process",
+    "cli/rlplan_cli/commands/running/run.py": "was written by this process",
 }
 """Files of ours that open files without rlplan/reading.py, and what those are."""
 

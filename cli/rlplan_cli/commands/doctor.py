@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlplan.runtime.host.finding import Finding
 
 NAME = "doctor"
+EXAMPLES = ("rlplan doctor", "rlplan doctor --json")
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 

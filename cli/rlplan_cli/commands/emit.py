@@ -10,6 +10,7 @@ from rlplan_cli.options import AsJson, JobOrPlan, Overrides
 from rlplan_cli.render.terminal import note
 
 NAME = "emit"
+EXAMPLES = ("rlplan emit plan.json -o bundle", "rlplan emit plan.json -o verl --target verl")
 Target = Annotated[
     str | None,
     typer.Option(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.reading import opened
+from rlplan.runtime.models.snapshots import located
 from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.spec.resolved import ResolvedJob
 
-OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw"}
+OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw", "data.heldout": "of its own"}
 """What a checkpoint that does not say it has: others were not saved then."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
@@ -31,7 +32,10 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
     return {
         "policy.path": model_fingerprint(Path(job.policy.path)),
         "policy.init": job.policy.init,
-        "data.prompts": _digest(Path(job.needed_data.prompts)),
+        "data.prompts": _digest(located(job.needed_data.prompts, "data.prompts")),
+        "data.heldout": "of its own"
+        if job.needed_data.heldout
+        else f"up to {job.workload.num_heldout_prompts} prompts",
         "workload.num_prompts_per_step": str(job.workload.num_prompts_per_step),
         "workload.num_samples_per_prompt": str(job.workload.num_samples_per_prompt),
         "seed": str(job.seed),

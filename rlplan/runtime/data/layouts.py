@@ -19,6 +19,9 @@ Chat = list[dict[str, str]]
 
 MAX_WHY = 200
 """Characters of what is wrong with a row."""
+PROMPTS = ("question", "problem", "instruction", "query", "input_text", "text", "content")
+"""What other data sets call their prompts; a job has to say so."""
+ANSWERS = ("answer", "label", "solution", "ground_truth")
 MAX_NAMED = 10
 """Columns that a message names."""
 
@@ -78,6 +81,17 @@ class DataRow:
     """Where it stands in its file, from 1."""
 
 
+def likely_prompt(cells: Cells) -> str:
+    """The column that is likely to be the prompt: one of a usual name, else the longest text; empty without one.
+
+    >>> likely_prompt({"answer": "a long text of a solution", "question": "How many?"}), likely_prompt({"n": 1})
+    ('question', '')
+    """
+    texts = {name: value for name, value in cells.items() if isinstance(value, str) and name not in ANSWERS}
+    usual = [name for name in PROMPTS if name in texts]
+    return usual[0] if usual else max(texts, key=lambda name: len(texts[name]), default="")
+
+
 def detect(names: set[str], columns: Columns) -> str:
     """The layout of a table by its columns. Raises: BadRowError when it has none that is known."""
     if columns.prompt or columns.answer:
@@ -102,6 +116,8 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, wants_
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
     used = {prompt_name, "id"}
     chosen = rejected = None
+    if columns.prompt and columns.prompt not in cells:
+        raise BadRowError(f"there is no column '{columns.prompt}'")
     prompt = cells.get(prompt_name)
     if wants_pairs:
         prompt, chosen, rejected = _pair(cells, prompt)
@@ -132,7 +148,7 @@ def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, st
         if not isinstance(model, Mapping) or "ground_truth" not in model:
             raise BadRowError("reward_model has no ground_truth")
         return _plain(model["ground_truth"]), None
-    for name in ("answer", "label", "solution", "ground_truth"):
+    for name in ANSWERS:
         if not _is_null(cells.get(name)):
             return _plain(cells[name]), name
     return None, None

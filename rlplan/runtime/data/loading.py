@@ -10,13 +10,13 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, read_row
+from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, likely_prompt, read_row
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
 from rlplan.spec.base import read_json, shorten
 
-MAX_TOLD = 10
-"""Bad rows that a message lists."""
+MAX_TOLD, MAX_NUMBERS = 10, 3
+"""Causes that a message lists, and rows that it names of each."""
 MAX_TEMPLATE_BYTES = 1 << 24
 """Of a tokenizer's configuration or a chat template."""
 
@@ -56,11 +56,12 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
     rows: list[DataRow] = []
     faults: list[tuple[int, str]] = []
     first_with: dict[str, int] = {}
-    layout = ""
+    layout, near = "", ""
     for number, cells in read_table(path):
         try:
             if isinstance(cells, str):
                 raise BadRowError(cells)
+            near = near or likely_prompt(cells)
             layout = layout or detect(set(cells), columns)
             row = read_row(layout, number, cells, columns, wants_pairs=wanted.pairs)
             _check_answer(row, wanted)
@@ -79,7 +80,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
             len(rows),
             rule="rows in the layout of rlplan, TRL, verl or OpenRLHF, or columns that data.prompt_column and "
             "data.answer_column name" + (wanted.rule and f"; {wanted.rule}"),
-            way_out="mend or remove those rows",
+            way_out="mend or remove those rows" if layout or not near else f"data.prompt_column={near}",
         )
     if not rows:
         raise SpecError(
@@ -101,14 +102,27 @@ def _check_answer(row: DataRow, wanted: Wanted) -> None:
 
 def report(path: Path, faults: Sequence[tuple[int, str]], num_good: int, *, rule: str, way_out: str) -> SpecError:
     """One message about all bad rows of a file. faults: (number from 1, what a BadRowError says)."""
-    told = "; ".join(f"row {number}: {why}" for number, why in faults[:MAX_TOLD])
-    more = f"; and {len(faults) - MAX_TOLD} more" if len(faults) > MAX_TOLD else ""
+    by_cause: dict[str, list[int]] = {}
+    for number, why in faults:
+        by_cause.setdefault(why, []).append(number)
+    first, later = [*by_cause.items()][:MAX_TOLD], [*by_cause.values()][MAX_TOLD:]
+    told = "; ".join(f"{_numbered(numbers)}: {why}" for why, numbers in first)
+    told += f"; and {sum(map(len, later))} more" if later else ""
     return SpecError(
-        f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {told}{more}",
+        f"{len(faults)} of {len(faults) + num_good} rows cannot be used: {told}",
         where=str(path),
         rule=rule,
         way_out=way_out,
     )
+
+
+def _numbered(rows: Sequence[int]) -> str:
+    """
+    >>> _numbered([4]), _numbered(range(2, 202))
+    ('row 4', 'rows 2, 3, 4 and 197 more')
+    """
+    more = f" and {len(rows) - MAX_NUMBERS} more" if len(rows) > MAX_NUMBERS else ""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:MAX_NUMBERS]))}{more}"
 
 
 def _with_texts(rows: list[DataRow], layout: str, model_folder: Path) -> Loaded:

@@ -1,11 +1,13 @@
 """Tables: rows of a file or a local Hugging Face data set, one dictionary each.
 
-In: JSONL, JSON, parquet, or a folder (`save_to_disk`, or parquet files as the Hub has them). Out: rows with numbers.
+In: JSONL, JSON, CSV, TSV, parquet, or a folder (`save_to_disk`, or parquet files as the Hub has them). Out: rows with
+numbers.
 Run as a process of its own where pyarrow is needed, so that the driver does not hold it: it prints rows as JSON lines.
 Left out: the network; a data set is downloaded before.
 """
 
 import codecs
+import csv
 import json
 import os
 import subprocess
@@ -37,6 +39,7 @@ MORE_BYTES = 1 << 30
 """That a table's batch may take beside the libraries and the file."""
 TIMEOUT_S = 600.0
 NOT_UTF8 = "the row is not UTF-8"
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MAX_LIST_BYTES = 1 << 26
 """Of a data set's list of its own files."""
 SPLITS = ("train", "test", "validation")
@@ -58,12 +61,37 @@ def read_table(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 raise UnreadableTextError("the file is no list of rows")
             for number, row in enumerate(rows, 1):
                 yield number, _row(row, "the item")
+        elif path.suffix in DELIMITERS:
+            yield from _from_csv(path)
         else:
             for number, line in read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES):
                 if text := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                     yield number, _parsed(text)
     except UnreadableTextError as error:
         raise _unreadable(path, str(error)) from None
+
+
+def _from_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Rows under the names of the first line, every cell a text; numbers count rows, the names not among them."""
+    lines = read_lines(path, "the data", limit=MAX_DATA_BYTES, max_line=MAX_LINE_BYTES)
+    text = (raw.decode("utf-8-sig" if number == 1 else "utf-8") + "\n" for number, raw in lines)
+    try:
+        rows = csv.reader(text, delimiter=DELIMITERS[path.suffix], strict=True)
+        names = next(rows, [])
+        if doubled := [name for name, count in Counter(names).items() if count > 1]:
+            raise UnreadableTextError(f"the column {shorten(doubled[0])} stands twice in its first line")
+        for number, cells in enumerate((row for row in rows if row), 1):
+            fits = len(cells) == len(names)
+            yield (
+                number,
+                dict(zip(names, cells, strict=True))
+                if fits
+                else (f"the row has {len(cells)} cells, the first line names {len(names)} columns"),
+            )
+    except UnicodeDecodeError:
+        raise UnreadableTextError("the file is not UTF-8") from None
+    except csv.Error as error:
+        raise UnreadableTextError(f"the file is not {path.suffix[1:].upper()} ({error})") from None
 
 
 class UnreadableTextError(ValueError):
@@ -156,7 +184,7 @@ def _unreadable(path: Path, why: str) -> SpecError:
     return SpecError(
         f"the data cannot be read: {why}",
         where=str(path),
-        rule="JSONL, JSON, parquet, or the folder of a Hugging Face data set",
+        rule="JSONL, JSON, CSV, TSV, parquet, or the folder of a Hugging Face data set",
         way_out="check the path; paths in a job are relative to the job file",
     )
 

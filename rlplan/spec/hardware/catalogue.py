@@ -51,7 +51,8 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
 }
 MAX_POOLS = 2
 """Groups of GPUs of different kinds: those that train, and those that generate."""
-_GPUS = re.compile(r"^\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*$")
+_GPUS = re.compile(r"\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*")
+_GPUS_NAME_FIRST = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9 _.-]*?)\s*[xX*:]\s*([0-9]{1,6})\s*")
 
 
 @cache
@@ -191,19 +192,32 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
 
     Raises: SpecError where it has another form or the profile is unknown or of another kind.
     """
-    match = _GPUS.match(text)
-    if match is None or int(match.group(1)) < 1:
+    count, name = count_and_name(text) or (0, text)
+    if count < 1:
+        is_alone = _normalized(text) in profile_paths()
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' names no GPUs",
+            f"'{shorten(text)[1:-1]}' names no GPUs" + ", for it does not say how many" * is_alone,
             where=where,
-            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm",
-            way_out="`rlplan profiles list` shows the profiles",
+            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 are read too",
+            way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
         )
-    count, profile = int(match.group(1)), find_profile(match.group(2), where=where)
-    gpu = get_gpu(match.group(2), where=where)
+    profile, gpu = find_profile(name, where=where), get_gpu(name, where=where)
     if isinstance(profile, NodeProfile):
         return count * profile.num_gpus, gpu, profile
     return count, gpu, None
+
+
+def count_and_name(text: str) -> tuple[int, str] | None:
+    """What `8xH100`, `H100x8` or `H100:8` says; None where it has no such form, or means two things (`4090x3090`).
+
+    >>> count_and_name("8xH100"), count_and_name("H100:8"), count_and_name("4090x2"), count_and_name("4090x3090")
+    ((8, 'H100'), (8, 'H100'), (2, '4090'), None)
+    """
+    first, last = _GPUS.fullmatch(text), _GPUS_NAME_FIRST.fullmatch(text)
+    readings = [(int(first[1]), first[2])] if first else []
+    readings += [(int(last[2]), last[1])] if last else []
+    named = [one for one in readings if _normalized(one[1]) in profile_paths()]
+    return (named or readings)[0] if readings and len(named) < 2 else None
 
 
 def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:

@@ -23,8 +23,8 @@ class DataSpec(Spec):
 
     prompts: str
     """A file or a folder of rows to train on."""
-    heldout: str
-    """The same for the evaluation."""
+    heldout: str | None = None
+    """The same for the evaluation; None holds a tenth of the prompts back, at most workload.num_heldout_prompts."""
     prompt_column: str | None = None
     """Of a data set whose layout is none of those that are known."""
     answer_column: str | None = None

@@ -257,7 +257,7 @@ def test_indices_of_several_sources_are_no_duplicate_ids(tmp_path: Path) -> None
     [
         (
             b'[{"prompt": "x", "answer": "y"}, "hello", 5, null]',
-            "3 of 4 rows cannot be used: row 2: the item is no JSON",
+            "3 of 4 rows cannot be used: rows 2, 3, 4: the item is no JSON",
         ),
         (b'{"prompt": "x"}', "the file is no list of rows"),
         (b'[{"prompt": "x"', "the file is not JSON"),
@@ -326,3 +326,47 @@ def test_a_data_set_that_names_its_files_wrongly_is_one_message(
     assert caught.value.what.startswith("the data cannot be read: ")
     assert what in caught.value.what
     assert "Error" not in caught.value.what
+
+
+# --------------------------------------------------------------------------------------------------------------- CSV
+
+
+def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes('\ufeffprompt,answer,level\r\n"Sort, please:\n21",12,easy\r\n\r\nSort: 3,3,hard\r\n'.encode())
+    rows = load(path).rows
+    assert [(row.prompt, row.answer, row.others) for row in rows] == [
+        ("Sort, please:\n21", "12", '{"level": "easy"}'),
+        ("Sort: 3", "3", '{"level": "hard"}'),
+    ]
+    tsv = tmp_path / "train.tsv"
+    tsv.write_text("question\tright\nSort: 21\t12\n")
+    assert load(tsv, columns=Columns("question", "right")).rows[0].answer == "12"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prompt,answer\nSort: 1,1\nSort: 2\n", "row 2: the row has 1 cells, the first line names 2 columns"),
+        ("prompt,prompt\na,b\n", "the column 'prompt' stands twice"),
+        ('prompt,answer\n"Sort: 1,1\n', "the file is not CSV"),
+        ("prompt,answer\n", "the prompt file is empty"),
+        ("", "the prompt file is empty"),
+    ],
+)
+def test_a_csv_that_is_none_says_where_it_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        load(path)
+
+
+def test_one_cause_is_one_message_with_what_to_type(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "train.jsonl", [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(100)])
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    assert caught.value.what.startswith("100 of 100 rows cannot be used: rows 1, 2, 3 and 97 more: no column holds")
+    assert caught.value.way_out == "data.prompt_column=question"
+    assert len(load(path, columns=Columns("question")).rows) == 100
+    with pytest.raises(SpecError, match="rows 1, 2, 3 and 97 more: there is no column 'problem'"):
+        load(path, columns=Columns("problem"))

@@ -9,6 +9,7 @@ import pytest
 
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import HostError, SpecError
+from rlplan.runtime.data.held_back import held_back
 from rlplan.runtime.driver import preflight
 from rlplan.runtime.host.doctor import examine, missing_packages
 from rlplan.spec.files.job_file import load_job
@@ -27,6 +28,43 @@ def test_the_example_prompts_are_tokenized_for_the_policy() -> None:
     assert len(prompts.train) == 2000
     assert len(prompts.heldout) == 256
     assert {len(prompt.tokens) for prompt in prompts.train} == {6}
+
+
+def test_without_held_out_prompts_a_tenth_is_held_back_whatever_their_order(tmp_path: Path) -> None:
+    texts = [f"Sort: {number}" for number in range(10, 90)]
+    one, other = (
+        write_rows(tmp_path / f"{n}.jsonl", *order) for n, order in enumerate((texts + texts[:9], texts[::-1]))
+    )
+    sets = [preflight.load_prompts(make_job(**{"data.prompts": file, "data.heldout": None})) for file in (one, other)]
+    held = [{prompt.text for prompt in each.heldout} for each in sets]
+    assert held[0] == held[1]
+    assert len(sets[0].heldout) == len(held[0]) == 8
+    assert not held[0] & {prompt.text for prompt in sets[0].train}
+    assert held[0] | {prompt.text for prompt in sets[0].train} == set(texts)
+    assert sets[0].said[1] == "8 of its prompts are held out, as data.heldout names none"
+    assert len(held_back(sets[0].train, most=3, seed=1)[1]) == 3
+
+
+def test_too_few_prompts_are_said_with_those_that_are_held_out(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "train.jsonl", *(f"Sort: {number}" for number in range(10, 42)))
+    job = make_job(**{"data.prompts": file, "data.heldout": None, "workload.num_prompts_per_step": 32})
+    with pytest.raises(SpecError, match="29 prompts beside 3 that are held out, 32 a step"):
+        preflight.load_prompts(job)
+
+
+def test_pairs_of_answers_need_held_out_prompts_of_their_own() -> None:
+    job = on_a_cpu_host(load_job(EXAMPLES / "algorithms" / "dpo.yaml", ["data.heldout=null"]))
+    with pytest.raises(SpecError, match="dpo trains on pairs") as caught:
+        preflight.load_prompts(job)
+    assert "data.heldout=FILE" in caught.value.way_out
+
+
+def test_a_logger_that_is_not_installed_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(**{"metrics.sinks": ["tensorboard", "wandb"]})
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name == "wandb" else object())
+    with pytest.raises(HostError, match=r"package is missing: wandb") as caught:
+        preflight.check_host(execution_spec(plan), plan.ledger)
+    assert "rlplan[wandb]" in caught.value.way_out
 
 
 def test_a_prompt_over_the_limit_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from huggingface_hub import constants, snapshot_download
 from rlplan_cli.sources import with_models
 
 from rlplan.planner.plan import Plan
+from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.driver import preflight
 from rlplan.spec.models.headers import read_checkpoint
 from tests.cli.conftest import Call, rlplan
@@ -125,3 +126,53 @@ def test_a_model_beside_the_job_file_comes_before_the_cache(hub: Hub, job: Path)
     plan = make_ready(job)
     assert (plan.model_name, plan.job.policy.path) == (BUNDLED, str(place))
     assert hub.requests == []
+
+
+# --------------------------------------------------------------------------------------------------------- data sets
+
+
+def keep_in_the_cache(name: str, **files: str) -> Path:
+    """A data set as `hf download --repo-type dataset` leaves it."""
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    commit = folder / "snapshots" / ("0" * 40)
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    for place, text in files.items():
+        path = commit / place.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".jsonl").write_text(text)
+    return commit
+
+
+ROWS = "".join(f'{{"id": "{n}", "prompt": "Sort: {n}", "answer": "{n}"}}\n' for n in range(10, 90))
+
+
+def test_data_are_named_by_hub_id_and_read_from_the_cache_without_a_network(
+    hub: Hub, job: Path, tmp_path: Path
+) -> None:
+    keep_in_the_cache("someone/sums", main__train=ROWS, main__test=ROWS.replace("Sort: ", "Sort:"))
+    words = ("data.prompts=someone/sums:main/train.jsonl", "data.heldout=someone/sums:main/test.jsonl")
+    overrides = (*words, f"policy.path={EXAMPLES / 'models' / 'sorter'}")
+    plan = with_models("run", job, overrides, None)
+    assert plan.job.needed_data.prompts == "hf://datasets/someone/sums/main/train.jsonl"
+    prompts = preflight.load_prompts(plan.job)
+    assert (len(prompts.train), len(prompts.heldout)) == (80, 80)
+    assert plan.job.relative_to(tmp_path).needed_data == plan.job.needed_data
+    assert "data.prompts" in identity_of(plan.job)
+    assert hub.requests == []
+
+
+def test_data_that_are_not_there_name_the_command_that_fetches_them(hub: Hub, job: Path, rlplan: Call) -> None:
+    policy = f"policy.path={EXAMPLES / 'models' / 'sorter'}"
+    answer = rlplan("run", job, policy, "data.prompts=someone/sums", "--dry-run")
+    assert answer.exit_code == 4, answer.err
+    assert "data set 'someone/sums' is not on this machine" in answer.err
+    assert "hf download --repo-type dataset someone/sums" in answer.err
+    assert hub.requests == []
+    answer = rlplan("run", job, policy, "data.prompts=someone/sums")
+    assert answer.exit_code == 2, answer.err
+    assert "the hub gives no data set of 'someone/sums'" in answer.err
+    keep_in_the_cache("someone/sums", main__train=ROWS)
+    answer = rlplan("run", job, policy, "data.prompts=someone/sums:other", "--dry-run")
+    assert "data set 'someone/sums' has no 'other'" in answer.err
+    assert rlplan("plan", job, policy, "data.prompts=someone/sums").exit_code == 0

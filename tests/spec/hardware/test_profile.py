@@ -246,6 +246,30 @@ def test_nodes_are_counted_with_all_their_gpus():
     assert node.name == "dgx-h100"
 
 
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("H100x8", 8, "h100-sxm"),
+        ("H100:8", 8, "h100-sxm"),
+        ("a100-80gb * 2", 2, "a100-sxm-80gb"),
+        ("4090x2", 2, "rtx-4090"),
+        ("NVIDIA H100 80GB:4", 4, "h100-sxm"),
+        ("mi250x:8", 8, "mi250x-gcd"),
+    ],
+)
+def test_a_name_may_stand_before_its_number_where_that_means_one_thing(text: str, count: int, name: str):
+    found, gpu, _ = parse_gpus(text, where="--gpus")
+    assert (found, gpu.name) == (count, name)
+
+
+def test_gpus_that_could_mean_two_things_or_are_not_counted_are_refused_with_what_to_write():
+    with pytest.raises(SpecError, match="names no GPUs"):
+        parse_gpus("4090x3090", where="--gpus")
+    with pytest.raises(SpecError, match="does not say how many") as caught:
+        parse_gpus("4090", where="--gpus")
+    assert caught.value.way_out == "write 1x4090"
+
+
 @pytest.mark.parametrize("text", ["", "h100", "8", "0xh100", "-1xh100", "8h100", "8xh100x", "1e3xh100", "9999999xh100"])
 def test_anything_else_names_no_gpus(text: str):
     with pytest.raises(SpecError):

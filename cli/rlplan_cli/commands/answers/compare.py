@@ -10,6 +10,10 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_options
 
 NAME = "compare"
+EXAMPLES = (
+    "rlplan compare job.yaml --hardware 8xH100,16xL40S",
+    "rlplan compare --model Qwen/Qwen2.5-7B --budget-per-hour 20",
+)
 
 Sources = Annotated[
     list[str] | None,

@@ -3,21 +3,24 @@
 import importlib.util
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan_cli.options import AsJson, JobArguments, Overrides
+from rlplan_cli.options import AsJson, JobArguments, Overrides, with_grouped_options
 from rlplan_cli.render.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlplan.planner.plan import Plan
+    from rlplan.runtime.driver.player import Task
 
 NAME = "run"
+EXAMPLES = ("rlplan run job.yaml --report", "rlplan run job.yaml --dry-run", "rlplan run --resume latest")
 
 What = Annotated[Path | None, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")]
@@ -36,16 +39,23 @@ Resume = Annotated[
 ]
 
 
-def command(
-    what: What = None,
-    overrides: Overrides = None,
-    out: Out = None,
-    with_report: WithReport = False,
-    address: Address = None,
-    sandbox: SandboxName = "auto",
-    resume: Resume = None,
-    as_json: AsJson = False,
-) -> None:
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that a run checks before it starts, and end.")]
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """What is to run, and where."""
+
+    what: What = None
+    overrides: Overrides = None
+    address: Address = None
+    sandbox: SandboxName = "auto"
+    resume: Resume = None
+    dry_run: DryRun = False
+
+
+@with_grouped_options
+def command(asked: RunArguments, out: Out = None, with_report: WithReport = False, as_json: AsJson = False) -> None:
     """Run a job, plan or bundle on vLLM, DeepSpeed and Ray.
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
@@ -59,15 +69,20 @@ def command(
     from rlplan.runtime.fault_tolerance.resuming import bundle_of, run_to_resume
     from rlplan.runtime.run_folder.run_lock import locked_run_folder
 
-    earlier = None if resume is None else run_to_resume(resume)
+    earlier = None if asked.resume is None else run_to_resume(asked.resume)
     source: Plan | Path
-    if what is None:
+    if asked.what is None:
         source, folder = _in_place(earlier, out, bundle_of)
     else:
-        source, name = _read(what, tuple(overrides or ()), address)
+        source, name = _read(asked.what, asked)
         folder = out or _default_folder(name)
-    with locked_run_folder(folder, is_resumed=what is None), ready_to_run(source, address, sandbox, earlier) as task:
-        if what is not None:
+    ready = ready_to_run(source, asked.address, asked.sandbox, earlier)
+    if asked.dry_run:
+        with ready as task:
+            _say_what_would_run(task, folder, as_json=as_json)
+        return
+    with locked_run_folder(folder, is_resumed=asked.what is None), ready as task:
+        if asked.what is not None:
             task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")
         try:
@@ -86,6 +101,23 @@ def command(
         from rlplan_cli.render.run_summary import show_summary
 
         show_summary(folder)
+
+
+def _say_what_would_run(task: "Task", folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "run_folder": str(folder),
+            "read": list(task.prompts.said),
+            "num_steps": task.spec.job.workload.num_steps,
+        }
+        print(json.dumps({"schema_version": 1, "state": "ready", **facts}))
+        return
+    from rlplan_cli.render.plan import show_speed
+
+    show_speed(task.plan)
+    for line in task.prompts.said:
+        print(f"  {line}")
+    print(f"ready: {task.spec.job.workload.num_steps} steps would be written to {folder}; nothing was started")
 
 
 def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path], Path]") -> tuple[Path, Path]:
@@ -107,13 +139,14 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
     return bundle_of(earlier), earlier
 
 
-def _read(what: Path, overrides: tuple[str, ...], address: str | None) -> "tuple[Plan | Path, str]":
+def _read(what: Path, asked: RunArguments) -> "tuple[Plan | Path, str]":
     """(plan or bundle folder, name). A bundle runs as it stands; a job or a plan is emitted into the run folder."""
     from rlplan.emit.bundle import read_bundle
     from rlplan_cli.sources import read_question, with_models
 
+    overrides = tuple(asked.overrides or ())
     if not what.is_dir():
-        plan = with_models(NAME, what, overrides, address)
+        plan = with_models(NAME, what, overrides, asked.address, downloads=not asked.dry_run)
         return plan, plan.job.name
     if overrides:
         read_question(NAME, JobArguments(str(what), [*overrides]))  # which refuses them

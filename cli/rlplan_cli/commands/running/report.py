@@ -11,6 +11,7 @@ from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note
 
 NAME = "report"
+EXAMPLES = ("rlplan report runs/quickstart/20261120-120000", "rlplan report plan.json -o page")
 
 
 def command(

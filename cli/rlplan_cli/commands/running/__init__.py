@@ -1,0 +1,1 @@
+"""What runs, and what is left of it: run, watch, report."""

@@ -1,0 +1,1 @@
+"""The first minute: a job to begin with, its schema for editors, the pages."""

@@ -1,0 +1,38 @@
+"""`rlplan docs WORD`: what the pages say about a word, offline."""
+
+from typing import Annotated
+
+import typer
+
+from rlplan_cli.options import AsJson
+
+NAME = "docs"
+EXAMPLES = ("rlplan docs", "rlplan docs training.zero_stage", "rlplan docs exit codes", "rlplan docs held-out")
+ALSO = 5
+"""Other sections that are named."""
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="What to look up.", show_default=False)]
+
+
+def command(words: Words = None, as_json: AsJson = False) -> None:
+    """Look a word up in the pages, offline. Prints the section that says most about it, and names others."""
+    from rlplan_cli.pages import folded, look_up, pages
+    from rlplan_cli.render.terminal import print_json, stdout
+
+    if not words:
+        if as_json:
+            print_json({"schema_version": 1, "pages": pages()})
+        else:
+            stdout.print("\n".join(f"{name:<16}{title}" for name, title in pages().items()))
+        return
+    wanted = " ".join(words)
+    best, *others = look_up(wanted)
+    if as_json:
+        found = [{"place": one.place, "heading": one.heading, "text": one.body} for one in (best, *others[:ALSO])]
+        print_json({"schema_version": 1, "sections": found})
+        return
+    stdout.print(f"{best.heading}  ({best.place})", style="bold")
+    for block in best.told(folded(wanted)):
+        stdout.print(f"\n{block}")
+    if others:
+        stdout.print("\nalso: " + ", ".join(one.place.removeprefix("docs/") for one in others[:ALSO]), style="dim")

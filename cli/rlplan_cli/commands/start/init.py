@@ -1,0 +1,174 @@
+"""`rlplan init`: a job to begin with, with comments, that `rlplan plan` takes as it stands."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlplan.errors import SpecError
+from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, with_grouped_options
+from rlplan_cli.render.terminal import note, print_json, show_error
+
+if TYPE_CHECKING:
+    from rlplan.spec.files.new_job import Answers
+
+NAME = "init"
+EXAMPLES = (
+    "rlplan init                                            asks",
+    "rlplan init job.yaml --gpus 8xH100 --model Qwen/Qwen2.5-7B-Instruct",
+    "rlplan init job.yaml --gpus cpu-host --data rows.csv --reward function",
+)
+REWARD_KINDS = ("answer", "math", "code", "function")
+
+Job = Annotated[Path, typer.Argument(help="The job file that is written.")]
+Data = Annotated[Path | None, typer.Option(help="Your prompts; without, some sums to begin with.", show_default=False)]
+Heldout = Annotated[Path | None, typer.Option(help="Your prompts for evaluation.", show_default=False)]
+Reward = Annotated[str | None, typer.Option(help=f"What judges: {', '.join(REWARD_KINDS)}.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Write over files that are there.")]
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What is said about the job on the command line."""
+
+    job: Job = Path("job.yaml")
+    gpus: Gpus = None
+    model: Model = None
+    algorithm: AlgorithmName = None
+    data: Data = None
+    heldout: Heldout = None
+    reward: Reward = None
+
+
+@with_grouped_options
+def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> None:
+    """Write a job to begin with, full of comments. Asks where nothing is said."""
+    from rlplan.spec.base import writing
+    from rlplan.spec.files.new_job import new_job
+
+    job, data = asked.job, asked.data
+    given: dict[str, Any] = {
+        "hardware": asked.gpus,
+        "model": asked.model,
+        "algorithm": asked.algorithm,
+        "reward": asked.reward,
+    }
+    answers = replace(_of_this_machine(), **{key: value for key, value in given.items() if value is not None})
+    if data is None and not any(given.values()) and sys.stdin.isatty():
+        answers, data = _asked(answers, data)
+    _check_reward(answers.reward)
+    answers = replace(
+        answers, name=job.stem if job.stem.isidentifier() else answers.name, **_of_data(job.parent, data, asked.heldout)
+    )
+    files = new_job(answers, job.name)
+    _check_room(job.parent, [name for name in files if name != "job.schema.json"], is_forced=force)
+    with writing(job):
+        job.parent.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (job.parent / name).write_text(text, encoding="utf-8")
+    paths = [str(job.parent / name) for name in files]
+    if as_json:
+        print_json({"schema_version": 1, "files": paths})
+        return
+    print("\n".join(paths))
+    note(f"`rlplan plan {job}` says whether it fits and how fast it is; `rlplan run {job} --report` runs it")
+
+
+def _of_this_machine() -> "Answers":
+    """What is taken unless something else is said: this machine's GPUs, or its cores and most of its memory."""
+    from rlplan.runtime.host.detect import detect
+    from rlplan.spec.files.new_job import CPU, Answers
+
+    found = detect()
+    profiles = {gpu.profile for gpu in found.gpus}
+    known = f"{len(found.gpus)}x{found.gpus[0].profile}" if len(profiles) == 1 and None not in profiles else CPU
+    host = found.host
+    return Answers(hardware=known, memory_bytes=host.memory_bytes * 4 // 5, num_cores=host.num_cores)
+
+
+def _of_data(folder: Path, data: Path | None, heldout: Path | None) -> dict[str, Any]:
+    """The answers about the user's own data: paths relative to the job, and the prompts' column where it must be said.
+
+    Raises: SpecError where a file is missing or cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for key, path in (("data", data), ("heldout", heldout)):
+        if path is None:
+            continue
+        if not path.exists():
+            raise SpecError(
+                f"{path} does not exist",
+                where=f"--{key}",
+                rule="a file with rows, or the folder of a data set",
+                way_out=f"correct the path, or leave --{key} out: the job begins with rows of its own",
+            )
+        found[key] = os.path.relpath(path, folder)
+    if data is not None and (column := _prompt_column(data)):
+        found["prompt_column"] = column
+    return found
+
+
+def _prompt_column(data: Path) -> str | None:
+    """The column with the prompts, where no known layout has it. Raises: SpecError, HostError."""
+    from rlplan.runtime.data.layouts import BadRowError, Columns, detect, likely_prompt
+    from rlplan.runtime.data.tables import read_table
+
+    _, first = next(read_table(data), (0, ""))
+    if isinstance(first, str):
+        return None  # which a run tells, row by row
+    try:
+        detect(set(first), Columns())
+    except BadRowError:
+        return likely_prompt(first) or None
+    return None
+
+
+def _asked(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
+    """What somebody at a terminal says; an empty line takes what stands in brackets."""
+    from rlplan.spec.files.job_forms import hardware_of
+    from rlplan.spec.files.new_job import CPU_MODEL, GPU_MODEL
+
+    hardware = _ask("Where does it run (8xH100, 1xrtx-4090, cpu-host)", answers.hardware, hardware_of)
+    usual = CPU_MODEL if hardware_of(hardware)["profile"] == "cpu-host" else GPU_MODEL
+    model = _ask("Which model (a hub id, or a folder)", usual, lambda text: None)
+    ours = "Your prompts (a file; empty: some sums to begin with)"
+    path = _ask(ours, "", lambda text: text and _of_data(Path(), Path(text), None))
+    reward = _ask(f"What judges responses ({', '.join(REWARD_KINDS)})", answers.reward, _check_reward)
+    return replace(answers, hardware=hardware, model=model, reward=reward), Path(path) if path else data
+
+
+def _ask(question: str, usual: str, check: Callable[[str], object]) -> Any:
+    """An answer that passes the check; what is wrong with another is said, and it is asked again."""
+    while True:
+        answer: str = typer.prompt(question, default=usual, show_default=bool(usual), err=True)
+        try:
+            check(answer)
+        except SpecError as error:
+            show_error(error)
+        else:
+            return answer
+
+
+def _check_reward(kind: str) -> None:
+    if kind not in REWARD_KINDS:
+        raise SpecError(
+            f"'{kind}' is no kind of reward",
+            where="--reward",
+            rule=f"one of {', '.join(REWARD_KINDS)}",
+            way_out="`rlplan docs reward` says what each does",
+        )
+
+
+def _check_room(folder: Path, names: list[str], *, is_forced: bool) -> None:
+    """Raises: SpecError where something would be written over."""
+    if not is_forced and (there := [name for name in names if (folder / name).exists()]):
+        raise SpecError(
+            f"{folder / there[0]} is there already",
+            where="command line",
+            rule="nothing of yours is written over",
+            way_out=f"another name or folder: rlplan init {folder / 'new' / names[0]}; or --force",
+        )

@@ -1,0 +1,72 @@
+"""What a shell completes: ids of models, GPUs, algorithms and keys of a job. Called by typer while somebody types.
+
+In: the word so far. Out: words that begin so. Left out: files, which the shell completes itself where nothing comes.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlplan.spec.base import Spec
+
+COUNTS = ("1x", "2x", "4x", "8x", "16x", "32x", "64x")
+"""Of GPUs, where none is typed yet."""
+
+
+def models(incomplete: str) -> list[str]:
+    """Bundled ids; case matters, as on the hub."""
+    from rlplan.spec.models.catalogue import load_catalogue
+
+    return [name for name in load_catalogue() if name.startswith(incomplete)]
+
+
+def algorithms(incomplete: str) -> list[str]:
+    """Names of algorithms."""
+    from rlplan.spec.algorithms import ALGORITHMS
+
+    return [name for name in ALGORITHMS if name.startswith(incomplete)]
+
+
+def gpus(incomplete: str) -> list[str]:
+    """`8xh100-sxm` where `8xh` was typed; counts where nothing was."""
+    from rlplan.spec.hardware.catalogue import profile_paths
+
+    count, cross, name = incomplete.partition("x")
+    if not cross or not count.isdigit():
+        return [one for one in (*COUNTS, "cpu-host") if one.startswith(incomplete)]
+    return [f"{count}x{one}" for one in profile_paths() if one.startswith(name) and one != "cpu-host"]
+
+
+def overrides(incomplete: str) -> list[str]:
+    """Dotted keys with their `=`; behind it the words that the key may have."""
+    key, is_whole, value = incomplete.partition("=")
+    if not is_whole:
+        return [f"{name}=" for name in _keys() if name.startswith(key)]
+    return [f"{key}={word}" for word in _keys().get(key, ()) if word.startswith(value)]
+
+
+def _keys() -> dict[str, tuple[str, ...]]:
+    """Every dotted key of a job with the words that it may have, where these are few."""
+    from rlplan.spec.job import JobSpec
+
+    return dict(_keys_of(JobSpec, ""))
+
+
+def _keys_of(spec: "type[Spec]", prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, field in spec.model_fields.items():
+        parts = [*_parts(field.annotation)]
+        inner = [part for part in parts if isinstance(part, type) and hasattr(part, "model_fields")]
+        if len(inner) == 1:
+            yield from _keys_of(inner[0], f"{prefix}{name}.")
+        elif not inner:
+            words = tuple(part for part in parts if isinstance(part, str))
+            yield f"{prefix}{name}", ("true", "false") if bool in parts else words
+
+
+def _parts(annotation: object) -> Iterator[object]:
+    """The types and the literal words of an annotation."""
+    arguments = getattr(annotation, "__args__", ())
+    if not arguments:
+        yield annotation
+    for one in arguments:
+        yield from _parts(one)
