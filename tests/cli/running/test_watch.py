@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rlplan_cli.render import watching
+from rlplan_cli.render.running import watching
 
 from rlplan.runtime.run_folder.following import Follower
 from rlplan.runtime.run_folder.run_lock import LOCK_NAME

@@ -60,7 +60,7 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
-    from rlplan_cli.render.progress import RunDisplay
+    from rlplan_cli.render.running.progress import RunDisplay
 
     if with_report:
         _check_report_extra()
@@ -98,7 +98,7 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
     if as_json:
         print(json.dumps({"schema_version": 1, "run_folder": str(folder), **status}))
     else:
-        from rlplan_cli.render.run_summary import show_summary
+        from rlplan_cli.render.running.run_summary import show_summary
 
         show_summary(folder)
 

@@ -43,8 +43,8 @@ def command(
     Exits as the run did: 0 where it finished, 1 where it still goes on (--once, --limit), 5 where its process is gone.
     """
     from rlplan.runtime.run_folder.following import check_ended_well
+    from rlplan_cli.render.running.watching import WatchDisplay
     from rlplan_cli.render.terminal import print_json
-    from rlplan_cli.render.watching import WatchDisplay
 
     follower = _follow(run)
     end = time.monotonic() + (0.0 if once or as_json else limit)
