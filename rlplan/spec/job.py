@@ -47,6 +47,29 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _learning_rate_fits_the_run(self) -> Self:
+        algorithm, num_steps = self.algorithm, self.workload.num_steps
+        warmup, end = algorithm.schedule_steps(num_steps)
+        kind, decays = algorithm.lr_scheduler_type, algorithm.lr_scheduler_type != "constant"
+        if end > num_steps:
+            raise ValueError(
+                f"algorithm.lr_decay_steps = {end} is longer than the run, workload.num_steps = {num_steps}: the "
+                f"learning rate would not reach its end. algorithm.lr_decay_steps=null follows the run"
+            )
+        if end < num_steps and not algorithm.min_lr_ratio:
+            raise ValueError(
+                f"algorithm.lr_decay_steps = {end} is shorter than the run, workload.num_steps = {num_steps}: the "
+                f"last {num_steps - end} steps would learn nothing. Give a cosine schedule a min_lr_ratio, or "
+                f"algorithm.lr_decay_steps=null"
+            )
+        if warmup > end - decays:
+            raise ValueError(
+                f"algorithm.lr_warmup_steps = {warmup} of a {kind} schedule of {end} steps: the warm-up must be "
+                f"shorter. algorithm.lr_warmup_ratio says it as a part of the run"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairs_stay_together(self) -> Self:
         declared, work = self.algorithm.declaration, self.workload
         if self.has_turns and (declared.num_baseline_samples or not declared.has_rollouts):

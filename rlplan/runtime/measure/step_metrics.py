@@ -37,7 +37,7 @@ class StepMetrics:
         self.num_tokens = 0
         self.training: dict[str, float] = defaultdict(float)
         self.value_training: dict[str, float] = defaultdict(float)
-        self.grad_norms: dict[Role, list[float]] = defaultdict(list)
+        self.optimizer_steps: dict[Role, list[Mapping[str, float]]] = defaultdict(list)
         self.started = time.monotonic()
 
     @contextmanager
@@ -129,10 +129,13 @@ class StepMetrics:
             accumulate(self.value_training, sums)
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        """A role's learning rate, the norm of its gradient before clipping and whether it was clipped; in float16,
+        whether the step was left out for an overflow.
+        """
         is_skipped = result.get("is_skipped", 0.0)
+        self.learning[f"{role}/learning_rate"] = result["learning_rate"]
         if not is_skipped:
-            self.grad_norms[role].append(result["grad_norm"])
+            self.optimizer_steps[role].append(result)
         if self.job.training.dtype is Dtype.FLOAT16:
             name = f"{role}/skipped_steps"
             self.learning[name] = self.learning.get(name, 0.0) + is_skipped
@@ -177,8 +180,14 @@ class StepMetrics:
         return row | self._norm_row(Role.POLICY)
 
     def _norm_row(self, role: Role) -> dict[str, float]:
-        norms = self.grad_norms[role]
-        return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
+        """Means over the optimizer steps that were taken."""
+        steps = self.optimizer_steps[role]
+        names = {"grad_norm": "grad_norm", "is_clipped": "grad_clip_fraction"}
+        return {
+            f"{role}/{name}": math.fsum(each[key] for each in steps) / len(steps)
+            for key, name in names.items()
+            if steps
+        }
 
     def _value_row(self) -> dict[str, float]:
         """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""

@@ -42,6 +42,8 @@ class WorkloadSpec(Spec):
     """Rollouts of a prompt; 2 of an algorithm that is given pairs of answers."""
     mini_batch_size: Count | None = None
     """Rollouts per optimizer step; None takes all of a step."""
+    num_epochs_per_step: int = Field(default=1, ge=1, le=MAX_MINI_BATCHES)
+    """How often a step's rollouts are trained on, each time in mini-batches dealt anew."""
     micro_batch_size_per_gpu: Count | Auto = "auto"
     """Rollouts of a pass of a rank, counted at their longest; training.max_tokens_per_micro_batch says it in tokens."""
     max_prompt_len: Count = 1024
@@ -76,9 +78,14 @@ class WorkloadSpec(Spec):
         return self.num_rollouts_per_step if self.mini_batch_size is None else self.mini_batch_size
 
     @property
-    def num_mini_batches(self) -> int:
-        """Optimizer steps in one RL step."""
+    def mini_batches_per_epoch(self) -> int:
+        """Optimizer steps in which each rollout of an RL step is trained on once."""
         return self.num_rollouts_per_step // self.rollouts_per_mini_batch
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Optimizer steps in one RL step, over all its epochs."""
+        return self.mini_batches_per_epoch * self.num_epochs_per_step
 
     @property
     def max_seq_len(self) -> int:
@@ -117,7 +124,7 @@ class WorkloadSpec(Spec):
             )
         if self.num_mini_batches > MAX_MINI_BATCHES:
             raise ValueError(
-                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size = {self.num_mini_batches} optimizer "
-                f"steps in one RL step; at most {MAX_MINI_BATCHES}"
+                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size x num_epochs_per_step = "
+                f"{self.num_mini_batches} optimizer steps in one RL step; at most {MAX_MINI_BATCHES}"
             )
         return self
