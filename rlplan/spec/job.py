@@ -188,8 +188,7 @@ class JobSpec(JobRoles):
         roles = self.roles.with_paths({role: of_model(path) for role, path in self.roles.paths.items()})
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
         if self.data is not None:
-            places = {"prompts": change(self.data.prompts), "heldout": change(self.data.heldout)}
-            changed["data"] = self.data.model_copy(update=places)
+            changed["data"] = self.data.with_paths(change)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
         path = self.rollout.environment.path
         if path is not None:

@@ -61,7 +61,18 @@ class JobRoles(JobParts):
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The metrics over the held-out prompts; none where only a learned reward judges."""
-        return evaluations_of(self.rewards, has_environment=self.has_turns)
+        work = self.workload
+        return evaluations_of(
+            self.rewards,
+            has_environment=self.has_turns,
+            heldout_sets=("",) if self.data is None else tuple(self.data.heldout_sets),
+            num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
+        )
+
+    @property
+    def num_evaluated_prompts(self) -> int:
+        """Held-out prompts of an evaluation, at most: of all data sets."""
+        return self.workload.num_heldout_prompts * (1 if self.data is None else len(self.data.heldout_sets))
 
     @property
     def has_reward_processes(self) -> bool:

@@ -25,10 +25,11 @@ from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.facts import data_facts, lengths_as_json
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.driver.events import Listener, RunEvent
 from rlplan.runtime.driver.player import Player, Task
-from rlplan.runtime.driver.preflight import check_host, check_plan, load_prompts
+from rlplan.runtime.driver.preflight import check_host, check_plan
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.resuming import (

@@ -12,8 +12,8 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed

@@ -17,7 +17,7 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.starter import Starter
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.fault_tolerance.recovery import Recovery

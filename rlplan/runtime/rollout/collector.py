@@ -17,8 +17,8 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -129,7 +129,7 @@ class Collector:
             self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
-        """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
+        """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
         if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
             return []
         requests = self.requests.evaluation()
@@ -137,8 +137,9 @@ class Collector:
             groups, measurements = self._complete(action, requests)
         text = self.groups.words.text
         rollouts = [
-            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/0")
-            for index, (prompt, (completion,)) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/{sample}")
+            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            for sample, completion in enumerate(completions)
         ]
         self.reward_pool.judge(rollouts)
         self.reward_pool.take_notes()  # they are of training rollouts

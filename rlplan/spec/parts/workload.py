@@ -1,6 +1,6 @@
-"""The workload: which prompts, and how many rollouts of what length.
+"""The workload: how many prompts, and how many rollouts of what length.
 
-In: the `data:` and `workload:` parts of a job. Out: frozen values. Left out: rows of data sets (runtime/data).
+In: the `workload:` part of a job. Out: frozen values.
 Units: lengths in tokens; counts are of prompts or rollouts as their names say.
 """
 
@@ -16,19 +16,6 @@ MAX_COUNT = 1 << 30
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 MAX_MINI_BATCHES = 256
 """Optimizer steps in one RL step; each is an action of the schedule."""
-
-
-class DataSpec(Spec):
-    """The `data:` part of a job: what is trained on, which a run needs and a plan does not."""
-
-    prompts: str
-    """A file or a folder of rows to train on."""
-    heldout: str
-    """The same for the evaluation."""
-    prompt_column: str | None = None
-    """Of a data set whose layout is none of those that are known."""
-    answer_column: str | None = None
-    """The same, of the answers."""
 
 
 class WorkloadSpec(Spec):
@@ -63,9 +50,13 @@ class WorkloadSpec(Spec):
     ignores_eos: bool = False
     """Whether responses go on behind an end of sequence."""
     evaluate_every: int = Field(default=10, ge=1)
-    """Greedy evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
+    """Evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
     num_heldout_prompts: int = Field(default=256, ge=1)
-    """Held-out prompts that are evaluated, at most."""
+    """Held-out prompts that are evaluated, at most: of each data set."""
+    num_evaluation_samples: int = Field(default=1, ge=1, le=1024)
+    """Responses of each held-out prompt."""
+    evaluation_temperature: float = Field(default=0.0, ge=0, le=2)
+    """Of their sampling; 0 is greedy."""
 
     @property
     def num_rollouts_per_step(self) -> int:
@@ -114,6 +105,15 @@ class WorkloadSpec(Spec):
         if mean is not None and mean > info.data.get(longest, mean):
             raise ValueError(f"{info.field_name} is at most {longest}")
         return mean
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> "WorkloadSpec":
+        if self.num_evaluation_samples > 1 and not self.evaluation_temperature:
+            raise ValueError(
+                f"num_evaluation_samples = {self.num_evaluation_samples} at evaluation_temperature = 0 would all be "
+                f"the same greedy response: give workload.evaluation_temperature, such as 1.0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ladder_divides(self) -> "WorkloadSpec":

@@ -8,6 +8,7 @@ from huggingface_hub import constants, snapshot_download
 from rlplan_cli.sources import with_models
 
 from rlplan.planner.plan import Plan
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver import preflight
 from rlplan.spec.models.headers import read_checkpoint
 from tests.cli.conftest import Call, rlplan
@@ -47,7 +48,7 @@ def make_ready(job: Path) -> Plan:
     """What a run does with its models before it starts anything."""
     plan = with_models("run", job, (), None)
     preflight.check_plan(plan)
-    preflight.load_prompts(plan.job)
+    load_prompts(plan.job)
     return plan
 
 
