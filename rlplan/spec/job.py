@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from rlplan.errors import did_you_mean
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
@@ -22,6 +23,9 @@ from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
 from rlplan.spec.parts.roles import ValueSpec
 
 __all__ = ["JobSpec", "PolicySpec"]
+
+REWARD_MEAN = "reward/mean"
+"""The one metric beside those of evaluations that a run can be steered by."""
 
 MODELS = "models"
 """Folder beside a job file in which bundled models are looked for, each as ORG/NAME, where a job names them by id."""
@@ -132,6 +136,28 @@ class JobSpec(JobRoles):
                 f"a micro-batch of {tokens} tokens must hold two longest sequences, for "
                 f"{self.algorithm.name} compares them: workload.micro_batch_size_per_gpu of at least 2, or "
                 f"training.max_tokens_per_micro_batch of {2 * work.max_seq_len}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _watched_metrics_exist(self) -> Self:
+        kept, stopping = self.checkpoints, self.early_stopping
+        known = (*(one.metric for one in self.evaluations), REWARD_MEAN)
+        watched = {"checkpoints.best_metric": kept.best_metric}
+        watched["early_stopping.metric"] = stopping.metric if stopping else None
+        for key, metric in watched.items():
+            if metric is not None and self.data is not None and metric not in known:
+                raise ValueError(
+                    f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
+                )
+        if kept.best_metric is None:
+            return self
+        if not kept.every:
+            raise ValueError("checkpoints.best_metric: checkpoints.every is 0, so that there is none to keep")
+        if kept.best_metric != REWARD_MEAN and self.workload.evaluate_every % kept.every:
+            raise ValueError(
+                f"checkpoints.best_metric: workload.evaluate_every = {self.workload.evaluate_every} must be a multiple "
+                f"of checkpoints.every = {kept.every}, so that there is a checkpoint of every step that is evaluated"
             )
         return self
 

@@ -9,7 +9,14 @@ from pydantic import Field
 
 from rlplan.spec.base import Spec
 from rlplan.spec.parts.algorithm import AlgorithmSpec
-from rlplan.spec.parts.conduct import CheckpointsSpec, ControlsSpec, LimitsSpec, MetricsSpec, PreflightSpec
+from rlplan.spec.parts.conduct import (
+    CheckpointsSpec,
+    ControlsSpec,
+    EarlyStoppingSpec,
+    LimitsSpec,
+    MetricsSpec,
+    PreflightSpec,
+)
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rewards import RewardSpec
@@ -55,5 +62,6 @@ class JobParts(Spec):
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
     checkpoints: CheckpointsSpec = CheckpointsSpec()
+    early_stopping: EarlyStoppingSpec | None = None
     metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()

@@ -78,6 +78,8 @@ def command(
                 _report_of_failure(folder)
             raise
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    if status["message"]:
+        note(status["message"])
     if with_report:
         status["report"] = _report(folder)
     if as_json:

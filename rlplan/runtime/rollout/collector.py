@@ -39,7 +39,10 @@ SAMPLES_S = 0.1
 
 
 class Collector:
-    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead."""
+    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead.
+
+    last_step: after which none comes.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Collector:
     ) -> None:
         self.spec, self.job, self.worker_group, self.recorder = spec, spec.job, worker_group, recorder
         self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
+        self.last_step = spec.job.workload.num_steps
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
@@ -130,7 +134,7 @@ class Collector:
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
-        if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
+        if step == -1 and self.last_step % self.job.workload.evaluate_every == 0:
             return []
         requests = self.requests.evaluation()
         with self._judging_early():
@@ -155,6 +159,12 @@ class Collector:
         assert self.stream is not None, "rollouts are async"
         with self._judging_early():
             self.stream.run()
+
+    def end_at(self, step: int) -> None:
+        """The run ends with this step, before those that the job has."""
+        self.last_step = step
+        if self.stream is not None:
+            self.stream.end_at(step)
 
     def close(self) -> None:
         if self.stream is not None:

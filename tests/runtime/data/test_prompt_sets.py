@@ -13,7 +13,7 @@ from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
-from tests.factories import make_job, write_job
+from tests.factories import EXAMPLES, make_job, write_job
 
 
 def write_rows(path: Path, *prompts: str) -> str:
