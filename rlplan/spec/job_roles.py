@@ -75,6 +75,11 @@ class JobRoles(JobParts):
         return self.workload.num_heldout_prompts * (1 if self.data is None else len(self.data.heldout_sets))
 
     @property
+    def num_evaluated_responses(self) -> int:
+        """Responses of all of them."""
+        return self.num_evaluated_prompts * self.workload.num_evaluation_samples
+
+    @property
     def has_reward_processes(self) -> bool:
         """Whether judging takes processes of its own, beside the driver."""
         return any(runs_elsewhere(reward) for reward in self.rewards)

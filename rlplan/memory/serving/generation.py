@@ -91,8 +91,7 @@ def num_batch_sizes(job: ResolvedJob) -> int:
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
     workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
-    num_evaluated = job.num_evaluated_prompts * workload.num_evaluation_samples
-    at_once = max(versions_under_way * workload.num_rollouts_per_step, num_evaluated)
+    at_once = max(versions_under_way * workload.num_rollouts_per_step, job.num_evaluated_responses)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
     most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
     sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)

@@ -65,12 +65,11 @@ class GpuTimes:
         """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
         work = self.job.workload
         evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
+        timed = {("step", kind) for kind in ActionKind} | {(part, ActionKind.EVALUATE) for part in evaluating}
         costs: dict[tuple[Part, str], Cost] = {
-            (part, action.id): self._cost(action, candidate, kv_cache)
-            if part == "step" or (action.kind is ActionKind.EVALUATE and part in evaluating)
-            else NOTHING
+            (part, one.id): self._cost(one, candidate, kv_cache) if (part, one.kind) in timed else NOTHING
             for part, actions in schedule.parts
-            for action in actions
+            for one in actions
         }
         if self.roles.versions_ahead(candidate.arrangement):
             self._add_rollouts_ahead(schedule, candidate, kv_cache, costs)
@@ -110,14 +109,8 @@ class GpuTimes:
     def _sum_of(
         self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement, choice: TrainerChoice
     ) -> float:
-        key = (
-            name,
-            arrangement.num_training,
-            arrangement.num_scoring,
-            arrangement.offloaded,
-            arrangement.placement,
-            choice,
-        )
+        sizes = arrangement.num_training, arrangement.num_scoring
+        key = name, *sizes, arrangement.offloaded, arrangement.placement, choice
         if key not in self._seconds:
             actions = self.roles.parts(arrangement).schedule.step
             mine = (action for action in actions if action.kind in kinds and action.every == 1)
@@ -300,9 +293,8 @@ class GpuTimes:
         speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
         num_engines = self.roles.num_engines(arrangement, choice.tp)
         if evaluates:
-            num_samples = self.job.workload.num_evaluation_samples
-            share = ceil_div(self.job.num_evaluated_prompts * num_samples, num_engines)
-            work = replace(work, num_rollouts=share, num_samples=num_samples)
+            share = ceil_div(self.job.num_evaluated_responses, num_engines)
+            work = replace(work, num_rollouts=share, num_samples=self.job.workload.num_evaluation_samples)
         return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines) + self._reward_latency
 
     def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
