@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.preflight import load_prompts
 from rlplan.runtime.learning.mini_batch import deal_out, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.rewards.reward_pool import RewardPool

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.trl.model import write_model, write_prompts
 from rlplan.report.style import ACCENT, MUTED
-from rlplan.runtime.driver.preflight import load_prompts
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host

@@ -17,8 +17,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.preflight import load_prompts
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.runtime.rollout.groups import GroupMaker

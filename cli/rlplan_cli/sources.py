@@ -77,5 +77,5 @@ def with_models(
             download_model(name, f"{source}: {name}", note)
         plan = executable(verb, asked, found)
     if downloads and (data := plan.job.data) is not None:
-        download_data((data.prompts, data.heldout), f"{source}: data", note)
+        download_data((place for _, place in data.files), f"{source}: data", note)
     return plan

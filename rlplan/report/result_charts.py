@@ -27,6 +27,8 @@ from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
 
 WIDTH = 10.8
+MAX_EVALUATION_ROWS = 4
+"""Evaluations that are drawn; the page's tables have all of them."""
 MAX_PROCESS_ROWS = 24
 _SEEDS = ("#33508f", "#2a9187", "#b0652b", "#8a4fa3", "#5d7a1f", "#7a5a4b")
 _CONTROLS = (("#9a4a4a", (0, (4, 2))), ("#77838f", (0, (1, 1.6))), ("#b08d2e", (0, (6, 2, 1, 2))))
@@ -49,7 +51,7 @@ class Curve:
 
 
 def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> Figure:
-    """Every evaluation of every run, and beside them six curves: the first run's bold, other runs' thin."""
+    """The first evaluations of every run, and beside them six curves: the first run's bold, other runs' thin."""
     with mpl.rc_context(style.RC):
         curves, known = _curves(runs, labels), evaluations(runs)
         figure = style.new_figure(WIDTH, 5.0)
@@ -57,7 +59,7 @@ def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> Figure:
                         width_ratios=[1.4, 0.46, 1, 1, 1] if known else [0.01, 0.01, 1, 1, 1])  # fmt: skip
         last = max([1.0, *(float(curve.frame["step"].max()) for curve in curves if len(curve.frame))])
         if known:
-            _draw_evaluations(figure, grid[:, 0], curves, known, last)
+            _draw_evaluations(figure, grid[:, 0], curves, known[:MAX_EVALUATION_ROWS], last)
         else:
             text = "no evaluation was recorded"
             figure.text(0.988, 0.985, text, ha="right", va="top", color=style.MUTED, fontsize=7.5)

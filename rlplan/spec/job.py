@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from rlplan.errors import did_you_mean
 from rlplan.spec.files.hub_data import HUB_DATA, hub_data
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
@@ -23,6 +24,9 @@ from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
 from rlplan.spec.parts.roles import ValueSpec
 
 __all__ = ["JobSpec", "PolicySpec"]
+
+REWARD_MEAN = "reward/mean"
+"""The one metric beside those of evaluations that a run can be steered by."""
 
 MODELS = "models"
 """Folder beside a job file in which bundled models are looked for, each as ORG/NAME, where a job names them by id."""
@@ -44,6 +48,29 @@ class JobSpec(JobRoles):
             raise ValueError(
                 f"{self.algorithm.name} compares rollouts of one prompt: workload.num_samples_per_prompt = "
                 f"{self.workload.num_samples_per_prompt} must be at least {least}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _learning_rate_fits_the_run(self) -> Self:
+        algorithm, num_steps = self.algorithm, self.workload.num_steps
+        warmup, end = algorithm.schedule_steps(num_steps)
+        kind, decays = algorithm.lr_scheduler_type, algorithm.lr_scheduler_type != "constant"
+        if end > num_steps:
+            raise ValueError(
+                f"algorithm.lr_decay_steps = {end} is longer than the run, workload.num_steps = {num_steps}: the "
+                f"learning rate would not reach its end. algorithm.lr_decay_steps=null follows the run"
+            )
+        if end < num_steps and not algorithm.min_lr_ratio:
+            raise ValueError(
+                f"algorithm.lr_decay_steps = {end} is shorter than the run, workload.num_steps = {num_steps}: the "
+                f"last {num_steps - end} steps would learn nothing. Give a cosine schedule a min_lr_ratio, or "
+                f"algorithm.lr_decay_steps=null"
+            )
+        if warmup > end - decays:
+            raise ValueError(
+                f"algorithm.lr_warmup_steps = {warmup} of a {kind} schedule of {end} steps: the warm-up must be "
+                f"shorter. algorithm.lr_warmup_ratio says it as a part of the run"
             )
         return self
 
@@ -114,6 +141,28 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _watched_metrics_exist(self) -> Self:
+        kept, stopping = self.checkpoints, self.early_stopping
+        known = (*(one.metric for one in self.evaluations), REWARD_MEAN)
+        watched = {"checkpoints.best_metric": kept.best_metric}
+        watched["early_stopping.metric"] = stopping.metric if stopping else None
+        for key, metric in watched.items():
+            if metric is not None and self.data is not None and metric not in known:
+                raise ValueError(
+                    f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
+                )
+        if kept.best_metric is None:
+            return self
+        if not kept.every:
+            raise ValueError("checkpoints.best_metric: checkpoints.every is 0, so that there is none to keep")
+        if kept.best_metric != REWARD_MEAN and self.workload.evaluate_every % kept.every:
+            raise ValueError(
+                f"checkpoints.best_metric: workload.evaluate_every = {self.workload.evaluate_every} must be a multiple "
+                f"of checkpoints.every = {kept.every}, so that there is a checkpoint of every step that is evaluated"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _roles_are_used(self) -> Self:
         if self.roles.value != ValueSpec() and not self.algorithm.declaration.has_value:
             having = ", ".join(name for name, declared in ALGORITHMS.items() if declared.has_value)
@@ -177,9 +226,7 @@ class JobSpec(JobRoles):
         roles = self.roles.with_paths({role: of_model(path) for role, path in self.roles.paths.items()})
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
         if self.data is not None:
-            heldout = self.data.heldout
-            places = {"prompts": of_data(self.data.prompts), "heldout": None if heldout is None else of_data(heldout)}
-            changed["data"] = self.data.model_copy(update=places)
+            changed["data"] = self.data.with_paths(of_data)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
         path = self.rollout.environment.path
         if path is not None:

@@ -9,13 +9,21 @@ from pydantic import Field
 
 from rlplan.spec.base import Spec
 from rlplan.spec.parts.algorithm import AlgorithmSpec
-from rlplan.spec.parts.conduct import CheckpointsSpec, ControlsSpec, LimitsSpec, MetricsSpec, PreflightSpec
+from rlplan.spec.parts.conduct import (
+    CheckpointsSpec,
+    ControlsSpec,
+    EarlyStoppingSpec,
+    LimitsSpec,
+    MetricsSpec,
+    PreflightSpec,
+)
+from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rewards import RewardSpec
 from rlplan.spec.parts.roles import RolesSpec
 from rlplan.spec.parts.rollout import RolloutSpec
 from rlplan.spec.parts.training import TrainingSpec
-from rlplan.spec.parts.workload import DataSpec, WorkloadSpec
+from rlplan.spec.parts.workload import WorkloadSpec
 
 Target = Literal["rlplan", "fsdp2", "megatron"]
 Objective = Literal["step_time", "tokens_per_s", "cost", "gpus"]
@@ -54,5 +62,6 @@ class JobParts(Spec):
     limits: LimitsSpec = LimitsSpec()
     preflight: PreflightSpec = PreflightSpec()
     checkpoints: CheckpointsSpec = CheckpointsSpec()
+    early_stopping: EarlyStoppingSpec | None = None
     metrics: MetricsSpec = MetricsSpec()
     controls: ControlsSpec = ControlsSpec()

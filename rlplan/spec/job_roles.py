@@ -61,7 +61,23 @@ class JobRoles(JobParts):
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The metrics over the held-out prompts; none where only a learned reward judges."""
-        return evaluations_of(self.rewards, has_environment=self.has_turns)
+        work = self.workload
+        return evaluations_of(
+            self.rewards,
+            has_environment=self.has_turns,
+            heldout_sets=("",) if self.data is None else tuple(self.data.heldout_sets) or ("",),
+            num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
+        )
+
+    @property
+    def num_evaluated_prompts(self) -> int:
+        """Held-out prompts of an evaluation, at most: of all data sets."""
+        return self.workload.num_heldout_prompts * (1 if self.data is None else max(1, len(self.data.heldout_sets)))
+
+    @property
+    def num_evaluated_responses(self) -> int:
+        """Responses of all of them."""
+        return self.num_evaluated_prompts * self.workload.num_evaluation_samples
 
     @property
     def has_reward_processes(self) -> bool:

@@ -18,10 +18,11 @@ from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, u
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import LimitsSpec
+from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
 from rlplan.spec.parts.training import TrainingSpec
-from rlplan.spec.parts.workload import DataSpec, WorkloadSpec
+from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import Dtype, SyncContent, Transport
 

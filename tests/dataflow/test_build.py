@@ -27,6 +27,7 @@ def ancestors(calls: tuple[Call, ...], name: str) -> set[str]:
 JOBS = {
     "one mini-batch": make_job(),
     "four mini-batches": make_job(**{"workload.mini_batch_size": 4}),
+    "three epochs": make_job(**{"workload.mini_batch_size": 8, "workload.num_epochs_per_step": 3}),
     "no reference": make_job(**{"algorithm.kl_coef": 0}),
     "one step": make_job(**{"workload.num_steps": 1}),
 }

@@ -87,9 +87,10 @@ def collected_rows() -> tuple[set[str], set[str]]:
         *(f"{name}_{what}" for name in ("importance", "is_corrected", "is_ranked_right") for what in ("sum", "count")),
     )
     metrics.add_training([dict.fromkeys((*sums, "kl_max"), 1.0)], is_first=True)
-    metrics.add_optimizer_step({"grad_norm": 1.0})
+    optimizer_step = {"grad_norm": 1.0, "is_clipped": 0.0, "learning_rate": 1e-6}
+    metrics.add_optimizer_step(optimizer_step)
     metrics.add_value_training([defaultdict(float, num_tokens=1.0)])
-    metrics.add_optimizer_step({"grad_norm": 1.0}, Role.VALUE)
+    metrics.add_optimizer_step(optimizer_step, Role.VALUE)
     metrics.add_cut_sequences(0, 1)
     metrics.add_evaluation([rollout])
     learning, timings = metrics.take_rows(1)

@@ -43,6 +43,18 @@ def test_keys_that_are_left_out_have_upstream_s_defaults_and_not_auto(tmp_path: 
     assert [key for key, value in found.items() if value == "auto" and key != "training.logits"] == []
 
 
+def test_schedules_and_epochs_become_ours(tmp_path: Path) -> None:
+    optim = "actor_rollout_ref.actor.optim"
+    given = {f"{optim}.lr_scheduler_type": "cosine", f"{optim}.lr_warmup_steps": 10, f"{optim}.min_lr_ratio": 0.1}
+    found = job(tmp_path, {**given, "actor_rollout_ref.actor.ppo_epochs": 4})
+    assert found["workload.num_epochs_per_step"] == 4
+    kinds = ("lr_scheduler_type", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio")
+    assert [found[f"algorithm.{key}"] for key in kinds] == ["cosine", 10, 0, 0.1]
+    usual = job(tmp_path)
+    assert usual["algorithm.lr_scheduler_type"] == "constant"
+    assert "algorithm.lr_warmup_steps" not in usual
+
+
 def test_a_batch_over_all_gpus_is_divided_among_them(tmp_path: Path) -> None:
     micro = {
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": None,

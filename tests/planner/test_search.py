@@ -9,11 +9,12 @@ import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.search import AS_FAST
+from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.units import MIB, format_bytes
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Phase, Placement
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_plan, write_job
 
 MEMORY_BOUND = EXAMPLES / "memory-bound.yaml"
@@ -220,3 +221,18 @@ def test_the_cache_that_a_remedy_names_is_the_largest_power_of_two_part_that_fit
     with pytest.raises(NoFeasiblePlanError):
         find_plan(load_job(QUICKSTART, [f"rollout.kv_cache_memory={2 * int(size)}MiB"]))
     assert int(size) * MIB < 7 << 30
+
+
+def test_epochs_over_a_step_s_rollouts_multiply_its_passes_and_take_no_more_memory() -> None:
+    def planned(num_epochs: int) -> Plan:
+        return find_plan(make_job(**{"workload.mini_batch_size": 8, "workload.num_epochs_per_step": num_epochs}))
+
+    once, thrice = planned(1), planned(3)
+
+    def training_s(plan: Plan) -> float:
+        assert plan.timing is not None
+        return sum(a.cost.seconds for a in plan.timing.step.actions if a.phase is Phase.TRAIN and "/" in a.action_id)
+
+    assert training_s(thrice) == pytest.approx(3 * training_s(once))
+    peaks = [plan.ledger.host_peak(plan.ledger.hosts[0]).num_bytes for plan in (once, thrice)]
+    assert peaks[0] == peaks[1]

@@ -47,7 +47,7 @@ def test_every_example_loads_with_its_model_and_profile(path: Path) -> None:
     assert job.name == path.stem
     assert job.load_model().num_parameters > 0
     assert job.load_profile().name == job.hardware.profile
-    for place in (job.policy.path, job.needed_data.prompts, job.needed_data.heldout):
+    for place in (job.policy.path, *(file for _, file in job.needed_data.files)):
         assert Path(place).is_absolute()
         assert Path(place).exists()
 

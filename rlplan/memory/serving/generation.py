@@ -86,15 +86,15 @@ code for some 60 sizes after 40 steps, and its responses have 12 positions."""
 def num_batch_sizes(job: ResolvedJob) -> int:
     """Different numbers of sequences that one engine decodes at a time in a run.
 
-    Counts: 5 for each position of a response (fewer in a run of fewer steps), at most the sequences (and draft tokens)
-    at once.
+    Counts: 5 for each position of a response (fewer in a run of fewer steps), as many again where evaluations sample,
+    which meet others than rollouts; at most the sequences (and draft tokens) at once.
     Source: SIZES_PER_POSITION. Assumes: a batch shrinks one by one, as rollouts end. Left out: sizes of prefills.
     """
     workload, versions_under_way = job.workload, 1 + job.placement.max_staleness
-    at_once = max(versions_under_way * workload.num_rollouts_per_step, workload.num_heldout_prompts)
+    at_once = max(versions_under_way * workload.num_rollouts_per_step, job.num_evaluated_responses)
     per_engine = ceil_div(at_once, job.rollout.num_engines)
     most = min(job.rollout.max_num_seqs, per_engine) * (1 + job.rollout.speculative_tokens)
-    sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps)
+    sizes_per_position = min(SIZES_PER_POSITION, workload.num_steps) * (2 if workload.evaluation_temperature else 1)
     return min(most, sizes_per_position * workload.max_response_len)
 
 

@@ -62,11 +62,14 @@ class GpuTimes:
         return self.job_timing(self.roles.parts(candidate.arrangement).schedule, candidate, kv_cache).step
 
     def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
-        """Of all parts of a schedule, or of a view of it. Starting, evaluating and finishing take no time here."""
+        """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
+        work = self.job.workload
+        evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
+        timed = {("step", kind) for kind in ActionKind} | {(part, ActionKind.EVALUATE) for part in evaluating}
         costs: dict[tuple[Part, str], Cost] = {
-            (part, action.id): self._cost(action, candidate, kv_cache) if part == "step" else NOTHING
+            (part, one.id): self._cost(one, candidate, kv_cache) if (part, one.kind) in timed else NOTHING
             for part, actions in schedule.parts
-            for action in actions
+            for one in actions
         }
         if self.roles.versions_ahead(candidate.arrangement):
             self._add_rollouts_ahead(schedule, candidate, kv_cache, costs)
@@ -87,7 +90,7 @@ class GpuTimes:
         arrangement = candidate.arrangement
         if action.kind is ActionKind.GENERATE and self.roles.versions_ahead(arrangement):
             return NOTHING  # until all others are known
-        if action.kind in GENERATES:
+        if action.kind in (*GENERATES, ActionKind.EVALUATE):
             return self._of_engine(action.kind, arrangement, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
             return self.sync(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
@@ -106,14 +109,8 @@ class GpuTimes:
     def _sum_of(
         self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement, choice: TrainerChoice
     ) -> float:
-        key = (
-            name,
-            arrangement.num_training,
-            arrangement.num_scoring,
-            arrangement.offloaded,
-            arrangement.placement,
-            choice,
-        )
+        sizes = arrangement.num_training, arrangement.num_scoring
+        key = name, *sizes, arrangement.offloaded, arrangement.placement, choice
         if key not in self._seconds:
             actions = self.roles.parts(arrangement).schedule.step
             mine = (action for action in actions if action.kind in kinds and action.every == 1)
@@ -276,6 +273,8 @@ class GpuTimes:
             key = "generate", arrangement.num_generation, choice, kv_cache
             return self._once(key, lambda: self._generate(arrangement, choice, kv_cache))
         key = kind, arrangement.num_generation, choice, kv_cache
+        if kind is ActionKind.EVALUATE:
+            return self._once(key, lambda: self._generate(arrangement, choice, kv_cache, evaluates=True))
         return self._once(key, lambda: self._switch(kind, arrangement, choice, kv_cache))
 
     def _switch(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
@@ -287,10 +286,15 @@ class GpuTimes:
             return wake_weights_cost(size, cluster, level=level)
         return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
 
-    def _generate(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
-        """Rollouts of a step on the slowest engine, and the reward of the last of them."""
+    def _generate(
+        self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, *, evaluates: bool = False
+    ) -> Cost:
+        """Rollouts of a step, or of held-out prompts, on the slowest engine, and the reward of the last of them."""
         speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
         num_engines = self.roles.num_engines(arrangement, choice.tp)
+        if evaluates:
+            share = ceil_div(self.job.num_evaluated_responses, num_engines)
+            work = replace(work, num_rollouts=share, num_samples=self.job.workload.num_evaluation_samples)
         return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines) + self._reward_latency
 
     def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:

@@ -133,7 +133,8 @@ class Checkpointer:
                     path.with_suffix(".receipt").unlink()
             self.recorder.sync()  # the step's own lines come before the checkpoint that says that it has ended
             if not self._is_closed:
-                self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts))
+                best = state.best_checkpoint.step if state.best_checkpoint else None
+                self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts), best)
         except Exception as error:  # in a thread of its own, where nobody else would hear of it
             shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
             if not self._is_closed:

@@ -18,7 +18,7 @@ import torch
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, SpecError
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.planner.plan import read_plan
-from rlplan.runtime.checkpoints.finding import Resumption, find_checkpoint
+from rlplan.runtime.checkpoints.finding import Resumption, find_best, find_checkpoint
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
@@ -33,10 +33,13 @@ PREFIX = "language_model."
 """What stands before the policy's names in the module that is trained; a value head has another one."""
 
 
-def export_policy(run_folder: Path, out: Path) -> Resumption:
-    """Write the policy of a run's last whole checkpoint into a new folder; gives the checkpoint. Raises: SpecError."""
+def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> Resumption:
+    """Write the policy of a run's last whole checkpoint, or of its best, into a new folder; gives the checkpoint.
+
+    Raises: SpecError.
+    """
     with _new_folder(out):
-        found = find_checkpoint(run_folder)
+        found = find_best(run_folder) if takes_best else find_checkpoint(run_folder)
         paths, job = found.paths(Role.POLICY), read_plan(run_folder / "plan.json").job
         start = run_folder / "start_policy"
         model = _filled(start if start.is_dir() else Path(job.policy.path), job, paths)
@@ -123,14 +126,15 @@ class _Arguments(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Arguments(
         prog="python -m rlplan.runtime.checkpoints.export",
-        description="Write the policy of a run's last whole checkpoint in Hugging Face layout.",
+        description="Write the policy of a run's last whole checkpoint, or of its best, in Hugging Face layout.",
         epilog="Exit codes: 0 done, 2 the run, a checkpoint or OUT is wrong, 5 the disk is full, 70 a bug.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the run's folder")
     parser.add_argument("out", metavar="OUT", type=Path, help="a new or an empty folder")
+    parser.add_argument("--best", action="store_true", help="the best checkpoint (checkpoints.best_metric)")
     try:
         options = parser.parse_args(arguments)
-        found = export_policy(options.run_dir, options.out)
+        found = export_policy(options.run_dir, options.out, takes_best=options.best)
     except RlplanError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rlplan.errors import SpecError
 from rlplan.runtime.checkpoints.identity import ForeignCheckpointError, compare
 from rlplan.runtime.checkpoints.manifest import (
+    BEST,
     MANIFEST,
     POINTER,
     RUN,
@@ -89,6 +90,21 @@ def find_checkpoint(run_folder: Path, identity: Mapping[str, str] | None = None)
         rule="a whole checkpoint of the job, as a run writes it every `checkpoints.every` steps",
         way_out="run the job anew, with checkpoints.every=1 to have one after each step",
     )
+
+
+def find_best(run_folder: Path) -> Resumption:
+    """The checkpoint with the best `checkpoints.best_metric`. Raises: SpecError where none is, or it is damaged."""
+    check_run_folder(run_folder)
+    path = checkpoints_of(run_folder) / BEST
+    if not path.is_file():
+        raise SpecError(
+            f"{run_folder} has kept no best checkpoint",
+            where=str(path),
+            rule="a run keeps it whose job has checkpoints.best_metric, from its first checkpoint on",
+            way_out="the last checkpoint, without --best",
+        )
+    folder = path.parent / _versioned(Pointer, _json(path), path).checkpoint
+    return Resumption(folder, *verify(folder))
 
 
 def check_run_folder(run_folder: Path) -> None:

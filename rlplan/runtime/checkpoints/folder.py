@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from rlplan.runtime.checkpoints.manifest import (
+    BEST,
     MANIFEST,
     POINTER,
     Manifest,
@@ -35,8 +36,11 @@ class CheckpointFolder:
         staged.mkdir(parents=True)
         return staged
 
-    def commit(self, staged: Path, manifest: Manifest) -> Path:
-        """Make a staged checkpoint count, and let those go that are too many. Raises: OSError."""
+    def commit(self, staged: Path, manifest: Manifest, best: int | None = None) -> Path:
+        """Make a staged checkpoint count, and let those go that are too many; but not that of the best step.
+
+        Raises: OSError.
+        """
         final = self.root / folder_name(manifest.step)
         write_durably(staged / MANIFEST, manifest.sealed())
         sync_folder(staged)
@@ -46,14 +50,19 @@ class CheckpointFolder:
             shutil.rmtree(final)
         staged.rename(final)
         sync_folder(self.root)
-        write_durably(self.root / f"{POINTER}.partial", Pointer(checkpoint=final.name))
-        (self.root / f"{POINTER}.partial").replace(self.root / POINTER)
-        sync_folder(self.root)
-        self._prune(manifest.step)
+        self._point(POINTER, final.name)
+        if best is not None and (self.root / folder_name(best)).is_dir():
+            self._point(BEST, folder_name(best))
+        self._prune(manifest.step, best)
         return final
 
-    def _prune(self, newest: int) -> None:
-        """Keep the last ones up to the newest; later ones are of a future that was given up.
+    def _point(self, pointer: str, name: str) -> None:
+        write_durably(self.root / f"{pointer}.partial", Pointer(checkpoint=name))
+        (self.root / f"{pointer}.partial").replace(self.root / pointer)
+        sync_folder(self.root)
+
+    def _prune(self, newest: int, best: int | None) -> None:
+        """Keep the last ones up to the newest, and the best; later ones are of a future that was given up.
 
         Only folders with a checkpoint's own name go: no backups, and nothing behind a link.
         """
@@ -63,8 +72,9 @@ class CheckpointFolder:
             if (step := step_of(folder.name)) is not None and folder.is_dir() and not folder.is_symlink()
         )
         future = [folder for step, folder in mine if step > newest]
-        past = [folder for step, folder in mine if step <= newest]
-        for folder in [*future, *past[: -self.keep_last]]:
+        past = [(step, folder) for step, folder in mine if step <= newest]
+        many = [folder for step, folder in past[: -self.keep_last] if step != best]
+        for folder in [*future, *many]:
             (folder / MANIFEST).unlink(missing_ok=True)  # half a checkpoint must not look like one
             shutil.rmtree(folder, ignore_errors=True)
 

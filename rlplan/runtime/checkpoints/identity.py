@@ -12,9 +12,16 @@ from rlplan.errors import SpecError
 from rlplan.reading import opened
 from rlplan.runtime.models.snapshots import located
 from rlplan.spec.fingerprints import model_fingerprint
+from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.resolved import ResolvedJob
 
-OF_OLDER = {"training.tp": "1", "training.optimizer": "adamw", "data.heldout": "of its own"}
+OF_OLDER = {
+    "training.tp": "1",
+    "training.optimizer": "adamw",
+    "data.shuffles": "True",
+    "data.difficulty_column": "None",
+    "data.heldout": "of its own",
+}
 """What a checkpoint that does not say it has: others were not saved then."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
@@ -32,10 +39,12 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
     return {
         "policy.path": model_fingerprint(Path(job.policy.path)),
         "policy.init": job.policy.init,
-        "data.prompts": _digest(located(job.needed_data.prompts, "data.prompts")),
         "data.heldout": "of its own"
         if job.needed_data.heldout
         else f"up to {job.workload.num_heldout_prompts} prompts",
+        "data.prompts": _prompts(job.needed_data),
+        "data.shuffles": str(job.needed_data.shuffles),
+        "data.difficulty_column": str(job.needed_data.difficulty_column),
         "workload.num_prompts_per_step": str(job.workload.num_prompts_per_step),
         "workload.num_samples_per_prompt": str(job.workload.num_samples_per_prompt),
         "seed": str(job.seed),
@@ -85,6 +94,14 @@ def _said(job: ResolvedJob) -> dict[str, str]:
         "rollout.environment": _short(job.rollout.environment.model_dump_json()),
     }
     return {key: value or "none" for key, value in said.items()}
+
+
+def _prompts(data: DataSpec) -> str:
+    """Of one data set its bytes; of several also their names and weights, on which the order of prompts depends."""
+    digests = [_digest(located(source.path, "data.prompts")) for source in data.sources]
+    if len(digests) == 1:
+        return digests[0]
+    return _short(str([(each.label, each.weight, digest) for each, digest in zip(data.sources, digests, strict=True)]))
 
 
 def _model(path: str) -> str:

@@ -1,6 +1,7 @@
 """What a checkpoint says of itself: its manifest, and where the run stood beside the trained states.
 
     checkpoints/latest.json                  the pointer: the last checkpoint that counts, written last
+    checkpoints/best.json                    the same, of the one with the best checkpoints.best_metric
     checkpoints/step-000012/manifest.json    every file with its size and SHA-256, the roles, whose checkpoint it is
     checkpoints/step-000012/run.json         where the run stood: data, versions, seeds, what generation holds
     checkpoints/step-000012/policy-00000-of-00002.safetensors    a rank's part of a role's states
@@ -22,6 +23,7 @@ from rlplan.spec.base import Spec
 
 SCHEMA_VERSION = 1
 MANIFEST, RUN, POINTER, EXPERIENCE = "manifest.json", "run.json", "latest.json", "experience.json"
+BEST = "best.json"
 
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 
@@ -103,6 +105,17 @@ class StreamState(Spec):
     """Numbers of prompts that were under way or are lost; they are begun anew."""
 
 
+class Best(Spec):
+    """The best value of a metric so far."""
+
+    value: float
+    step: int = Field(ge=0)
+    """That had it; 0 is the start."""
+
+    num_without: int = Field(default=0, ge=0)
+    """Values since then, none of them better."""
+
+
 class RunState(Spec):
     """Where a run stood when a step had ended.
 
@@ -130,6 +143,12 @@ class RunState(Spec):
 
     response_lengths: tuple[tuple[int, int], ...] = ()
     """(tokens, how many responses had so many) over the whole run."""
+
+    early_stopping: Best | None = None
+    """Of the metric by which the run stops early."""
+
+    best_checkpoint: Best | None = None
+    """Of the metric whose best checkpoint is kept."""
 
 
 class Pointer(Spec):

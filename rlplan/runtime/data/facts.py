@@ -5,7 +5,7 @@ In: tokenized prompts, finished rollouts. Out: plain values; `response_lengths` 
 
 from collections import Counter
 
-from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.spec.parts.lengths import histogram_of
 
 

@@ -26,9 +26,10 @@ class Controller:
         self.schedule, self.perform, self.deadline_s = schedule, perform, deadline_s
         self._beside: Future[None] | None = None
 
-    def run(self, num_steps: int, finish_step: Callable[[int], None], *, first_step: int = 1) -> None:
+    def run(self, num_steps: int, finish_step: Callable[[int], bool | None], *, first_step: int = 1) -> None:
         """Start, steps up to `num_steps`, finish. `finish_step(step)` is called after each part: 0, 1 … num_steps, -1.
 
+        finish_step: says whether no further step comes.
         first_step: those before it were done by an earlier run, which this one goes on from.
         """
         self._play(self.schedule.start, 0)
@@ -40,7 +41,8 @@ class Controller:
             for step in range(first_step, num_steps + 1):
                 actions = self.schedule.actions_of(step)
                 self._play([action for action in actions if not async_action or action.id != async_action.id], step)
-                finish_step(step)
+                if finish_step(step):
+                    break
             self._join(async_action, num_steps)
         finally:
             beside.shutdown(wait=False, cancel_futures=True)

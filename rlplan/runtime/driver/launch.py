@@ -25,10 +25,11 @@ from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.facts import data_facts, lengths_as_json
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver.controller import Controller
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.player import Player, Task
-from rlplan.runtime.driver.preflight import check_host, check_plan, load_prompts
+from rlplan.runtime.driver.player import STOPPED_EARLY, Player, Task
+from rlplan.runtime.driver.preflight import check_host, check_plan
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.resuming import (
@@ -116,7 +117,7 @@ def run_task(task: Task, run_folder: Path, listener: Listener) -> None:
                 followers = _begin(task, recorder, listener)
                 _run_to_the_end(replace(task, followers=followers), recorder, listener)
             recorder.sync()
-            recorder.write_status("finished", 0)
+            recorder.write_status("finished", 0, recorder.facts.get(STOPPED_EARLY, ""))
     except RlplanError as failure:
         error = resumable(failure, run_folder)
         state = "interrupted" if isinstance(error, InterruptedRunError) else "failed"
@@ -220,7 +221,7 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
             recorder.write_alarm(resumption.step, "resume", runner.resumed)
         first_step = resumption.step + 1 if resumption else 1
         controller = Controller(spec.schedule, play.perform, runner.deadline_s)
-        controller.run(spec.job.workload.num_steps, play.finish_step, first_step=first_step)
+        controller.run(play.last_step(), play.finish_step, first_step=first_step)
     except (RunError, InterruptedRunError) as error:
         if runner is not None:
             with uninterrupted():

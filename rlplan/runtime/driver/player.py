@@ -12,8 +12,8 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
@@ -25,6 +25,8 @@ from rlplan.vocabulary import ActionKind
 
 REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
+STOPPED_EARLY = "stopped_early"
+"""Why a run ended before its last step, in its status."""
 SAMPLES_PER_STEP = 2
 """Rollouts of each step that are written out to be read."""
 
@@ -91,12 +93,15 @@ class Player:
         write(as_json(rehearsed, changes))
         return check_fits(self.ledger, rehearsed, self.recorder.resident)
 
-    def finish_step(self, step: int) -> None:
-        """Write down what a step was like; step 0 is the run's start, and -1 its end."""
+    def finish_step(self, step: int) -> bool:
+        """Write down what a step was like; step 0 is the run's start, and -1 its end.
+
+        Returns: whether the run stops early, with this step.
+        """
         self.recorder.record_host(step, self.worker_group.system_bytes())
         if step == 0 and self.task.resumption is not None:
             self.runner.metrics.take_rows(step)  # the run's start is on record
-            return
+            return False
         if step == 0:
             self.rehearse()
         learning, timings = self.runner.metrics.take_rows(step)
@@ -111,8 +116,28 @@ class Player:
         self.recorder.write_row("timings.jsonl", timings)
         if step > 0:
             self._write_samples(step)
+        why = self.runner.best.observe(step, learning) if step >= 0 else None
         self.runner.finish_step(step)
         self.listener(RunEvent("step", step, "", learning, timings))
+        return why is not None and self._stops_early(step, why)
+
+    def last_step(self) -> int:
+        """The last step that a run has as it begins: of one that goes on where it stopped early, that one."""
+        resumption = self.task.resumption
+        if resumption is not None and self._stops_early(resumption.step, self.runner.best.why_over()):
+            return resumption.step
+        return self.task.spec.job.workload.num_steps
+
+    def _stops_early(self, step: int, why: str) -> bool:
+        """Whether it does, which is then on record: with the last step it ends anyway."""
+        self.recorder.facts.pop(STOPPED_EARLY, None)
+        if not why or step in (0, self.task.spec.job.workload.num_steps):
+            return False
+        text = f"stopped early after step {step}: {why}"
+        self.recorder.facts[STOPPED_EARLY] = text
+        self.runner.stop_early(step)
+        self.listener(RunEvent("phase", step, text))
+        return True
 
     def _write_samples(self, step: int) -> None:
         rollouts = self.runner.collector.rollouts

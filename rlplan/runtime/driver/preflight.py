@@ -1,30 +1,22 @@
 """Preflight: what can be checked before anything starts, so that a run that cannot work says so at once.
 
-In: an ExecutionSpec and a Plan. Out: the tokenized prompts, or a SpecError or HostError.
+In: an ExecutionSpec and a Plan. Out: a SpecError or HostError, or nothing. Left out: the data (data/prompt_sets.py).
 """
 
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
-from rlplan.runtime.data.held_back import check_held_back, held_back
-from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
-from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
-from rlplan.runtime.models.snapshots import located
-from rlplan.runtime.rollout.experience import Prompt
-from rlplan.spec.base import shorten
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.models.catalogue import bundled_id, cached_id
@@ -34,17 +26,6 @@ from rlplan.units import format_bytes
 
 LOGGERS = {"wandb": "rlplan[wandb]", "trackio": "rlplan[trackio]"}
 """Packages of metrics.sinks that a user may lack, and what brings them; TensorBoard's files need none."""
-
-
-@dataclass(frozen=True)
-class PromptSets:
-    train: tuple[Prompt, ...]
-    heldout: tuple[Prompt, ...]
-    said: tuple[str, ...] = ()
-    """A line about each file that was read."""
-
-    columns: frozenset[str] = frozenset()
-    """That every row has whose responses are judged; empty where no reward function asks for any."""
 
 
 def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
@@ -96,58 +77,6 @@ def _no_folder(key: str, path: str) -> SpecError:
         rule="paths in a plan or a bundle are relative to its own folder, and the model still lies there",
         way_out=download if known else put_back,
     )
-
-
-def load_prompts(job: ResolvedJob) -> PromptSets:
-    """Read and tokenize both prompt files; where there is one, hold some of its prompts back.
-
-    Raises: SpecError that lists bad rows and prompts over the limit.
-    """
-    path = Path(job.policy.path) / "tokenizer.json"
-    if not path.is_file():
-        raise SpecError(
-            "the policy has no tokenizer",
-            where=str(path),
-            rule="a Hugging Face folder with tokenizer.json",
-            way_out="copy the model's tokenizer there",
-        )
-    pairs, own = not job.algorithm.declaration.has_rollouts, job.needed_data.heldout
-    if own is None:
-        check_held_back(job)
-    with ModelText(path.parent) as tokenizer:
-        train, said, columns = tokenize_file(
-            located(job.needed_data.prompts, "data.prompts"), job, tokenizer, pairs=pairs
-        )
-        if own is None:
-            train, heldout = held_back(train, job.workload.num_heldout_prompts, job.seed)
-            texts = said, f"{len(heldout)} of its prompts are held out, as data.heldout names none"
-        else:
-            heldout, said_of_heldout, of_heldout = tokenize_file(
-                located(own, "data.heldout"), job, tokenizer, pairs=False
-            )
-            texts, columns = (said, said_of_heldout), of_heldout if pairs else columns & of_heldout
-    _check_sets(train, heldout, job)
-    return PromptSets(train, heldout[: job.workload.num_heldout_prompts], texts, columns)
-
-
-def _check_sets(train: Sequence[Prompt], heldout: Sequence[Prompt], job: ResolvedJob) -> None:
-    """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
-    if len(train) < job.workload.num_prompts_per_step:
-        rest = "" if job.needed_data.heldout else f" beside {len(heldout)} that are held out"
-        raise SpecError(
-            f"{len(train)} prompts{rest}, {job.workload.num_prompts_per_step} a step",
-            where=job.needed_data.prompts,
-            rule="at least workload.num_prompts_per_step prompts",
-            way_out="add prompts or take fewer a step",
-        )
-    shared = {prompt.text for prompt in train} & {prompt.text for prompt in heldout}
-    if shared:
-        raise SpecError(
-            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
-            where=str(job.needed_data.heldout),
-            rule="held-out prompts are not trained on",
-            way_out="remove them from one",
-        )
 
 
 def check_packages(job: ResolvedJob) -> None:

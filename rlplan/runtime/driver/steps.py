@@ -17,7 +17,8 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.cluster.worker_group import WorkerGroup
-from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.data.prompt_sets import PromptSets
+from rlplan.runtime.driver.best import BestSoFar
 from rlplan.runtime.driver.starter import Starter
 from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.fault_tolerance.recovery import Recovery
@@ -54,6 +55,7 @@ class ActionRunner:
         """
         self.spec, self.job, self.recorder, self.resumption = spec, spec.job, recorder, resumption
         self.metrics = StepMetrics(spec.job)
+        self.best = BestSoFar(spec.job, resumption.state if resumption else None)
         self.weight_sync = WeightSync(spec, worker_group)
         self.fleet = Fleet(worker_group, spec.schedule)
         self.switches = Switches(worker_group, recorder.folder, spec.job)
@@ -141,11 +143,17 @@ class ActionRunner:
         elif step < 0:
             self.checkpoints.settle(self.job.limits.action_timeout_s)
 
+    def stop_early(self, step: int) -> None:
+        """No step comes after this one: what is generated ahead ends with what is under way."""
+        self.collector.end_at(step)
+
     def _state(self, step: int) -> tuple[RunState, Any]:
         state, buffer = take_state(step, self.weight_sync, self.fleet, self.stream)
         more = {
             "num_replaced": self.collector.num_replaced,
             "response_lengths": tuple(sorted(self.collector.lengths.items())),
+            "early_stopping": self.best.early,
+            "best_checkpoint": self.best.kept,
         }
         return state.model_copy(update=more), buffer
 

@@ -13,7 +13,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.role_tokenizers import RoleReaders
 from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
-from rlplan.runtime.learning.mini_batch import deal_out, train_sample
+from rlplan.runtime.learning.mini_batch import deal_out, mini_batch, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -57,8 +57,7 @@ class Learner:
 
         engine_held_the_policy: whether the rollouts were made by the weights that the first mini-batch trains.
         """
-        size = self.job.workload.mini_batch_size
-        batch = [train_sample(rollout) for rollout in rollouts[(action.mini_batch or 0) * size :][:size]]
+        batch = [train_sample(rollout) for rollout in mini_batch(rollouts, action.mini_batch or 0, self.job, step)]
         ranks_per_pass = self._ranks_per_pass(action)
         shares = deal_out(batch, self.job, len(action.processes) // ranks_per_pass)
 
@@ -84,7 +83,7 @@ class Learner:
 
     def optimizer_step(self, action: Action, step: int) -> list[Measurement]:
         """On every rank of the action's role. A step that loss scaling skips may have a gradient that is no number."""
-        results, measurements = self.worker_group.everywhere(action, lambda rank: ("optimizer_step",))
+        results, measurements = self.worker_group.everywhere(action, lambda rank: ("optimizer_step", step))
         if not results[0].get("is_skipped"):
             _check_finite([results[0]["grad_norm"]], step)
         self.metrics.add_optimizer_step(results[0], action.role)

@@ -3,6 +3,7 @@
 In: a step's rollouts. Out: samples for each rank, pass by pass, and the weight of a token in each.
 """
 
+import random
 from collections.abc import Sequence
 
 from rlplan.runtime.learning.packing import pack_shares
@@ -12,6 +13,23 @@ from rlplan.vocabulary import Role
 
 Pass = tuple[list[TrainSample], list[float]]
 """Samples of one pass, and what a token of each counts."""
+
+
+def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: int) -> list[Rollout]:
+    """The rollouts of one of a step's mini-batches, which are counted over its epochs.
+
+    The first epoch's are in the order of the prompts, those of later ones in an order that follows from seed, step and
+    epoch. Groups stay together where pairs are trained.
+    """
+    work = job.workload
+    epoch, place = divmod(index, work.mini_batches_per_epoch)
+    order = list(rollouts)
+    if epoch:
+        size = work.num_samples_per_prompt if job.algorithm.declaration.trains_pairs else 1
+        units = [order[start : start + size] for start in range(0, len(order), size)]
+        random.Random(f"{job.seed}/mini-batches/{step}/{epoch}").shuffle(units)
+        order = [rollout for unit in units for rollout in unit]
+    return order[place * work.mini_batch_size :][: work.mini_batch_size]
 
 
 def train_sample(rollout: Rollout) -> TrainSample:

@@ -37,7 +37,7 @@ class StepMetrics:
         self.num_tokens = 0
         self.training: dict[str, float] = defaultdict(float)
         self.value_training: dict[str, float] = defaultdict(float)
-        self.grad_norms: dict[Role, list[float]] = defaultdict(list)
+        self.optimizer_steps: dict[Role, list[Mapping[str, float]]] = defaultdict(list)
         self.started = time.monotonic()
 
     @contextmanager
@@ -87,6 +87,7 @@ class StepMetrics:
 
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
+        self.add_sources(rollouts)
         rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
         self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
         if not rollouts:
@@ -103,6 +104,17 @@ class StepMetrics:
         for rollout in rollouts:
             groups[rollout.group].add(rollout.reward)
         self.learning["group_variance_zero_fraction"] = sum(len(g) == 1 for g in groups.values()) / len(groups)
+
+    def add_sources(self, rollouts: Sequence[Rollout]) -> None:
+        """Where data sets are mixed: what each gives to the step, and how its rollouts are rewarded."""
+        by_source: dict[str, list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            by_source[rollout.prompt.source].append(rollout)
+        for name, mine in sorted(by_source.items()):
+            if name:
+                self.learning[f"data/{name}/fraction"] = len(mine) / len(rollouts)
+                if rewards := [rollout.reward for rollout in mine if not rollout.has_failed]:
+                    self.learning[f"data/{name}/reward_mean"] = math.fsum(rewards) / len(rewards)
 
     def add_reward_notes(self, notes: Mapping[str, int], num_judged: int) -> None:
         """What kept programs from being right, as shares of what was judged: `reward/NAME/timeout_fraction` …"""
@@ -129,10 +141,13 @@ class StepMetrics:
             accumulate(self.value_training, sums)
 
     def add_optimizer_step(self, result: dict[str, float], role: Role = Role.POLICY) -> None:
-        """The norm of a role's gradient before clipping; in float16, whether the step was left out for an overflow."""
+        """A role's learning rate, the norm of its gradient before clipping and whether it was clipped; in float16,
+        whether the step was left out for an overflow.
+        """
         is_skipped = result.get("is_skipped", 0.0)
+        self.learning[f"{role}/learning_rate"] = result["learning_rate"]
         if not is_skipped:
-            self.grad_norms[role].append(result["grad_norm"])
+            self.optimizer_steps[role].append(result)
         if self.job.training.dtype is Dtype.FLOAT16:
             name = f"{role}/skipped_steps"
             self.learning[name] = self.learning.get(name, 0.0) + is_skipped
@@ -143,12 +158,19 @@ class StepMetrics:
             self.learning["reward/reward_model/cut_fraction"] = num_cut / num_rollouts
 
     def add_evaluation(self, rollouts: Sequence[Rollout]) -> None:
-        """Greedy results on the held-out prompts, by reward; none where all of them failed, which is not a 0."""
-        judged = [rollout for rollout in rollouts if not rollout.has_failed]
-        if not judged:
-            return
+        """Results on the held-out prompts, by data set and reward; none where all failed, which is not a 0."""
+        by_prompt: dict[tuple[str, int], list[Rollout]] = defaultdict(list)
+        for rollout in rollouts:
+            if not rollout.has_failed:
+                by_prompt[rollout.prompt.source, rollout.group].append(rollout)
         for one in self.job.evaluations:
-            self.learning[one.metric] = math.fsum(rollout.rewards[one.reward] for rollout in judged) / len(judged)
+            values = [
+                _judged([rollout.rewards[one.reward] for rollout in each], one.passes_of)
+                for (source, _), each in by_prompt.items()
+                if source == one.heldout and len(each) >= one.passes_of
+            ]
+            if values:
+                self.learning[one.metric] = math.fsum(values) / len(values)
 
     def take_rows(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """(learning row, timing row) of the step that ends now."""
@@ -177,8 +199,14 @@ class StepMetrics:
         return row | self._norm_row(Role.POLICY)
 
     def _norm_row(self, role: Role) -> dict[str, float]:
-        norms = self.grad_norms[role]
-        return {f"{role}/grad_norm": math.fsum(norms) / len(norms)} if norms else {}
+        """Means over the optimizer steps that were taken."""
+        steps = self.optimizer_steps[role]
+        names = {"grad_norm": "grad_norm", "is_clipped": "grad_clip_fraction"}
+        return {
+            f"{role}/{name}": math.fsum(each[key] for each in steps) / len(steps)
+            for key, name in names.items()
+            if steps
+        }
 
     def _value_row(self) -> dict[str, float]:
         """explained_var: 1 less the squared error over the variance of the returns; 0 where those do not vary."""
@@ -194,6 +222,20 @@ class StepMetrics:
             "value/explained_var": 1 - error / variance if variance > 0 else 0.0,
             **self._norm_row(Role.VALUE),
         }
+
+
+def _judged(rewards: Sequence[float], passes_of: int) -> float:
+    """What is said of one prompt: the mean of its responses' rewards, or pass@k without bias.
+
+    Counts: of n responses c right ones, 1 - C(n - c, k) / C(n, k). Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+
+    >>> _judged([1.0, 0.0, 0.0, 1.0], 0), round(_judged([1.0, 0.0, 0.0, 1.0], 2), 4)  # 1 - 1 / 6
+    (0.5, 0.8333)
+    """
+    if not passes_of:
+        return math.fsum(rewards) / len(rewards)
+    num_wrong = sum(reward < 1 for reward in rewards)
+    return 1 - math.comb(num_wrong, passes_of) / math.comb(len(rewards), passes_of)
 
 
 def _of_differences(sums: Mapping[str, float]) -> dict[str, float]:

@@ -17,8 +17,8 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.errors import RlplanError
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -39,7 +39,10 @@ SAMPLES_S = 0.1
 
 
 class Collector:
-    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead."""
+    """See the module docstring. rollouts, baselines: of the step under way. stream: where generation runs ahead.
+
+    last_step: after which none comes.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Collector:
     ) -> None:
         self.spec, self.job, self.worker_group, self.recorder = spec, spec.job, worker_group, recorder
         self.metrics, self.fleet, self.prompts, self.reward_pool = metrics, fleet, prompts, reward_pool
+        self.last_step = spec.job.workload.num_steps
         self.rollouts: list[Rollout] = []
         self.baselines: list[Rollout] = []
         self.requests = RequestMaker(spec.job, prompts)
@@ -129,16 +133,17 @@ class Collector:
             self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
-        """Greedy accuracy on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
-        if step == -1 and self.job.workload.num_steps % self.job.workload.evaluate_every == 0:
+        """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
+        if step == -1 and self.last_step % self.job.workload.evaluate_every == 0:
             return []
         requests = self.requests.evaluation()
         with self._judging_early():
             groups, measurements = self._complete(action, requests)
         text = self.groups.words.text
         rollouts = [
-            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/0")
-            for index, (prompt, (completion,)) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/{sample}")
+            for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
+            for sample, completion in enumerate(completions)
         ]
         self.reward_pool.judge(rollouts)
         self.reward_pool.take_notes()  # they are of training rollouts
@@ -154,6 +159,12 @@ class Collector:
         assert self.stream is not None, "rollouts are async"
         with self._judging_early():
             self.stream.run()
+
+    def end_at(self, step: int) -> None:
+        """The run ends with this step, before those that the job has."""
+        self.last_step = step
+        if self.stream is not None:
+            self.stream.end_at(step)
 
     def close(self) -> None:
         if self.stream is not None:

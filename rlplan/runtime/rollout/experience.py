@@ -27,6 +27,9 @@ class Prompt:
     answers: tuple[tuple[int, ...], ...] = ()
     """Token ids of the given answers where the policy generates none: (chosen, rejected), each [response_len]."""
 
+    source: str = ""
+    """The name of its data set where there are several."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:

@@ -4,10 +4,9 @@ In: a job and its prompts. Out: requests, the same for the same job whoever asks
 """
 
 import random
-from functools import lru_cache
 from typing import Any
 
-from rlplan.runtime.driver.preflight import PromptSets
+from rlplan.runtime.data.prompt_sets import PromptSets, mixture_of
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, RolloutRequest
 from rlplan.runtime.rollout.groups import Group
 from rlplan.spec.parts.lengths import cut_lengths
@@ -18,14 +17,13 @@ SEED_STRIDE = 1 << 20
 
 
 class RequestMaker:
-    """Prompts are numbered through all steps, from 0: epochs of the training set, each in its own seeded order."""
+    """Prompts are numbered through all steps, from 0: epochs of the training sets (data/mixing.py)."""
 
     def __init__(self, job: ResolvedJob, prompts: PromptSets) -> None:
-        self.job, self.prompts = job, prompts
+        self.job, self.prompts, self.mixture = job, prompts, mixture_of(prompts.train, job)
 
     def prompt(self, number: int) -> Prompt:
-        epoch, index = divmod(number, len(self.prompts.train))
-        return self.prompts.train[order_of(self.job.seed, epoch, len(self.prompts.train))[index]]
+        return self.prompts.train[self.mixture.row(number)]
 
     def name(self, number: int) -> str:
         step, index = divmod(number, self.job.workload.num_prompts_per_step)
@@ -61,9 +59,10 @@ class RequestMaker:
         return Group(number, [chosen, rejected], [])
 
     def evaluation(self) -> list[RolloutRequest]:
-        """One greedy response of each held-out prompt."""
+        """The responses of each held-out prompt: one greedy one, or samples, the same draws in every evaluation."""
+        count, temperature = self.job.workload.num_evaluation_samples, self.job.workload.evaluation_temperature
         return [
-            self._request(f"evaluate/{index}", prompt, index, num_samples=1, temperature=0.0)
+            self._request(f"evaluate/{index}", prompt, index * count, num_samples=count, temperature=temperature)
             for index, prompt in enumerate(self.prompts.heldout)
         ]
 
@@ -79,10 +78,3 @@ class RequestMaker:
         lengths = cut_lengths(work.response_lengths, work.max_response_len)
         draw = random.Random(f"{self.job.seed}/lengths/{number}").random
         return tuple(max(1, round(lengths.quantile(draw()))) for _ in range(work.num_samples_per_prompt + num_greedy))
-
-
-@lru_cache(maxsize=2)
-def order_of(seed: int, epoch: int, num_prompts: int) -> list[int]:
-    order = list(range(num_prompts))
-    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
-    return order

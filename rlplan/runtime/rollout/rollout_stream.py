@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,13 @@ class RolloutStream:
         """Nothing will be replaced any more."""
         with self._changed:
             self._is_finished = True
+            self._changed.notify_all()
+
+    def end_at(self, step: int) -> None:
+        """No step comes after this one: nothing is begun any more."""
+        with self._changed:
+            self.settings = replace(self.settings, num_steps=min(step, self.settings.num_steps))
+            self._again, self._is_finished = [], True
             self._changed.notify_all()
 
     @property

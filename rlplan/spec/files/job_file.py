@@ -37,9 +37,9 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     for key, name in job.named_models.items():
         _check_model(name, f"{path}: {key}")
-    data_files = {} if job.data is None else {"data.prompts": job.data.prompts, "data.heldout": job.data.heldout}
+    data_files = () if job.data is None else job.data.files
     for key, place in (
-        *((key, place) for key, place in data_files.items() if place and not place.startswith(HUB_DATA)),
+        *((key, place) for key, place in data_files if not place.startswith(HUB_DATA)),
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
         *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
     ):

@@ -4,6 +4,7 @@ In: the `algorithm:` part of a job. Out: a frozen value that leads to the algori
 Left out: the declarations (algorithms/, one file each), and the losses that they name (`rlplan.runtime.losses`).
 """
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -16,6 +17,7 @@ from rlplan.spec.declaration import Algorithm
 __all__ = ["ALGORITHMS", "Algorithm", "AlgorithmSpec"]
 
 KlEstimator = Literal["k1", "k2", "k3"]
+LrScheduler = Literal["constant", "linear", "cosine"]
 
 
 class AlgorithmSpec(Spec):
@@ -27,6 +29,16 @@ class AlgorithmSpec(Spec):
     """What stands at `path`, filled in when the job is read."""
     name: str = DEFAULT
     learning_rate: float = Field(default=1e-6, ge=0)
+    lr_scheduler_type: LrScheduler = "constant"
+    """How the learning rate goes on behind its warm-up, step by step of RL."""
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """First steps in which it rises from 0."""
+    lr_warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """The same as a part of the steps in which it changes, rounded up."""
+    lr_decay_steps: int | None = Field(default=None, ge=1)
+    """Steps by which a linear or cosine schedule has ended, its warm-up among them; None for workload.num_steps."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """What a cosine schedule ends at, as a part of learning_rate."""
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -107,6 +119,26 @@ class AlgorithmSpec(Spec):
         if declared.trains_pairs and (self.max_refills or self.masks_truncated or self.importance != "none"):
             raise ValueError(f"algorithm: {self.name} has no use for max_refills, masks_truncated or importance")
         return self
+
+    @model_validator(mode="after")
+    def _schedule_is_one(self) -> "AlgorithmSpec":
+        kind = self.lr_scheduler_type
+        if self.lr_warmup_steps and self.lr_warmup_ratio:
+            raise ValueError("algorithm.lr_warmup_steps and algorithm.lr_warmup_ratio say the same: give one of them")
+        if self.min_lr_ratio and kind != "cosine":
+            raise ValueError(f"algorithm.min_lr_ratio: a {kind} schedule has no minimum; a cosine one has")
+        if self.lr_decay_steps is not None and kind == "constant":
+            raise ValueError("algorithm.lr_decay_steps: a constant learning rate does not decay; linear and cosine do")
+        return self
+
+    def schedule_steps(self, num_steps: int) -> tuple[int, int]:
+        """(steps of warm-up, steps by which the schedule has ended) in a run of so many.
+
+        >>> AlgorithmSpec(lr_scheduler_type="cosine", lr_warmup_ratio=0.03).schedule_steps(200)
+        (6, 200)
+        """
+        end = num_steps if self.lr_decay_steps is None else self.lr_decay_steps
+        return self.lr_warmup_steps or math.ceil(self.lr_warmup_ratio * end), end
 
     @property
     def declaration(self) -> Algorithm:

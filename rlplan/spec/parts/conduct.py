@@ -14,6 +14,8 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 """A week: a longer wait for one action is a mistake."""
 
 
+Mode = Literal["max", "min"]
+"""Which values of a metric are better."""
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
 
@@ -48,9 +50,24 @@ class CheckpointsSpec(Spec):
     """In steps; 0 keeps none."""
     keep_last: int = Field(default=2, ge=1, le=1000)
     """Checkpoints that stay."""
+    best_metric: str | None = None
+    """One of the job's `evaluate/…`, or reward/mean: the checkpoint with its best value stays beside them."""
+    best_mode: Mode = "max"
     writes: Literal["auto", "beside", "waiting"] = "auto"
     """`beside` copies the trained states and writes the copy while training goes on; with `waiting` the trainer waits
     for the disk. `auto` is `beside` unless phases time-share memory."""
+
+
+class EarlyStoppingSpec(Spec):
+    """A run that ends before `workload.num_steps`, where a metric gets no better."""
+
+    metric: str
+    """One of the job's `evaluate/…`, or reward/mean."""
+    mode: Mode = "max"
+    patience: int = Field(default=3, ge=1, le=MAX_COUNT)
+    """Values in a row that are no better than the best before them."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """What is not better by more than this is no better."""
 
 
 class MetricsSpec(Spec):

@@ -4,8 +4,8 @@ In: parsed YAML. Out: frozen values. Left out: how they are computed (runtime/re
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -134,7 +134,7 @@ def runs_elsewhere(reward: RewardSpec) -> bool:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A metric over the held-out prompts: the mean of one reward of their greedy responses."""
+    """A metric over held-out prompts, of one reward of the responses to each."""
 
     reward: str
     """Its label among a rollout's rewards."""
@@ -144,6 +144,10 @@ class Evaluation:
     """The name in words, where it is ours."""
     is_share: bool
     """A share of the prompts or of their tests, between 0 and 1."""
+    heldout: str = ""
+    """The data set, where there are several."""
+    passes_of: int = 0
+    """k of pass@k: the share of prompts of which one of k responses is right; 0 is the mean over all responses."""
 
     @property
     def metric(self) -> str:
@@ -151,20 +155,38 @@ class Evaluation:
         return EVALUATION_PREFIX + self.name
 
 
-def evaluations_of(rewards: Iterable[RewardSpec], *, has_environment: bool) -> tuple[Evaluation, ...]:
-    """What is evaluated: the answer matcher first, then the other rewards as they stand, the environment last."""
-    found = [_evaluation(reward) for reward in rewards]
-    found.sort(key=lambda evaluation: evaluation.name != _OUR_NAMES["answer_matcher"])
+def evaluations_of(
+    rewards: Iterable[RewardSpec], *, has_environment: bool, heldout_sets: Iterable[str] = ("",), num_samples: int = 0
+) -> tuple[Evaluation, ...]:
+    """What is evaluated, data set by data set: the answer matcher first, then the other rewards as they stand, the
+    environment last. num_samples: responses that are sampled of each prompt; 0 for one greedy one.
+    """
+    found = [_evaluation(reward, is_greedy=not num_samples) for reward in rewards]
+    found.sort(key=lambda one: one.name.removeprefix("greedy_") != "accuracy")
     if has_environment:
         found.append(Evaluation(ENVIRONMENT, "environment_reward", "environment reward", is_share=False))
-    return tuple(found)
+    if num_samples:
+        found = [each for one in found for each in _sampled(one, num_samples)]
+    return tuple(one if not name else _within(one, name) for name in heldout_sets for one in found)
 
 
-def _evaluation(reward: RewardSpec) -> Evaluation:
+def _sampled(one: Evaluation, num_samples: int) -> Iterator[Evaluation]:
+    """avg@n, and of a reward that says right or wrong pass@k for each power of 2 up to n."""
+    yield replace(one, name=f"{one.name}/avg@{num_samples}", title=f"{one.title} avg@{num_samples}")
+    powers = [1 << exponent for exponent in range(1, num_samples.bit_length()) if one.is_share]
+    for k in sorted({*powers, *([num_samples] if powers else [])}):
+        yield replace(one, name=f"{one.name}/pass@{k}", title=f"{one.title} pass@{k}", passes_of=k)
+
+
+def _within(one: Evaluation, heldout: str) -> Evaluation:
+    return replace(one, name=f"{heldout}/{one.name}", title=f"{heldout}: {one.title}", heldout=heldout)
+
+
+def _evaluation(reward: RewardSpec, *, is_greedy: bool) -> Evaluation:
     is_share = not isinstance(reward, FunctionSpec)
     if reward.name is not None or reward.kind not in _OUR_NAMES:
         return Evaluation(reward.label, reward.label, reward.label, is_share)
-    name = _OUR_NAMES[reward.kind]
+    name = _OUR_NAMES[reward.kind] if is_greedy else _OUR_NAMES[reward.kind].removeprefix("greedy_")
     return Evaluation(reward.label, name, name.replace("_", " "), is_share)
 
 

@@ -1,6 +1,6 @@
-"""The workload: which prompts, and how many rollouts of what length.
+"""The workload: how many prompts, and how many rollouts of what length.
 
-In: the `data:` and `workload:` parts of a job. Out: frozen values. Left out: rows of data sets (runtime/data).
+In: the `workload:` part of a job. Out: frozen values.
 Units: lengths in tokens; counts are of prompts or rollouts as their names say.
 """
 
@@ -18,19 +18,6 @@ MAX_MINI_BATCHES = 256
 """Optimizer steps in one RL step; each is an action of the schedule."""
 
 
-class DataSpec(Spec):
-    """The `data:` part of a job: what is trained on, which a run needs and a plan does not."""
-
-    prompts: str
-    """A file or a folder of rows to train on."""
-    heldout: str | None = None
-    """The same for the evaluation; None holds a tenth of the prompts back, at most workload.num_heldout_prompts."""
-    prompt_column: str | None = None
-    """Of a data set whose layout is none of those that are known."""
-    answer_column: str | None = None
-    """The same, of the answers."""
-
-
 class WorkloadSpec(Spec):
     """The `workload:` part of a job: the batch ladder and the lengths."""
 
@@ -42,6 +29,8 @@ class WorkloadSpec(Spec):
     """Rollouts of a prompt; 2 of an algorithm that is given pairs of answers."""
     mini_batch_size: Count | None = None
     """Rollouts per optimizer step; None takes all of a step."""
+    num_epochs_per_step: int = Field(default=1, ge=1, le=MAX_MINI_BATCHES)
+    """How often a step's rollouts are trained on, each time in mini-batches dealt anew."""
     micro_batch_size_per_gpu: Count | Auto = "auto"
     """Rollouts of a pass of a rank, counted at their longest; training.max_tokens_per_micro_batch says it in tokens."""
     max_prompt_len: Count = 1024
@@ -61,9 +50,13 @@ class WorkloadSpec(Spec):
     ignores_eos: bool = False
     """Whether responses go on behind an end of sequence."""
     evaluate_every: int = Field(default=10, ge=1)
-    """Greedy evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
+    """Evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
     num_heldout_prompts: int = Field(default=256, ge=1)
-    """Held-out prompts that are evaluated, at most."""
+    """Held-out prompts that are evaluated, at most: of each data set."""
+    num_evaluation_samples: int = Field(default=1, ge=1, le=1024)
+    """Responses of each held-out prompt."""
+    evaluation_temperature: float = Field(default=0.0, ge=0, le=2)
+    """Of their sampling; 0 is greedy."""
 
     @property
     def num_rollouts_per_step(self) -> int:
@@ -76,9 +69,14 @@ class WorkloadSpec(Spec):
         return self.num_rollouts_per_step if self.mini_batch_size is None else self.mini_batch_size
 
     @property
-    def num_mini_batches(self) -> int:
-        """Optimizer steps in one RL step."""
+    def mini_batches_per_epoch(self) -> int:
+        """Optimizer steps in which each rollout of an RL step is trained on once."""
         return self.num_rollouts_per_step // self.rollouts_per_mini_batch
+
+    @property
+    def num_mini_batches(self) -> int:
+        """Optimizer steps in one RL step, over all its epochs."""
+        return self.mini_batches_per_epoch * self.num_epochs_per_step
 
     @property
     def max_seq_len(self) -> int:
@@ -109,6 +107,15 @@ class WorkloadSpec(Spec):
         return mean
 
     @model_validator(mode="after")
+    def _samples_differ(self) -> "WorkloadSpec":
+        if self.num_evaluation_samples > 1 and not self.evaluation_temperature:
+            raise ValueError(
+                f"num_evaluation_samples = {self.num_evaluation_samples} at evaluation_temperature = 0 would all be "
+                f"the same greedy response: give workload.evaluation_temperature, such as 1.0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ladder_divides(self) -> "WorkloadSpec":
         if self.num_rollouts_per_step % self.rollouts_per_mini_batch:
             raise ValueError(
@@ -117,7 +124,7 @@ class WorkloadSpec(Spec):
             )
         if self.num_mini_batches > MAX_MINI_BATCHES:
             raise ValueError(
-                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size = {self.num_mini_batches} optimizer "
-                f"steps in one RL step; at most {MAX_MINI_BATCHES}"
+                f"num_prompts_per_step x num_samples_per_prompt / mini_batch_size x num_epochs_per_step = "
+                f"{self.num_mini_batches} optimizer steps in one RL step; at most {MAX_MINI_BATCHES}"
             )
         return self

@@ -147,10 +147,10 @@ class CpuTimes:
         return self.engine.cost(requests) + self._python(requests.num_sequences)
 
     def evaluate_cost(self) -> Cost:
-        """The same of the held-out prompts, one response each, and their rewards."""
-        num_prompts = self.job.workload.num_heldout_prompts
-        cost = self.engine.cost(Requests(num_prompts, 1, *self._lengths))
-        return cost + self._python(num_prompts * (1 + len(self.job.rewards)))
+        """The same of the held-out prompts and their responses, and these ones' rewards."""
+        num_samples = self.job.workload.num_evaluation_samples
+        requests = Requests(self.job.num_evaluated_prompts, num_samples, *self._lengths)
+        return self.engine.cost(requests) + self._python(requests.num_sequences * (1 + len(self.job.rewards)))
 
     def score_cost(self) -> Cost:
         """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, split over its processes.

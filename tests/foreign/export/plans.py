@@ -40,7 +40,14 @@ OTHERS = [
     ("training.gradient_checkpointing=true", "workload.micro_batch_size_per_gpu=4"),
     ("algorithm.kl_coef=0.0", "rollout.tp=2"),
     ("algorithm.name=gspo", "algorithm.kl_coef=0.0"),
-    ("algorithm.learning_rate=3e-6", "workload.temperature=0.8", "algorithm.clip_high=0.28"),
+    (
+        "algorithm.learning_rate=3e-6",
+        "algorithm.lr_scheduler_type=cosine",
+        "algorithm.lr_warmup_ratio=0.05",
+        "workload.num_epochs_per_step=2",
+        "workload.temperature=0.8",
+        "algorithm.clip_high=0.28",
+    ),
 ]
 GRID = [sum(parts, ()) for parts in product(LENGTHS, BATCHES, OTHERS)]
 

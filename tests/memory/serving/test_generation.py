@@ -57,6 +57,8 @@ def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
 def test_batches_shrink_from_all_sequences_at_once() -> None:
     assert num_batch_sizes(make_job()) == 3 * 12, "a run of three steps"
     assert num_batch_sizes(make_job(**{"workload.num_steps": 100})) == 5 * 12
+    samples = {"workload.evaluation_temperature": 1.0, "workload.num_evaluation_samples": 2}
+    assert num_batch_sizes(make_job(**{"workload.num_steps": 100}, **samples)) == 2 * 5 * 12
     long = {"workload.max_response_len": 200, "workload.num_heldout_prompts": 8}
     assert num_batch_sizes(make_job(**long)) == 16  # rollouts of a step
     ahead = {"placement.placement": "disaggregated", "placement.max_staleness": 2}

@@ -14,7 +14,7 @@ from rlplan.planner.plan import read_plan, write_plan
 from rlplan.runtime.checkpoints import export
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably
 from rlplan.runtime.checkpoints.fragments import part_name
-from rlplan.runtime.checkpoints.manifest import RUN, Manifest, RoleStates, RunState
+from rlplan.runtime.checkpoints.manifest import BEST, RUN, Manifest, RoleStates, RunState
 from rlplan.runtime.checkpoints.stored_states import StoredStates, memory_of
 from rlplan.runtime.checkpoints.tensor_file import Piece, TensorFile, digest_of, write
 from rlplan.runtime.models.start_checkpoint import load_language_model
@@ -99,6 +99,16 @@ def test_the_command_writes_the_policy_and_says_what_it_passed_over(
     assert f"step-000002: {STATES} has 10 bytes instead of " in said.err
     assert said.err.endswith("; it is passed over\n")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in out.iterdir()}
+
+
+def test_the_best_checkpoint_is_exported_where_the_run_kept_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(["--best", str(run), str(tmp_path / "none")], capsys, "has kept no best checkpoint")
+    (run / "checkpoints" / BEST).write_text('{"schema_version": 1, "checkpoint": "step-000001"}')
+    out = tmp_path / "out"
+    assert export.main(["--best", str(run), str(out)]) == 0
+    assert capsys.readouterr().out == f"the policy after step 1: {out}\n"
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], *words: str) -> None:

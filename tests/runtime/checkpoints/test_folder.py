@@ -21,6 +21,7 @@ from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.folder import CheckpointFolder, write_durably, write_text_durably
 from rlplan.runtime.checkpoints.identity import ForeignCheckpointError
 from rlplan.runtime.checkpoints.manifest import (
+    BEST,
     EXPERIENCE,
     MANIFEST,
     POINTER,
@@ -39,7 +40,9 @@ CHANGES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "write")
 STATES = "policy-00000-of-00001.safetensors"
 
 
-def save(run: Path, step: int, keep_last: int = 2, identity: dict[str, str] | None = None) -> None:
+def save(
+    run: Path, step: int, keep_last: int = 2, identity: dict[str, str] | None = None, best: int | None = None
+) -> None:
     """A checkpoint of a step, in the order in which a run makes one."""
     folder = CheckpointFolder(run, keep_last)
     staged = folder.stage(step)
@@ -48,7 +51,7 @@ def save(run: Path, step: int, keep_last: int = 2, identity: dict[str, str] | No
     write_text_durably(staged / EXPERIENCE, "[]")
     files = {name: digest_of(staged / name) for name in (STATES, RUN, EXPERIENCE)}
     roles = {"policy": RoleStates(files=(STATES,), num_steps=step)}
-    folder.commit(staged, Manifest(job="a", step=step, identity=identity or {}, files=files, roles=roles))
+    folder.commit(staged, Manifest(job="a", step=step, identity=identity or {}, files=files, roles=roles), best)
 
 
 def steps_of(run: Path) -> list[str]:
@@ -335,3 +338,16 @@ def test_a_file_in_place_of_the_checkpoints_is_one_message(tmp_path: Path) -> No
     (tmp_path / "checkpoints").write_text("x")
     with pytest.raises(SpecError, match="checkpoints cannot be read: Not a directory"):
         find_checkpoint(tmp_path)
+
+
+def test_the_best_checkpoint_stays_beside_the_last_ones_and_has_a_pointer(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        return {path.name for path in checkpoints_of(tmp_path).glob("step-*")}
+
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2)):
+        save(tmp_path, step, keep_last=1, best=best)
+    assert names() == {"step-000002", "step-000005"}
+    assert json.loads((checkpoints_of(tmp_path) / BEST).read_text())["checkpoint"] == "step-000002"
+    assert find_checkpoint(tmp_path).step == 5
+    save(tmp_path, 6, keep_last=1, best=6)
+    assert names() == {"step-000006"}

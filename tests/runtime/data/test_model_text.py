@@ -14,9 +14,9 @@ from rlplan.runtime.data import model_text
 from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import Wanted, load_rows
 from rlplan.runtime.data.model_text import ModelText
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
-from rlplan.runtime.driver.preflight import load_prompts
 from tests.factories import EXAMPLES, make_job
 
 SORTER = EXAMPLES / "models" / "sorter"

@@ -40,6 +40,17 @@ def test_no_action_begins_before_what_it_waits_for_has_ended() -> None:
     assert len(ended) == len(set(ended))
 
 
+def test_a_run_that_stops_early_still_finishes() -> None:
+    steps: list[int] = []
+
+    def finish(step: int) -> bool:
+        steps.append(step)
+        return step == 2
+
+    Controller(schedule(), lambda action, step: None, forever).run(4, finish)
+    assert steps == [0, 1, 2, -1]
+
+
 def test_actions_that_do_not_wait_for_each_other_run_side_by_side() -> None:
     meeting = threading.Barrier(2, timeout=scaled(5))
 

@@ -9,6 +9,7 @@ from rlplan_cli.sources import with_models
 
 from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.identity import identity_of
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver import preflight
 from rlplan.spec.models.headers import read_checkpoint
 from tests.cli.conftest import Call, rlplan
@@ -48,7 +49,7 @@ def make_ready(job: Path) -> Plan:
     """What a run does with its models before it starts anything."""
     plan = with_models("run", job, (), None)
     preflight.check_plan(plan)
-    preflight.load_prompts(plan.job)
+    load_prompts(plan.job)
     return plan
 
 
@@ -155,7 +156,7 @@ def test_data_are_named_by_hub_id_and_read_from_the_cache_without_a_network(
     overrides = (*words, f"policy.path={EXAMPLES / 'models' / 'sorter'}")
     plan = with_models("run", job, overrides, None)
     assert plan.job.needed_data.prompts == "hf://datasets/someone/sums/main/train.jsonl"
-    prompts = preflight.load_prompts(plan.job)
+    prompts = load_prompts(plan.job)
     assert (len(prompts.train), len(prompts.heldout)) == (80, 80)
     assert plan.job.relative_to(tmp_path).needed_data == plan.job.needed_data
     assert "data.prompts" in identity_of(plan.job)

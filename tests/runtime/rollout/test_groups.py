@@ -3,7 +3,7 @@
 import json
 import math
 
-from rlplan.runtime.driver.preflight import load_prompts
+from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.learning.mini_batch import deal_out, token_weights, train_sample
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, WeightSpan

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.data.text_tokens import end_tokens
-from rlplan.runtime.driver.preflight import PromptSets
 from rlplan.runtime.rollout.experience import Prompt
-from rlplan.runtime.rollout.requests import RequestMaker, order_of
+from rlplan.runtime.rollout.requests import RequestMaker
 from tests.factories import make_job
 
 PROMPTS = PromptSets(
@@ -57,15 +57,15 @@ def test_evaluation_is_greedy_and_never_forced() -> None:
     assert all((r.temperature, r.num_samples, r.lengths) == (0.0, 1, ()) for r in requests)
 
 
+def test_an_evaluation_that_samples_draws_each_response_from_a_seed_of_its_own() -> None:
+    requests = made(**{"workload.num_evaluation_samples": 4, "workload.evaluation_temperature": 0.7}).evaluation()
+    assert all((r.temperature, r.num_samples) == (0.7, 4) for r in requests)
+    seeds = {request.seed + index for request in requests for index in range(4)}
+    assert len(seeds) == 12
+
+
 def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     assert end_tokens(tmp_path) == frozenset()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert end_tokens(tmp_path) == {2, 7}
-
-
-def test_each_epoch_sees_every_prompt_once_in_an_order_of_its_own() -> None:
-    first, second, other_seed = order_of(0, 0, 50), order_of(0, 1, 50), order_of(1, 0, 50)
-    assert sorted(first) == sorted(second) == sorted(other_seed) == list(range(50))
-    assert len({tuple(order) for order in (first, second, other_seed)}) == 3
-    assert order_of(0, 0, 50) == first

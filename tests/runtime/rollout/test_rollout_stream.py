@@ -87,3 +87,21 @@ def test_every_step_gets_its_groups_and_none_is_too_old(
     assert sorted(taken) == list(range(len(taken))), "no prompt is skipped or taken twice"
     assert len(buffer) == 0
     assert engines.open == []
+
+
+@pytest.mark.parametrize("refills", [0, 1])
+def test_a_run_that_stops_early_ends_what_is_under_way_and_begins_nothing_more(refills: int, tmp_path: Path) -> None:
+    engines, buffer = Engines(0), ExperienceBuffer(2, folder=tmp_path)
+    settings = StreamSettings(NUM_PROMPTS, 1000, scaled(20.0), can_replace=refills > 0)
+    stream = RolloutStream(engines, request, AsyncRollouts("generate", 2, True), settings, buffer)  # type: ignore[arg-type]
+    running = threading.Thread(target=stream.run)
+    running.start()
+    for _ in range(2):
+        stream.take(NUM_PROMPTS)
+        with stream.handing_over():
+            pass
+    stream.end_at(2)
+    running.join(scaled(10))
+    assert not running.is_alive()
+    assert engines.open == []
+    assert stream.state()[0].again == ()

@@ -217,6 +217,17 @@ OTHERS = {
     "baselines": ("algorithm.name=remax",),
     "pairs": ("algorithm.name=online_dpo", "algorithm.kl_coef=0.1"),
     "corrected": ("algorithm.importance=truncate", "workload.mini_batch_size=32"),
+    "a recipe": (
+        "algorithm.lr_scheduler_type=cosine",
+        "algorithm.lr_warmup_steps=2",
+        "workload.mini_batch_size=32",
+        "workload.num_epochs_per_step=2",
+        "workload.evaluate_every=1",
+        "workload.num_evaluation_samples=2",
+        "workload.evaluation_temperature=1.0",
+        "early_stopping={metric: reward/mean, patience: 100}",
+        "checkpoints.best_metric=evaluate/accuracy/avg@2",
+    ),
     "values that warm up": ("algorithm.name=ppo", "algorithm.value_warmup_steps=3"),
 }
 

@@ -165,3 +165,16 @@ def test_a_process_that_starts_by_itself_starts_sooner_than_beside_others() -> N
 def test_a_profile_without_rates_gives_no_times() -> None:
     plan = make_plan()
     assert predict_job(plan.job, plan.job.load_model(), make_profile(), plan.schedule) is None
+
+
+def test_an_evaluation_is_timed_by_its_data_sets_and_samples() -> None:
+    def seconds(**overrides: Any) -> float:
+        timing = make_plan(**{"workload.num_heldout_prompts": 64, **overrides}).timing
+        assert timing is not None
+        (evaluate,) = [action for action in timing.sometimes.actions if action.action_id == "evaluate"]
+        return evaluate.cost.seconds
+
+    sampled = seconds(**{"workload.num_evaluation_samples": 8, "workload.evaluation_temperature": 1.0})
+    file = str(EXAMPLES / "data" / "sort_digits" / "heldout.jsonl")
+    of_two = seconds(data={"heldout": {"one": file, "other": file}})
+    assert 1.5 * seconds() < of_two < sampled

@@ -93,6 +93,8 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
                 _report_of_failure(folder)
             raise
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    if status["message"]:
+        note(status["message"])
     if with_report:
         status["report"] = _report(folder)
     if as_json:

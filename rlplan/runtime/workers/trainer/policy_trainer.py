@@ -44,6 +44,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     recompute_layers,
     score_together,
 )
+from rlplan.runtime.workers.trainer.learning_rates import LearningRates
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
 from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.runtime.workers.trainer.state_saver import StateSaver, load
@@ -246,10 +247,19 @@ class PolicyTrainer(Worker):
         forget_cache(self.device)
         return judged
 
-    def optimizer_step(self) -> dict[str, float]:
+    def optimizer_step(self, step: int = 1) -> dict[str, float]:
+        """With the learning rate of an RL step. The norm is that before clipping."""
+        rate = self._learning_rates.at(step)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
         norm = global_norm(self.engine, self.engine.step)
         forget_cache(self.device)
-        return {"grad_norm": norm, "is_skipped": float(not self.engine.was_step_applied())}
+        return {
+            "grad_norm": norm,
+            "is_skipped": float(not self.engine.was_step_applied()),
+            "is_clipped": float(0 < self.config["gradient_clipping"] < norm),
+            "learning_rate": rate,
+        }
 
     def offload(self, destination: str) -> None:
         """Move everything that the engine holds out of the way. destination: `disk`, or `host` from a GPU.
@@ -318,6 +328,10 @@ class PolicyTrainer(Worker):
                 return None
             save_adapter(language_model, self.job, Path(folder))
             return of_named(adapter_tensors(language_model).items())
+
+    @cached_property
+    def _learning_rates(self) -> LearningRates:
+        return LearningRates(self.job, self.config["optimizer"]["params"]["lr"])
 
     @cached_property
     def _packets(self) -> tuple[Packet, ...]:

@@ -48,6 +48,6 @@ def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> N
 def test_skipped_steps_are_counted_and_are_not_in_the_mean_norm() -> None:
     metrics = StepMetrics(make_job(**{"training.dtype": "float16"}))
     for norm, is_skipped in ((float("inf"), 1.0), (2.0, 0.0), (4.0, 0.0)):
-        metrics.add_optimizer_step({"grad_norm": norm, "is_skipped": is_skipped})
-    assert metrics.grad_norms[Role.POLICY] == [2.0, 4.0]
+        metrics.add_optimizer_step({"learning_rate": 1e-5, "grad_norm": norm, "is_skipped": is_skipped})
+    assert [each["grad_norm"] for each in metrics.optimizer_steps[Role.POLICY]] == [2.0, 4.0]
     assert metrics.learning["policy/skipped_steps"] == 1.0

@@ -99,3 +99,42 @@ def test_an_evaluation_that_nobody_could_judge_is_no_zero(num_judged: int) -> No
     metrics.add_evaluation(step)
     row = metrics.take_rows(1)[0]
     assert row == {"step": 1} | ({"evaluate/greedy_accuracy": 1.0} if num_judged else {})
+
+
+def evaluated(data: dict[str, Any], num_samples: int, right: list[tuple[str, list[float | None]]]) -> dict[str, Any]:
+    """The metrics of an evaluation. right: (data set, the reward of each response, None where it failed) by prompt."""
+    sampled = {"workload.num_evaluation_samples": num_samples, "workload.evaluation_temperature": 1.0}
+    metrics = StepMetrics(make_job(**(sampled if num_samples else {}), **data))
+    metrics.add_evaluation(
+        [
+            Rollout(
+                Prompt("p", "p", "a", (1,), source=source),
+                index,
+                Completion((3,), (-0.1,), "stop"),
+                has_failed=reward is None,
+                rewards={} if reward is None else {"answer_matcher": reward},
+            )
+            for index, (source, rewards) in enumerate(right)
+            for reward in rewards
+        ]
+    )
+    return {key: value for key, value in metrics.take_rows(0)[0].items() if key != "step"}
+
+
+def test_sampled_evaluation_gives_avg_at_n_and_pass_at_k_without_bias() -> None:
+    row = evaluated({}, 4, [("", [1.0, 0.0, 0.0, 0.0]), ("", [0.0] * 4), ("", [1.0] * 4)])
+    assert row["evaluate/accuracy/avg@4"] == pytest.approx((0.25 + 0 + 1) / 3)
+    assert row["evaluate/accuracy/pass@2"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert row["evaluate/accuracy/pass@4"] == pytest.approx(2 / 3)
+    assert len(row) == 3
+
+
+def test_responses_without_a_verdict_count_nowhere() -> None:
+    row = evaluated({}, 4, [("", [1.0, None, None, 0.0]), ("", [None] * 4)])
+    assert row == {"evaluate/accuracy/avg@4": 0.5, "evaluate/accuracy/pass@2": 1.0}
+
+
+def test_each_held_out_data_set_has_its_own_metrics() -> None:
+    data = {"data": {"prompts": "p.jsonl", "heldout": {"near": "n.jsonl", "far": "f.jsonl"}}}
+    row = evaluated(data, 0, [("near", [1.0]), ("near", [0.0]), ("far", [0.0])])
+    assert row == {"evaluate/near/greedy_accuracy": 0.5, "evaluate/far/greedy_accuracy": 0.0}

@@ -1,0 +1,151 @@
+"""Prompt sets: everything that a run trains on and is evaluated on, tokenized, or a message about what will not do.
+
+In: a job. Out: PromptSets. Left out: rows (loading.py), which prompt comes when (mixing.py).
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from rlplan.errors import SpecError
+from rlplan.runtime.data.held_back import check_held_back, held_back
+from rlplan.runtime.data.mixing import Mixture, Share
+from rlplan.runtime.data.model_text import ModelText
+from rlplan.runtime.data.tokenizing import tokenize_file
+from rlplan.runtime.models.snapshots import located
+from rlplan.runtime.rollout.experience import Prompt
+from rlplan.spec.base import shorten
+from rlplan.spec.resolved import ResolvedJob
+
+
+@dataclass(frozen=True)
+class PromptSets:
+    train: tuple[Prompt, ...]
+    """Of one data set after the other, in the order of their files."""
+
+    heldout: tuple[Prompt, ...]
+    """The same."""
+
+    said: tuple[str, ...] = ()
+    """A line about each file that was read."""
+
+    columns: frozenset[str] = frozenset()
+    """That every row has whose responses are judged; empty where no reward function asks for any."""
+
+
+def load_prompts(job: ResolvedJob) -> PromptSets:
+    """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts over the limit."""
+    path = Path(job.policy.path) / "tokenizer.json"
+    if not path.is_file():
+        raise SpecError(
+            "the policy has no tokenizer",
+            where=str(path),
+            rule="a Hugging Face folder with tokenizer.json",
+            way_out="copy the model's tokenizer there",
+        )
+    if job.needed_data.heldout is None:
+        check_held_back(job)
+    pairs, data, most = not job.algorithm.declaration.has_rollouts, job.needed_data, job.workload.num_heldout_prompts
+    said: list[str] = []
+    judged: list[frozenset[str]] = []
+    with ModelText(path.parent) as tokenizer:
+
+        def read(place: str, name: str, *, pairs: bool, is_judged: bool) -> tuple[Prompt, ...]:
+            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, pairs=pairs)
+            said.append(line)
+            judged.extend([columns] * is_judged)
+            return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
+
+        is_mixed = len(data.sources) > 1
+        train = [read(each.path, each.label * is_mixed, pairs=pairs, is_judged=not pairs) for each in data.sources]
+        held = [read(place, name, pairs=False, is_judged=True)[:most] for name, place in data.heldout_sets.items()]
+    _check_columns(train, job)
+    if data.heldout is None:
+        parts = [held_back(prompts, most, job.seed) for prompts in train]
+        held = [tuple(replace(one, source="") for one in part) for _, part in parts]
+        texts = {one.text for part in held for one in part}  # which another data set may have, too
+        train = [tuple(one for one in part if one.text not in texts) for part, _ in parts]
+        said.append(f"{sum(map(len, held))} of these prompts are held out, as data.heldout names none")
+    sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged))
+    _check_sets(sets, job)
+    mixture_of(sets.train, job)
+    return sets
+
+
+def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
+    """Which of the prompts is the n-th. Raises: SpecError for a weight, or a difficulty, that will not do."""
+    data = job.needed_data
+    counts = [len([*prompts]) for _, prompts in groupby(train, key=lambda prompt: prompt.source)]
+    is_mixed = len(data.sources) > 1
+    shares = [
+        Share(source.label * is_mixed, count, source.weight) for source, count in zip(data.sources, counts, strict=True)
+    ]
+    mixture = Mixture(shares, job.seed, shuffles=data.shuffles, difficulties=_difficulties(train, job))
+    for share, quota in zip(shares, mixture.quotas, strict=True):
+        if not quota:
+            raise SpecError(
+                f"{share.name} has a weight of {share.weight:g}, which is none of {len(train)} prompts",
+                where="data.prompts",
+                rule="of every data set at least one prompt in as many as all data sets have",
+                way_out="give it a larger weight, or leave it out",
+            )
+    return mixture
+
+
+def _difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
+    column = job.needed_data.difficulty_column
+    if column is None:
+        return []
+    found = [json.loads(prompt.columns).get(column) for prompt in train]
+    for prompt, value in zip(train, found, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise SpecError(
+                f"{column} of {shorten(prompt.id)} is {'not there' if value is None else shorten(value)}",
+                where="data.difficulty_column",
+                rule="a column with a number in every row that is trained on",
+                way_out="add it, or name another column",
+            )
+    return [float(value) for value in found]
+
+
+def _check_columns(train: Sequence[Sequence[Prompt]], job: ResolvedJob) -> None:
+    """Data sets that are mixed have the same columns. Raises: SpecError that names those that differ."""
+    names = [source.label for source in job.needed_data.sources]
+    columns = [{key for prompt in prompts for key in json.loads(prompt.columns)} for prompts in train]
+    everywhere = set.intersection(*columns)
+    differing = [
+        f"{name} has {', '.join(sorted(mine - everywhere))}"
+        for name, mine in zip(names, columns, strict=True)
+        if mine - everywhere
+    ]
+    if differing:
+        raise SpecError(
+            f"data sets with unequal columns are mixed: {'; '.join(differing)}, which not all of them have",
+            where="data.prompts",
+            rule="every data set of a mixture has the same columns beside prompt and answer",
+            way_out="add the missing columns, or remove those that not all data sets have",
+        )
+
+
+def _check_sets(sets: PromptSets, job: ResolvedJob) -> None:
+    """Enough for a step, and nothing held out that is trained on. Raises: SpecError."""
+    data = job.needed_data
+    if len(sets.train) < job.workload.num_prompts_per_step:
+        rest = "" if data.heldout else f" beside {len(sets.heldout)} that are held out"
+        raise SpecError(
+            f"{len(sets.train)} prompts{rest}, {job.workload.num_prompts_per_step} a step",
+            where=", ".join(source.path for source in data.sources),
+            rule="at least workload.num_prompts_per_step prompts",
+            way_out="add prompts or take fewer a step",
+        )
+    shared = {prompt.text for prompt in sets.train} & {prompt.text for prompt in sets.heldout}
+    if shared:
+        raise SpecError(
+            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
+            where=", ".join(data.heldout_sets.values()) or "data.prompts",
+            rule="held-out prompts are not trained on",
+            way_out="remove them from one",
+        )

@@ -1,0 +1,56 @@
+"""Best so far: which step had the best value of a metric, and whether it has got any better since.
+
+In: rows of metrics, step by step, and what an earlier run remembers. Out: the same for a run that goes on; why a run
+stops early. Left out: checkpoints (checkpoints/folder.py), the end of the run (controller.py).
+"""
+
+from collections.abc import Mapping
+
+from rlplan.runtime.checkpoints.manifest import Best, RunState
+from rlplan.spec.parts.conduct import EarlyStoppingSpec
+from rlplan.spec.resolved import ResolvedJob
+
+
+class BestSoFar:
+    """early, kept: of the metric by which the run stops early, and of that whose best checkpoint is kept."""
+
+    def __init__(self, job: ResolvedJob, state: RunState | None = None) -> None:
+        self.job = job
+        self.early = state.early_stopping if state else None
+        self.kept = state.best_checkpoint if state else None
+
+    def observe(self, step: int, row: Mapping[str, float]) -> str:
+        """Take a step's row in; step 0 is the start. Returns: why the run stops here; empty where it goes on."""
+        kept, early = self.job.checkpoints, self.job.early_stopping
+        if kept.best_metric is not None and kept.best_metric in row and step and step % kept.every == 0:
+            self.kept = better(self.kept, step, row[kept.best_metric], kept.best_mode)
+        if early is None or early.metric not in row:
+            return ""
+        self.early = better(self.early, step, row[early.metric], early.mode, early.min_delta)
+        return self.why_over()
+
+    def why_over(self) -> str:
+        """Why the run has stopped early; empty where it has not."""
+        early, best = self.job.early_stopping, self.early
+        return _why(early, best) if early and best and best.num_without >= early.patience else ""
+
+
+def better(best: Best | None, step: int, value: float, mode: str, min_delta: float = 0.0) -> Best:
+    """The best after one more value: the new one where it is better by more than min_delta, else the old one.
+
+    >>> first = better(None, 10, 0.5, "max")
+    >>> better(first, 20, 0.52, "max", min_delta=0.05).num_without, better(first, 20, 0.6, "max", min_delta=0.05).step
+    (1, 20)
+    """
+    if best is None or (value - best.value if mode == "max" else best.value - value) > min_delta:
+        return Best(value=value, step=step)
+    return best.model_copy(update={"num_without": best.num_without + 1})
+
+
+def _why(early: EarlyStoppingSpec, best: Best) -> str:
+    by = f" by more than {early.min_delta:g}" if early.min_delta else ""
+    since = f"step {best.step}" if best.step else "the start"
+    return (
+        f"{early.metric} is no better{by} than at {since} ({best.value:.6g}), {best.num_without} times in a row "
+        f"(early_stopping.patience={early.patience})"
+    )
