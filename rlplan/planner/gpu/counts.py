@@ -1,18 +1,25 @@
 """How many GPUs: the numbers that are worth trying where fewer than all may do, and which of them is best.
 
 In: a search over all GPUs. Out: the search over the best number. Left out: prices, which are alike for every GPU, so
-that dollars are GPU-seconds.
+that dollars are GPU-seconds; what is said of GPUs that are left idle (notes.py).
+
+Fewer GPUs are faster where all of them do not lie evenly on hosts, where an engine's or a trainer's ranks do not divide
+them, where one host more brings a slow network, or where more of them share a host's memory.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.planner.setting import GpuSetting
+from rlplan.units import ceil_div
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""
+FASTER = 1 - 1e-9
+"""Of equally fast plans the one on more GPUs is taken, which is the one of all that were asked for."""
 
 
 def gpu_counts(setting: GpuSetting) -> tuple[int, ...]:
@@ -32,6 +39,8 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
     `gpus`: the fewest on which something surely fits, else in expectation. `cost`: the least GPU-seconds a step, for
     every step trains on as many tokens; of equal ones the fewer GPUs.
     """
+    if search.job.objective not in ("gpus", "cost"):
+        return _on_fastest_count(search)
     searches = [search.on(count) for count in gpu_counts(search.setting)]
     searches = [one for one in searches if one.space.arrangements]
     for rank in (0, 1):
@@ -50,3 +59,30 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
         if best is not None:
             return best
     return search
+
+
+def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
+    """The search on the number of GPUs with the shortest step, of what fits as well: more GPUs are never slower."""
+    whole = search.best() if search.can_use_all else None
+    for rank in (0, 1):
+        is_whole = whole is not None and whole.plan.fit.rank == rank
+        best, limit = None, whole.plan.seconds * FASTER if whole is not None and is_whole else float("inf")
+        for count in _fewer(search):
+            one = search.on(count)
+            if one.floor_seconds < limit and (found := one.fastest(rank, limit)) is not None:
+                best, limit = one, found * FASTER
+        if best is not None or is_whole:
+            return best or search
+    return search
+
+
+def _fewer(search: "GpuSearch") -> Iterator[int]:
+    """Smaller numbers of GPUs, more first: on one host and on two any that are evenly on them, on more full hosts."""
+    setting, full = search.setting, search.per_node
+    if setting.has_pools:
+        return
+    whole = setting.num_gpus
+    counts = range(whole - 1, 0, -1) if whole <= MAX_HOSTS * full else reversed(gpu_counts(setting)[:-1])
+    for count in counts:
+        if count % full == 0 or (count < 2 * full and count % search.num_hosts_of(count) == 0):
+            yield count
