@@ -90,7 +90,7 @@ class HostSearch:
     def _others(self) -> dict[Role, ModelSpec]:
         return self.job.load_role_models()
 
-    def on(self, num_devices: int) -> "HostSearch":
+    def of(self, plan: Plan) -> "HostSearch":
         """Itself: the devices of a CPU host are taken as they are given."""
         return self
 

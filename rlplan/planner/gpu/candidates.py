@@ -248,7 +248,9 @@ class GpuSpace:
         ranks = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._deals_out, ranks)):
             if job.target == "rlplan":
-                return f"mini_batch_size {rollouts} leaves some of the {_words(ranks)} ranks that train without a rollout"
+                return (
+                    f"mini_batch_size {rollouts} leaves some of the {_words(ranks)} ranks that train without a rollout"
+                )
             return f"mini_batch_size {rollouts} does not divide by the {_words(ranks)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
@@ -275,8 +277,8 @@ class GpuSpace:
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
     def _deals_out(self, groups: int) -> bool:
-        """Whether a mini-batch is dealt out over so many groups of ranks: rlplan's own runtime packs what each gets, the
-        others' ranks have equally many rollouts.
+        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
+        have equally many rollouts.
         """
         if self.job.target == "rlplan":
             return groups <= self.job.num_units_per_mini_batch

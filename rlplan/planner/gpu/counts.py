@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.planner.setting import GpuSetting
-from rlplan.units import ceil_div
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
@@ -63,12 +62,11 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
 
 def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
     """The search on the number of GPUs with the shortest step, of what fits as well: more GPUs are never slower."""
-    whole = search.best() if search.can_use_all else None
+    whole = search.best() if search.lies_evenly and search.space.arrangements else None
     for rank in (0, 1):
         is_whole = whole is not None and whole.plan.fit.rank == rank
         best, limit = None, whole.plan.seconds * FASTER if whole is not None and is_whole else float("inf")
-        for count in _fewer(search):
-            one = search.on(count)
+        for one in _fewer(search):
             if one.floor_seconds < limit and (found := one.fastest(rank, limit)) is not None:
                 best, limit = one, found * FASTER
         if best is not None or is_whole:
@@ -76,13 +74,16 @@ def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
     return search
 
 
-def _fewer(search: "GpuSearch") -> Iterator[int]:
-    """Smaller numbers of GPUs, more first: on one host and on two any that are evenly on them, on more full hosts."""
+def _fewer(search: "GpuSearch") -> Iterator["GpuSearch"]:
+    """Searches on fewer GPUs, those on more first: on one host and on two any number that is evenly on them, on more
+    full hosts. Of two pools: the other order, and each pool alone.
+    """
     setting, full = search.setting, search.per_node
     if setting.has_pools:
+        yield from search.other_pools()
         return
     whole = setting.num_gpus
     counts = range(whole - 1, 0, -1) if whole <= MAX_HOSTS * full else reversed(gpu_counts(setting)[:-1])
     for count in counts:
         if count % full == 0 or (count < 2 * full and count % search.num_hosts_of(count) == 0):
-            yield count
+            yield search.on(count)

@@ -7,6 +7,7 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -14,15 +15,18 @@ from itertools import islice
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
+from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
 from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
+from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
+from rlplan.planner.gpu.notes import notes_of
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, ScoredCandidate
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
@@ -30,7 +34,8 @@ from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.resolved import SettledJob
+from rlplan.spec.parts.placement import PoolSpec
+from rlplan.spec.resolved import SettledJob, settle
 from rlplan.units import ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Placement, Role
 
@@ -69,6 +74,8 @@ class GpuSearch:
         self.space = GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
         self._best: Best | None = None
+        self.instead_of = ""
+        """Why the pools are not in the order that was asked for, where that order could not run."""
 
     def run(self, *, with_others: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -76,7 +83,8 @@ class GpuSearch:
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
-        return on_best_count(self)._run(with_others=with_others)
+        plan = on_best_count(self)._run(with_others=with_others)
+        return plan.model_copy(update={"notes": tuple(notes_of(self, plan))})
 
     def on(self, num_gpus: int) -> "GpuSearch":
         """The same search on fewer GPUs, which lie on as few hosts as they can."""
@@ -87,6 +95,30 @@ class GpuSearch:
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
         return GpuSearch(job, setting, self.asked, self.scorer.on_fewer(job, setting))
+
+    def other_pools(self) -> Iterator["GpuSearch"]:
+        """Of two pools the other order, where the job does not say more of the one, and each by itself."""
+        hardware, second = self.asked.hardware, self.asked.hardware.generation
+        if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
+            return
+        first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)
+        for pool, other in ((second, first), (first, None), (second, None)):
+            changed = {"profile": pool.profile, "num_devices": pool.num_devices, "generation": other}
+            job = settle(self.asked.model_copy(update={"hardware": hardware.model_copy(update=changed)}))
+            mine = self.setting.pools[:: 1 if pool is first else -1]
+            setting = replace(self.setting, pools=mine if other is not None else mine[:1])
+            try:
+                check_job(job, setting)
+            except SpecError:
+                continue
+            yield GpuSearch(job, setting, self.asked)
+
+    def of(self, plan: Plan) -> "GpuSearch":
+        """The search that found a plan of this job: on its GPUs."""
+        if not self.setting.has_pools:
+            return self.on(plan.num_devices)
+        mine = (one for one in (self, *self.other_pools()) if one.job.hardware == plan.job.hardware)
+        return next(mine, self)
 
     @property
     def per_node(self) -> int:
@@ -100,12 +132,15 @@ class GpuSearch:
         """Hosts on which so many of the GPUs lie."""
         return ceil_div(num_gpus, self.per_node)
 
+    def of_job(self, job: SettledJob) -> "GpuSearch":
+        """The same GPUs for a job with another workload."""
+        return GpuSearch(job, self.setting, job)
+
     @property
-    def can_use_all(self) -> bool:
-        """Whether there is a layout of all GPUs, and they lie evenly on hosts."""
+    def lies_evenly(self) -> bool:
+        """Whether all hosts have as many of the GPUs, as rlplan's own runtime needs it."""
         hardware = self.job.hardware
-        is_even = hardware.num_devices % hardware.num_hosts == 0 or self.job.target != "rlplan"
-        return is_even and bool(self.space.arrangements)
+        return hardware.num_devices % hardware.num_hosts == 0 or self.job.target != "rlplan"
 
     @cached_property
     def floor_seconds(self) -> float:
