@@ -26,7 +26,7 @@ from itertools import count
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
-from rlplan.planner.gpu.streams import Engines, Trainers
+from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
 from rlplan.planner.gpu.tables import fit
 
 BOUND_FACTOR = 1 - 1e-12
@@ -53,6 +53,11 @@ class PairBounds:
         if self._trainers is None:
             self._trainers = Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
         return self._trainers
+
+    @cached_property
+    def may_fit(self) -> bool:
+        """Whether some trainer fits where no engine is."""
+        return may_fit_without_engine(self.scorer, self.space, self.arrangement, self.rank)
 
     @property
     def floor(self) -> Key:
@@ -166,6 +171,8 @@ class BestFirst:
 
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Its first pair, or itself with the next tighter bound."""
+        if bounds.scorer.is_tight and not bounds.may_fit:
+            return
         for tighter in ("first_bound", "bound"):
             if (bound := getattr(bounds, tighter)) > key:
                 self._push(bound, bounds)

@@ -14,6 +14,7 @@ from rlplan.planner.setting import GpuSetting
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
+    from rlplan.planner.plan import Plan
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""
@@ -62,16 +63,28 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
 
 def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
     """The search on the number of GPUs with the shortest step, of what fits as well: more GPUs are never slower."""
-    whole = search.best() if search.lies_evenly and search.space.arrangements else None
+    whole = search.best().plan if search.lies_evenly and search.space.arrangements else None
     for rank in (0, 1):
-        is_whole = whole is not None and whole.plan.fit.rank == rank
-        best, limit = None, whole.plan.seconds * FASTER if whole is not None and is_whole else float("inf")
+        is_whole = whole is not None and whole.fit.rank == rank
+        best, limit = None, whole.seconds * FASTER if whole is not None and is_whole else float("inf")
         for one in _fewer(search):
+            if not is_whole and whole is not None and not _may_fit_better(one, search, whole):
+                continue
             if one.floor_seconds < limit and (found := one.fastest(rank, limit)) is not None:
                 best, limit = one, found * FASTER
         if best is not None or is_whole:
             return best or search
     return search
+
+
+def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> bool:
+    """Whether something may fit on fewer GPUs that does not on all: where more of them share a host's memory, or where
+    more ranks can share a tensor than divide all of them. A rank's own bytes are no fewer on fewer ranks.
+    """
+    if search.setting.has_pools or (whole.shortage is not None and whole.shortage.of == "a host's memory"):
+        return True
+    mine, all_gpus = fewer.setting.num_gpus, search.setting.num_gpus
+    return mine & -mine > all_gpus & -all_gpus
 
 
 def _fewer(search: "GpuSearch") -> Iterator["GpuSearch"]:

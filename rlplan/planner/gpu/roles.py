@@ -175,6 +175,10 @@ class GpuRoles:
             total += bytes_by_moment(parts.moments, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
 
+    def nothing(self, arrangement: Arrangement) -> BytesByMoment:
+        """No bytes at any moment."""
+        return _nothing(self.parts(arrangement))
+
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         workload = self.job.workload

@@ -172,6 +172,7 @@ class GpuSearch:
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
+        self.scorer.is_tight = True
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.full_plan(one)
