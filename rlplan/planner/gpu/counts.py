@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.planner.setting import GpuSetting
+from rlplan.units import GIB
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""
+BUFFERS = 4 * GIB
+"""Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
 FASTER = 1 - 1e-9
 """Of equally fast plans the one on more GPUs is taken, which is the one of all that were asked for."""
 
@@ -78,10 +81,13 @@ def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
 
 
 def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> bool:
-    """Whether something may fit on fewer GPUs that does not on all: where more of them share a host's memory, or where
-    more ranks can share a tensor than divide all of them. A rank's own bytes are no fewer on fewer ranks.
+    """Whether something may fit on fewer GPUs that does not on all: where they share a host's memory, where more ranks
+    can share a tensor than divide all of them, or where little is missing. Else a rank holds no less there.
     """
-    if search.setting.has_pools or (whole.shortage is not None and whole.shortage.of == "a host's memory"):
+    short = whole.shortage
+    if search.setting.has_pools or short is None or short.of == "a host's memory":
+        return True
+    if short.needed_bytes - short.available_bytes <= BUFFERS:
         return True
     mine, all_gpus = fewer.setting.num_gpus, search.setting.num_gpus
     return mine & -mine > all_gpus & -all_gpus

@@ -93,8 +93,6 @@ class CandidateScorer:
         self.times = GpuTimes(job, setting, self.roles)
         self.is_tight = False
         """Whether some chain of trainers does not fit at all, so that bytes are looked at before seconds."""
-        self.too_few: dict[object, int] = {}
-        """Of such chains the most ranks on which they are known not to fit."""
 
     def on_fewer(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
         """The same on fewer GPUs; what it knows of groups of GPUs is shared where these lie on hosts as before."""

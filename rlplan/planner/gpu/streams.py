@@ -8,8 +8,7 @@ Why no choice comes too late or is missing:
 - with fewer tokens a pass no moment takes more bytes (a property test), so along a sweep all after the first that fits
   do, and the others need not be counted;
 - with more that saves memory no moment takes more bytes of a device (a property test), so that where the leanest choice
-  of a chain does not fit, none of it does: it is looked at when one of them does not, and from then on first. On fewer
-  ranks none holds less (a property test), so that what does not fit without an engine is not looked at again there;
+  of a chain does not fit, none of it does: it is looked at when one of them does not, and from then on first;
 - recomputation and offload add work to the same passes (a property test), so that a sweep with one more of them has no
   choice whose passes are faster than the fastest of the sweep without; it is looked at when the stream has come to
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
@@ -150,14 +149,9 @@ class Trainers:
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
         if base not in self._fitting:
-            self._fitting[base] = self._leanest_fits(base)
+            held = self.scorer.roles.trainer_bytes(self.arrangement, _leanest(self._sweeps[base]))
+            self._fitting[base] = self._fits(held, on_host=False)
         return self._fitting[base]
-
-    def _leanest_fits(self, base: tuple[object, ...]) -> bool:
-        chain = self._sweeps[base]
-        if not fits_without_engine(self.scorer, self.arrangement, self.rank, base, chain):
-            return False
-        return self._fits(self.scorer.roles.trainer_bytes(self.arrangement, _leanest(chain)), on_host=False)
 
     def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """The choices of a sweep that fit beside the least of any engine: all from the first that does."""
@@ -182,22 +176,10 @@ class Trainers:
 
 def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> bool:
     """Whether any trainer of an arrangement fits on its devices where no engine is."""
-    chains = _chains(space, arrangement).items()
-    return any(fits_without_engine(scorer, arrangement, rank, base, chain) for base, chain in chains)
-
-
-def fits_without_engine(
-    scorer: CandidateScorer, arrangement: Arrangement, rank: int, base: tuple[object, ...], chain: Chain
-) -> bool:
-    """Whether the leanest choice of a chain does; where it does not, it does on no fewer ranks."""
-    key = base, rank, arrangement.placement, arrangement.offloaded, arrangement.num_scoring
-    if arrangement.num_training <= scorer.too_few.get(key, 0):
-        return False
-    held, nothing = scorer.roles.trainer_bytes(arrangement, _leanest(chain)), scorer.roles.nothing(arrangement)
-    if _fits(scorer, arrangement, rank, (held, nothing), on_host=False):
-        return True
-    scorer.too_few[key] = arrangement.num_training
-    return False
+    roles, nothing = scorer.roles, scorer.roles.nothing(arrangement)
+    leanest = map(_leanest, _chains(space, arrangement).values())
+    held = (roles.trainer_bytes(arrangement, choice) for choice in leanest)
+    return any(_fits(scorer, arrangement, rank, (one, nothing), on_host=False) for one in held)
 
 
 def _fits(
