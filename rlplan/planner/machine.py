@@ -17,8 +17,9 @@ from rlplan.spec.resolved import on_a_cpu_host, settle
 class Search(Protocol):
     """The search of one job's open choices. The job has been checked against its models and its machine."""
 
-    def run(self, *, with_others: bool = True) -> Plan:
-        """The best candidate, or where none fits the nearest. with_others: and what else there was.
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
+        """The best candidate, or where none fits the nearest. with_others: and what else there was. may_leave_idle:
+        whether fewer devices may be taken.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where nothing can be built.
         """

@@ -108,7 +108,7 @@ class HostSearch:
         timing = self._timing(build_schedule(self.job, choice))
         return timing.step.seconds if timing else 0.0
 
-    def run(self, *, with_others: bool = True) -> Plan:
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
         if not self.choices:
             for reason in rules.job_refusals(self.job):

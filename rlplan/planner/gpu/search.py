@@ -77,12 +77,14 @@ class GpuSearch:
         self.instead_of = ""
         """Why the pools are not in the order that was asked for, where that order could not run."""
 
-    def run(self, *, with_others: bool = True) -> Plan:
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
         placements would need.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
+        if not may_leave_idle:
+            return self._run(with_others=with_others)
         plan = on_best_count(self)._run(with_others=with_others)
         return plan.model_copy(update={"notes": tuple(notes_of(self, plan))})
 
