@@ -51,7 +51,7 @@ class Question:
             return best_plan(self.job, with_pareto=with_pareto)
         if not with_pareto or self.plan.pareto:
             return self.plan
-        return self.plan.model_copy(update={"pareto": search_of(self.job).on(self.plan.num_devices).pareto()})
+        return self.plan.model_copy(update={"pareto": search_of(self.job).of(self.plan).pareto()})
 
 
 def read_question(verb: str, asked: JobWords, objective: str | None = None, fetch: Fetch | None = None) -> Question:

@@ -29,7 +29,7 @@ def deepspeed_config(job: ResolvedJob, schedule: Schedule, role: Role = Role.POL
     on_gpus = job.device_kind == "cuda"
     is_value = role is Role.VALUE and algorithm.value_learning_rate is not None
     learning_rate = algorithm.value_learning_rate if is_value else algorithm.learning_rate
-    per_rank = job.workload.mini_batch_size // layout.dp
+    per_rank = ceil_div(job.workload.mini_batch_size, layout.dp)
     micro = min(job.workload.micro_batch_size_per_gpu, per_rank)
     accumulation = ceil_div(per_rank, micro)
     return {

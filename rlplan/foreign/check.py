@@ -135,7 +135,7 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
 def _plan(settings: Settings, asked: Asked) -> Plan:
     """The plan of what is given. What rlplan's own runtime refuses is none of theirs."""
     _, job = imported_job(settings, asked)
-    return search_of(job).run(with_others=False).model_copy(update={"refusals": ()})
+    return search_of(job).run(with_others=False, may_leave_idle=False).model_copy(update={"refusals": ()})
 
 
 def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:

@@ -6,6 +6,7 @@ In: a JobSpec. Out: its Search. Left out: what is asked of a search (search.py, 
 from typing import Protocol
 
 from rlplan.dataflow.choice import Choice
+from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.hardware.profile import Profile
@@ -16,8 +17,9 @@ from rlplan.spec.resolved import on_a_cpu_host, settle
 class Search(Protocol):
     """The search of one job's open choices. The job has been checked against its models and its machine."""
 
-    def run(self, *, with_others: bool = True) -> Plan:
-        """The best candidate, or where none fits the nearest. with_others: and what else there was.
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
+        """The best candidate, or where none fits the nearest. with_others: and what else there was. may_leave_idle:
+        whether fewer devices may be taken.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where nothing can be built.
         """
@@ -31,8 +33,8 @@ class Search(Protocol):
         """The fastest candidates that surely fit, where more headroom costs time."""
         ...
 
-    def on(self, num_devices: int) -> "Search":
-        """The same on fewer GPUs; on a CPU host itself."""
+    def of(self, plan: Plan) -> "Search":
+        """The search on the devices of a plan of this job: on fewer GPUs, or on others of two kinds."""
         ...
 
     @property
@@ -61,5 +63,13 @@ def search_of(asked: JobSpec) -> Search:
 
     job = settle(asked)
     setting = read_setting(job)
-    check_job(job, setting)
-    return GpuSearch(job, setting, asked)
+    search = GpuSearch(job, setting, asked)
+    try:
+        check_job(job, setting)
+    except SpecError as error:
+        other = next((one for one in search.other_pools() if one.setting.has_pools), None)
+        if other is None:
+            raise
+        other.instead_of = error.what
+        return other
+    return search

@@ -69,6 +69,8 @@ class Plan(Spec):
     """Why the job's target does not run it (rules.py); empty where it does."""
     not_counted: tuple[str, ...] = ()
     """What of the job these numbers leave out, for people."""
+    notes: tuple[str, ...] = ()
+    """What else should be known of it, for people: GPUs that it leaves idle and why, rows that do not divide."""
     runners_up: tuple[Alternative, ...] = ()
     """The next best candidates."""
     pareto: tuple[Alternative, ...] = ()

@@ -175,7 +175,7 @@ def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 
 def _mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
-    """Ranks that share a pass are a group; a mini-batch is split over the groups."""
+    """Ranks that share a pass are a group; a mini-batch is dealt out over the groups, evenly or not, to each some."""
     training, size = choice.arrangement.num_training, job.workload.rollouts_per_mini_batch
     ranks = choice.trainer.ranks_per_sequence
     if training < 1:
@@ -183,9 +183,9 @@ def _mini_batches(job: SettledJob, choice: Choice) -> Iterator[str]:
     if training % ranks:
         yield f"{ranks} ranks share a pass (training.ulysses, training.tp), {training} device(s) train"
         return
-    if size % (training // ranks):
+    if job.num_units_per_mini_batch < training // ranks:
         groups = f"{training // ranks} groups of {ranks} " if ranks > 1 else f"{training} "
-        yield f"workload.mini_batch_size {size} does not divide by the {groups}training device(s)"
+        yield f"workload.mini_batch_size {size} leaves some of the {groups}training device(s) without a rollout"
 
 
 def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:

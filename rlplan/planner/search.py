@@ -35,7 +35,7 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
     plan = with_deadlines(search.run())
     found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
-        found["pareto"] = search.on(plan.num_devices).pareto()
+        found["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
     return plan.model_copy(update=found)

@@ -14,6 +14,7 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.cluster import Cluster
+from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 
 
@@ -85,12 +86,9 @@ class GpuSetting:
 
         return replace(self, pools=tuple(map(changed, self.pools)))
 
-    def with_gpus(self, num_gpus: int) -> "GpuSetting":
-        """The same with fewer GPUs of its one group."""
-        if self.has_pools or num_gpus == self.num_gpus:
-            return self
-        pool = self.pools[0]
-        fewer = replace(pool, num_gpus=num_gpus, gpus_per_host=min(num_gpus, pool.gpus_per_host))
+    def with_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
+        """The same with so many GPUs of its one group, on so many hosts."""
+        fewer = replace(self.pools[0], num_gpus=num_gpus, gpus_per_host=ceil_div(num_gpus, num_hosts))
         return replace(self, pools=(fewer,))
 
     def with_capacity(self, share: float) -> "GpuSetting":

@@ -38,10 +38,15 @@ class JobRoles(JobParts):
         return self.algorithm.declaration.has_rollouts
 
     def num_trained_by(self, num_shares: int) -> int:
-        """Rollouts of a mini-batch that one of so many equal shares of it trains on; a pair lies in one share."""
-        unit, work = self.sequences_per_unit, self.workload
+        """Rollouts of a mini-batch that the largest of so many shares of it trains on; a pair lies in one share."""
+        return self.sequences_per_unit * ceil_div(self.num_units_per_mini_batch, num_shares)
+
+    @property
+    def num_units_per_mini_batch(self) -> int:
+        """Rollouts, or pairs of them, that a mini-batch trains on and that are dealt out one by one."""
+        work = self.workload
         trained = self.algorithm.declaration.num_trained(work.rollouts_per_mini_batch, work.num_samples_per_prompt)
-        return unit * ceil_div(trained // unit, num_shares)
+        return trained // self.sequences_per_unit
 
     @property
     def sequences_per_unit(self) -> int:

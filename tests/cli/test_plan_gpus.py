@@ -101,7 +101,7 @@ def test_what_does_not_fit_ends_with_1_writes_nothing_and_says_what_would(rlplan
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "-8xH100"), "names no GPUs"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH1000"), "h100"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH100", "rollout.tp=3"), "3"),
-        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "3xH100", "placement.placement=hybrid"), "does not divide"),
+        (("--model", "Qwen/Qwen2.5-7B", "--gpus", "1xH100", "placement.placement=disaggregated"), "at least 2 GPUs"),
         (("examples/no-such-file.yaml",), "is missing"),
         (("no-such-plan.json",), "is missing"),
         (("examples/quickstart.yaml", "--model", "x"), "does not exist"),

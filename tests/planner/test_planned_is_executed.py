@@ -119,6 +119,17 @@ def test_the_bundle_of_a_random_job_is_its_plan(seed: int, tmp_path: Path) -> No
     check(random_job(seed), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "num_gpus", [9, pytest.param(14, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)]
+)
+def test_gpus_that_a_plan_leaves_idle_stay_idle_in_its_bundle(num_gpus: int, tmp_path: Path) -> None:
+    asked = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", [f"hardware={num_gpus}xH100"])
+    check(asked, tmp_path)
+    bundle = read_bundle(tmp_path)
+    assert bundle.job.hardware.num_devices == len({device for _, device in bundle.schedule.processes})
+    assert (bundle.job.hardware.num_devices < num_gpus) == (num_gpus != 3)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3, 84))
 def test_the_bundle_of_more_random_jobs_is_their_plan(seed: int, tmp_path: Path) -> None:

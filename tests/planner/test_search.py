@@ -143,7 +143,10 @@ def test_the_memory_that_is_asked_for_is_no_more_than_a_mebibyte_too_much() -> N
     ("overrides", "reason"),
     [
         ({"placement": {"placement": "hybrid", "max_staleness": 1}}, "only on devices of its own"),
-        ({"hardware.num_devices": 7}, "workload.mini_batch_size 16 does not divide by the 7 training device(s)"),
+        (
+            {"workload.mini_batch_size": 4, "hardware.num_devices": 7},
+            "workload.mini_batch_size 4 leaves some of the 7 training device(s) without a rollout",
+        ),
     ],
 )
 def test_when_nothing_can_be_built_every_reason_is_given(overrides: dict[str, Any], reason: str) -> None:

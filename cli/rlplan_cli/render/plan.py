@@ -56,6 +56,8 @@ def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
     if (short := plan.shortage) is not None:
         needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
         stdout.print(f"  {short.of}: {needed} needed, {room} available", style="bold")
+    for note in plan.notes:
+        stdout.print(f"  {note}", markup=False)
     stdout.print(f"  {_choice(plan)}", style="dim")
     stdout.print(f"  {_question(plan)}", style="dim")
 

@@ -21,7 +21,9 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
     """The verdict of the job with its published layout forced, also with the longest responses that are allowed."""
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
-    verdict = search_of(job_from(forced_job(point, read_rl_run(point)))).run(with_others=False).verdict
+    verdict = (
+        search_of(job_from(forced_job(point, read_rl_run(point)))).run(with_others=False, may_leave_idle=False).verdict
+    )
     return Prediction(verdict.value, is_right=(verdict is Verdict.FITS) == point.measured.value)
 
 

@@ -140,7 +140,7 @@ def explain(
 
     Every change is a search of its own; listen hears of each.
     """
-    spec, search = _as_chosen(plan), search_of(plan.asked).on(plan.num_devices)
+    spec, search = _as_chosen(plan), search_of(plan.asked).of(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
     questions = [*asked, *(list_more_devices(plan) if more_devices else ())]

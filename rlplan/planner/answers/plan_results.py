@@ -166,6 +166,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
     return {
         "verdict": plan.verdict.value,
         "refusals": list(plan.refusals),
+        "notes": list(plan.notes),
         "shortage": short
         and {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes},
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},

@@ -305,10 +305,13 @@ def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Several hosts of which nobody knows how they are joined."""
+    """Several hosts, or pools, of which nobody knows how they are joined."""
     for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
-        if pool.num_hosts > 1 and pool.node is None:
-            hosts = f"{pool.num_hosts} hosts of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
+        is_alone = pool.num_hosts == 1 and setting.pools[0].gpu == setting.pools[-1].gpu
+        if not is_alone and pool.node is None:
+            hosts = (
+                f"{pool.num_hosts} host{'s' * (pool.num_hosts > 1)} of {pool.gpus_per_host}x {pool.gpu.name} ({group})"
+            )
             yield (
                 f"{hosts}, and no node profile has the network of hosts with this GPU",
                 "hardware.profile, hardware.num_hosts",

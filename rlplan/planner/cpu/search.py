@@ -95,7 +95,7 @@ class HostSearch:
     def _others(self) -> dict[Role, ModelSpec]:
         return self.job.load_role_models()
 
-    def on(self, num_devices: int) -> "HostSearch":
+    def of(self, plan: Plan) -> "HostSearch":
         """Itself: the devices of a CPU host are taken as they are given."""
         return self
 
@@ -113,7 +113,7 @@ class HostSearch:
         timing = self._timing(build_schedule(self.job, choice))
         return timing.step.seconds if timing else 0.0
 
-    def run(self, *, with_others: bool = True) -> Plan:
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The fastest choice that fits, or the one that overflows least. with_others: and every other, with why not."""
         if not self.choices:
             for reason in rules.job_refusals(self.job):

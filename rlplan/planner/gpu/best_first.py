@@ -19,13 +19,14 @@ the order of anything.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
-from rlplan.planner.gpu.streams import Engines, Trainers
+from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
 from rlplan.planner.gpu.tables import fit
 
 BOUND_FACTOR = 1 - 1e-12
@@ -38,9 +39,13 @@ class PairBounds:
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
-        self.engines = Engines(scorer, space, arrangement)
         self._trainers: Trainers | None = None
         self._beside_trainer: dict[object, tuple[int, float] | None] = {}
+
+    @cached_property
+    def engines(self) -> Engines:
+        """The engines, made when they are first asked for."""
+        return Engines(self.scorer, self.space, self.arrangement)
 
     @property
     def trainers(self) -> Trainers:
@@ -49,7 +54,17 @@ class PairBounds:
             self._trainers = Trainers(self.scorer, self.space, self.arrangement, self.engines, self.rank)
         return self._trainers
 
+    @cached_property
+    def may_fit(self) -> bool:
+        """Whether some trainer fits where no engine is."""
+        return may_fit_without_engine(self.scorer, self.space, self.arrangement, self.rank)
+
     @property
+    def floor(self) -> Key:
+        """Lower bound of all candidates of the arrangement, of which no engine is looked at: its passes alone."""
+        return self._key(self.scorer.times.floor_seconds(self.arrangement), 0.0)
+
+    @cached_property
     def first_bound(self) -> Key:
         """Lower bound of all candidates of the arrangement, before any trainer is made: passes and weight sync at their
         least.
@@ -137,10 +152,12 @@ class BestFirst:
         self.bounds, self.num_scored, self.limit = bounds, 0, float("inf")
         self._heap: list[tuple[Key, int, tuple[object, ...], object]] = []
         self._count = count()
+        self._unopened = [*reversed(bounds)]
 
     def __iter__(self) -> Iterator[ScoredCandidate]:
-        for bounds in self.bounds:
-            self._push(bounds.first_bound, bounds)
+        while self._unopened:
+            bounds = self._unopened.pop()
+            self._push(bounds.floor, bounds)
         while self._heap and self._heap[0][0][0] <= self.limit:
             key, _, _, item = heappop(self._heap)
             if isinstance(item, ScoredCandidate):
@@ -153,11 +170,14 @@ class BestFirst:
                 self._score(item)
 
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
-        """Its first pair, or itself with a tighter bound."""
-        if bounds.bound > key:
-            self._push(bounds.bound, bounds)
-        else:
-            self._open(bounds, 0, 0)
+        """Its first pair, or itself with the next tighter bound."""
+        if bounds.scorer.is_tight and not bounds.may_fit:
+            return
+        for tighter in ("first_bound", "bound"):
+            if (bound := getattr(bounds, tighter)) > key:
+                self._push(bound, bounds)
+                return
+        self._open(bounds, 0, 0)
 
     def _open(self, bounds: PairBounds, i: int, j: int) -> None:
         found = bounds.pair(i, j)

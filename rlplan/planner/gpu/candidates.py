@@ -36,6 +36,8 @@ MAX_AUTO_TOKENS = 32_768
 MAX_AUTO_SEQS = 1024
 """Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
 MIN_AUTO_SEQS = 16
+MAX_STEPS = 16
+"""Sizes of a training group that are whole hosts: of very many hosts every so many-th is tried."""
 LEAST_SCORING, MOST_SCORING = 16, 4
 """A group that only scores has a power of two of the GPUs, from one in so many to one in so many: a pass without
 gradient is a quarter to a third of one with, and in a smaller group it would take longer than the training after it."""
@@ -60,6 +62,7 @@ class GpuSpace:
         self.job, self.num_gpus, self.model = job, setting.num_gpus, setting.policy
         self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
+        self.gpus_per_host = setting.gpus_per_host
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
@@ -207,7 +210,16 @@ class GpuSpace:
 
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
-        """Sizes of a training group that divide the mini-batch in some layout."""
+        """Sizes of a training group. Where rows must divide, those that divide the mini-batch in some layout; else any
+        on two hosts, and on more whole hosts and powers of two, of which one side or the other has that many.
+        """
+        whole, host = self.num_gpus, self.gpus_per_host
+        if self.job.target == "rlplan":
+            if self.split is not None or whole <= 2 * host:
+                return tuple(range(1, whole))
+            few = {size for power in powers(whole - 1) for size in (power, whole - power)}
+            step = host * ceil_div(whole, MAX_STEPS * host)
+            return tuple(sorted(few | set(range(step, whole, step))))
         rollouts = self.job.workload.rollouts_per_mini_batch
         divisors = [size for size in range(1, min(rollouts, self.num_gpus) + 1) if rollouts % size == 0]
         group_sizes = {axes.ranks_per_sequence for axes in parallel_axes(self.job, self.models, self.num_gpus)}
@@ -234,7 +246,11 @@ class GpuSpace:
         if generation % tp:
             return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
         ranks = [training // group_size for group_size in group_sizes if training % group_size == 0]
-        if all(rollouts % rank for rank in ranks):
+        if not any(map(self._deals_out, ranks)):
+            if job.target == "rlplan":
+                return (
+                    f"mini_batch_size {rollouts} leaves some of the {_words(ranks)} ranks that train without a rollout"
+                )
             return f"mini_batch_size {rollouts} does not divide by the {_words(ranks)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
@@ -252,12 +268,21 @@ class GpuSpace:
         all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
         for axes in parallel_axes(self.job, self.models, training):
             group_size = axes.ranks_per_sequence
-            if training % group_size or rollouts % (training // group_size):
+            groups = training // group_size
+            if training % group_size or not self._deals_out(groups):
                 continue
-            kinds = self._micro_batches(rollouts // (training // group_size), axes)
+            kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
             for stage, savings in product(zero_stages(self.job, training), all_savings):
                 if can_train(wanted, self.job.target, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
+
+    def _deals_out(self, groups: int) -> bool:
+        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
+        have equally many rollouts.
+        """
+        if self.job.target == "rlplan":
+            return groups <= self.job.num_units_per_mini_batch
+        return self.job.workload.rollouts_per_mini_batch % groups == 0
 
     def _num_choices(self, training: int, *, offloads_all: bool) -> int:
         """How many choices of a trainer there are, counted and not made."""

@@ -1,18 +1,28 @@
 """How many GPUs: the numbers that are worth trying where fewer than all may do, and which of them is best.
 
 In: a search over all GPUs. Out: the search over the best number. Left out: prices, which are alike for every GPU, so
-that dollars are GPU-seconds.
+that dollars are GPU-seconds; what is said of GPUs that are left idle (notes.py).
+
+Fewer GPUs are faster where all of them do not lie evenly on hosts, where an engine's or a trainer's ranks do not divide
+them, where one host more brings a slow network, or where more of them share a host's memory.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.planner.setting import GpuSetting
+from rlplan.units import GIB
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
+    from rlplan.planner.plan import Plan
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""
+BUFFERS = 4 * GIB
+"""Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
+FASTER = 1 - 1e-9
+"""Of equally fast plans the one on more GPUs is taken, which is the one of all that were asked for."""
 
 
 def gpu_counts(setting: GpuSetting) -> tuple[int, ...]:
@@ -32,6 +42,8 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
     `gpus`: the fewest on which something surely fits, else in expectation. `cost`: the least GPU-seconds a step, for
     every step trains on as many tokens; of equal ones the fewer GPUs.
     """
+    if search.job.objective not in ("gpus", "cost"):
+        return _on_fastest_count(search)
     searches = [search.on(count) for count in gpu_counts(search.setting)]
     searches = [one for one in searches if one.space.arrangements]
     for rank in (0, 1):
@@ -50,3 +62,47 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
         if best is not None:
             return best
     return search
+
+
+def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
+    """The search on the number of GPUs with the shortest step, of what fits as well: more GPUs are never slower."""
+    whole = search.best().plan if search.lies_evenly and search.space.arrangements else None
+    for rank in (0, 1):
+        is_whole = whole is not None and whole.fit.rank == rank
+        best, limit = None, whole.seconds * FASTER if whole is not None and is_whole else float("inf")
+        for one in _fewer(search):
+            if not is_whole and whole is not None and not _may_fit_better(one, search, whole):
+                continue
+            if one.floor_seconds < limit and (found := one.fastest(rank, limit)) is not None:
+                best, limit = one, found * FASTER
+        if best is not None or is_whole:
+            return best or search
+    return search
+
+
+def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> bool:
+    """Whether something may fit on fewer GPUs that does not on all: where they share a host's memory, where more ranks
+    can share a tensor than divide all of them, or where little is missing. Else a rank holds no less there.
+    """
+    short = whole.shortage
+    if search.setting.has_pools or short is None or short.of == "a host's memory":
+        return True
+    if short.needed_bytes - short.available_bytes <= BUFFERS:
+        return True
+    mine, all_gpus = fewer.setting.num_gpus, search.setting.num_gpus
+    return mine & -mine > all_gpus & -all_gpus
+
+
+def _fewer(search: "GpuSearch") -> Iterator["GpuSearch"]:
+    """Searches on fewer GPUs, those on more first: on one host and on two any number that is evenly on them, on more
+    full hosts. Of two pools: the other order, and each pool alone.
+    """
+    setting, full = search.setting, search.per_node
+    if setting.has_pools:
+        yield from search.other_pools()
+        return
+    whole = setting.num_gpus
+    counts = range(whole - 1, 0, -1) if whole <= MAX_HOSTS * full else reversed(gpu_counts(setting)[:-1])
+    for count in counts:
+        if count % full == 0 or (count < 2 * full and count % search.num_hosts_of(count) == 0):
+            yield search.on(count)

@@ -72,14 +72,21 @@ class GpuRoles:
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
         self._tables: dict[object, RoleTable] = {}
+        self._views: dict[Arrangement, Schedule] = {}
         self._parts: dict[Arrangement, ArrangementParts] = {}
         self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
+    def view(self, arrangement: Arrangement) -> Schedule:
+        """The view of an arrangement's schedule."""
+        if arrangement not in self._views:
+            self._views[arrangement] = build_view(self.job, arrangement, has_engine=self.job.has_rollouts)
+        return self._views[arrangement]
+
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
         """What every choice in an arrangement shares."""
         if arrangement not in self._parts:
-            schedule = build_view(self.job, arrangement, has_engine=self.job.has_rollouts)
+            schedule = self.view(arrangement)
             moments = moments_of_schedule(schedule, self.hosts(schedule))
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
@@ -167,6 +174,10 @@ class GpuRoles:
         for name in processes:
             total += bytes_by_moment(parts.moments, name, self._table(name, candidate), any_tokens=any_tokens)
         return total
+
+    def nothing(self, arrangement: Arrangement) -> BytesByMoment:
+        """No bytes at any moment."""
+        return _nothing(self.parts(arrangement))
 
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""

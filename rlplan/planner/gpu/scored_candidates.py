@@ -4,6 +4,7 @@ In: candidates, their bytes and seconds. Out: ScoredCandidate, KV caches, keys t
 at.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice
@@ -90,6 +91,21 @@ class CandidateScorer:
         self.job, self.setting = job, setting
         self.roles = GpuRoles(job, setting)
         self.times = GpuTimes(job, setting, self.roles)
+        self.is_tight = False
+        """Whether some chain of trainers does not fit at all, so that bytes are looked at before seconds."""
+
+    def on_fewer(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
+        """The same on fewer GPUs; what it knows of groups of GPUs is shared where these lie on hosts as before."""
+        mine, per_host = self.setting.gpus_per_host, setting.gpus_per_host
+        if per_host not in (mine, setting.num_gpus):
+            return CandidateScorer(job, setting)
+        other = copy(self)
+        other.job, other.setting = job, setting
+        other.roles, other.times = copy(self.roles), copy(self.times)
+        for part in (other.roles, other.times):
+            part.job, part.setting = job, setting
+        other.times.roles = other.roles
+        return other
 
     def can_run(self, candidate: Choice) -> bool:
         """Whether the target runs it."""

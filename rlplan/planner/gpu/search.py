@@ -7,21 +7,26 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
+from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
 from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
+from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
+from rlplan.planner.gpu.notes import notes_of
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, ScoredCandidate
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
@@ -29,8 +34,9 @@ from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.resolved import SettledJob
-from rlplan.units import format_bytes, format_seconds
+from rlplan.spec.parts.placement import PoolSpec
+from rlplan.spec.resolved import SettledJob, settle
+from rlplan.units import ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Placement, Role
 
 NUM_RUNNERS_UP = 5
@@ -41,41 +47,122 @@ MAX_LOOKED_AT = 100
 """Candidates behind the best that are looked at for runners-up of other families."""
 
 
+@dataclass(frozen=True)
+class Best:
+    """What a search found."""
+
+    plan: Plan
+    stream: BestFirst | None
+    """That it came from, and that goes on with the next best; None where nothing fits."""
+    num_scored: int
+    """Candidates that were scored for better verdicts."""
+
+
 class GpuSearch:
     """One search of a job."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting, asked: JobSpec | None = None) -> None:
+    def __init__(
+        self,
+        job: SettledJob,
+        setting: GpuSetting,
+        asked: JobSpec | None = None,
+        scorer: CandidateScorer | None = None,
+    ) -> None:
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
-        self.scorer = CandidateScorer(job, setting)
+        self.scorer = scorer or CandidateScorer(job, setting)
         self.roles, self.times = self.scorer.roles, self.scorer.times
         self.space = GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
+        self._best: Best | None = None
+        self.instead_of = ""
+        """Why the pools are not in the order that was asked for, where that order could not run."""
 
-    def run(self, *, with_others: bool = True) -> Plan:
+    def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
         placements would need.
 
         Raises: SpecError where sizes do not divide, NoFeasiblePlanError where no placement can be built.
         """
-        if self.job.objective in ("gpus", "cost"):
-            chosen = on_best_count(self)
-            return chosen._run(with_others=with_others)
-        return self._run(with_others=with_others)
+        if not may_leave_idle:
+            return self._run(with_others=with_others)
+        plan = on_best_count(self)._run(with_others=with_others)
+        return plan.model_copy(update={"notes": tuple(notes_of(self, plan))})
 
     def on(self, num_gpus: int) -> "GpuSearch":
-        """The same search on fewer GPUs."""
-        return (
-            self
-            if num_gpus == self.setting.num_gpus
-            else GpuSearch(self.job, self.setting.with_gpus(num_gpus), self.asked)
-        )
+        """The same search on fewer GPUs, which lie on as few hosts as they can."""
+        if num_gpus == self.setting.num_gpus or self.setting.has_pools:
+            return self
+        hosts = self.num_hosts_of(num_gpus)
+        fewer = {"num_devices": num_gpus, "num_hosts": hosts}
+        job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
+        setting = self.setting.with_gpus(num_gpus, hosts)
+        return GpuSearch(job, setting, self.asked, self.scorer.on_fewer(job, setting))
+
+    def other_pools(self) -> Iterator["GpuSearch"]:
+        """Of two pools the other order, where the job does not say more of the one, and each by itself."""
+        hardware, second = self.asked.hardware, self.asked.hardware.generation
+        if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
+            return
+        first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)
+        for pool, other in ((second, first), (first, None), (second, None)):
+            changed = {"profile": pool.profile, "num_devices": pool.num_devices, "generation": other}
+            job = settle(self.asked.model_copy(update={"hardware": hardware.model_copy(update=changed)}))
+            mine = self.setting.pools[:: 1 if pool is first else -1]
+            setting = replace(self.setting, pools=mine if other is not None else mine[:1])
+            try:
+                check_job(job, setting)
+            except SpecError:
+                continue
+            yield GpuSearch(job, setting, self.asked)
+
+    def of(self, plan: Plan) -> "GpuSearch":
+        """The search that found a plan of this job: on its GPUs."""
+        if not self.setting.has_pools:
+            return self.on(plan.num_devices)
+        mine = (one for one in (self, *self.other_pools()) if one.job.hardware == plan.job.hardware)
+        return next(mine, self)
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of a full host: where the job does not say on how many hosts they lie, of the node."""
+        pool = self.setting.pools[0]
+        if self.asked.hardware.num_hosts != "auto" or pool.node is None:
+            return pool.gpus_per_host
+        return pool.node.num_gpus
+
+    def num_hosts_of(self, num_gpus: int) -> int:
+        """Hosts on which so many of the GPUs lie."""
+        return ceil_div(num_gpus, self.per_node)
+
+    def of_job(self, job: SettledJob) -> "GpuSearch":
+        """The same GPUs for a job with another workload."""
+        return GpuSearch(job, self.setting, job)
+
+    @property
+    def lies_evenly(self) -> bool:
+        """Whether all hosts have as many of the GPUs, as rlplan's own runtime needs it."""
+        hardware = self.job.hardware
+        return hardware.num_devices % hardware.num_hosts == 0 or self.job.target != "rlplan"
+
+    @cached_property
+    def floor_seconds(self) -> float:
+        """No layout takes fewer."""
+        return min(map(self.times.floor_seconds, self.space.arrangements), default=float("inf"))
+
+    def fastest(self, rank: int, limit: float) -> float | None:
+        """Seconds of the best candidate that fits with a rank, where that is fewer than a limit."""
+        stream = self.stream(rank)
+        stream.limit = limit
+        found = next(iter(stream), None)
+        return found.timing.seconds if found is not None and found.timing.seconds < limit else None
 
     def _run(self, *, with_others: bool) -> Plan:
         if not self.space.arrangements:
             raise nothing_possible(self.space.impossible)
-        best, stream, num_scored = self.best()
+        found = self.best()
+        best, stream = found.plan, found.stream
         others = self._others(best, stream) if with_others and stream is not None else ()
-        num_scored += stream.num_scored if stream is not None else 0
+        num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
         best = best.model_copy(update={"runners_up": others, "stats": stats})
         if not with_others:
@@ -87,6 +174,7 @@ class GpuSearch:
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
+        self.scorer.is_tight = True
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.full_plan(one)
@@ -94,22 +182,25 @@ class GpuSearch:
                     return plan
         return None
 
-    def best(self) -> "tuple[Plan, BestFirst | None, int]":
-        """(the best, the stream that it came from or None where nothing fits, candidates that were scored before
-        it).
-        """
+    def best(self) -> Best:
+        """The best candidate, or where none fits the nearest; looked for once."""
+        if self._best is None:
+            self._best = self._find_best()
+        return self._best
+
+    def _find_best(self) -> Best:
         num_scored = 0
         for rank in (0, 1):
             stream = self.stream(rank)
             for one in stream:
                 plan = self.full_plan(one)
                 if plan.fit.rank <= rank:
-                    return plan, stream, num_scored
+                    return Best(plan, stream, num_scored)
             num_scored += stream.num_scored
         nearest = self.nearest()
         if isinstance(nearest, str):
             raise nothing_possible((Considered(self.space.arrangements[0].placement, nearest),))
-        return self.full_plan(nearest), None, num_scored
+        return Best(self.full_plan(nearest), None, num_scored)
 
     def pareto(self) -> tuple[Alternative, ...]:
         """For each headroom (HEADROOM_SHARES of a GPU) the fastest candidate that surely fits, where more room

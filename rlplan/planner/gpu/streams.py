@@ -7,6 +7,8 @@ Why no choice comes too late or is missing:
 - bytes add up over processes, so a trainer that does not fit beside the least that any engine holds fits beside none;
 - with fewer tokens a pass no moment takes more bytes (a property test), so along a sweep all after the first that fits
   do, and the others need not be counted;
+- with more that saves memory no moment takes more bytes of a device (a property test), so that where the leanest choice
+  of a chain does not fit, none of it does: it is looked at when one of them does not, and from then on first;
 - recomputation and offload add work to the same passes (a property test), so that a sweep with one more of them has no
   choice whose passes are faster than the fastest of the sweep without; it is looked at when the stream has come to
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
@@ -22,6 +24,9 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
 from rlplan.planner.gpu.tables import BytesByMoment, fit
+
+Chain = dict[MemorySavings, MicroBatchSweep]
+"""Sweeps that differ in what saves memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +91,16 @@ class Trainers:
         self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, engines: Engines, rank: int
     ) -> None:
         self.scorer, self.arrangement, self.engines, self.rank = scorer, arrangement, engines, rank
-        self._sweeps: dict[tuple[object, ...], dict[MemorySavings, MicroBatchSweep]] = {}
-        for sweep in space.sweeps(arrangement):
-            self._sweeps.setdefault(_base(sweep), {})[sweep.savings] = sweep
+        self._sweeps = _chains(space, arrangement)
         self._heap: list[tuple[float, int, int, object]] = []
         self._count = count()
         self._opened: set[int] = set()
+        self._fitting: dict[tuple[object, ...], bool] = {}
         self._known: list[TrainerEntry] = []
         self._stream = self._read()
-        for sweeps in self._sweeps.values():
+        for base, sweeps in self._sweeps.items():
+            if scorer.is_tight and not self._may_fit(base):
+                continue
             for savings, sweep in sweeps.items():
                 if not any(_is_step(other, savings) for other in sweeps):
                     self._open(sweep)
@@ -116,7 +122,11 @@ class Trainers:
                 yield TrainerEntry(seconds, item)
                 continue
             assert isinstance(item, MicroBatchSweep), "choices and sweeps"
-            for choice in self._that_fit(item):
+            fitting = self._that_fit(item)
+            if not fitting and not self._may_fit(_base(item)):
+                self.scorer.is_tight = True
+                continue
+            for choice in fitting:
                 heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
             for savings, sweep in self._sweeps[_base(item)].items():
                 if _is_step(item.savings, savings):
@@ -136,6 +146,13 @@ class Trainers:
         own = times.trainer_seconds(arrangement, choice) if with_moves else times.pass_seconds(arrangement, choice)
         return own + times.least_sync_seconds(arrangement, choice, self.engines.transports)
 
+    def _may_fit(self, base: tuple[object, ...]) -> bool:
+        """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
+        if base not in self._fitting:
+            held = self.scorer.roles.trainer_bytes(self.arrangement, _leanest(self._sweeps[base]))
+            self._fitting[base] = self._fits(held, on_host=False)
+        return self._fitting[base]
+
     def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """The choices of a sweep that fit beside the least of any engine: all from the first that does."""
         roles, choices = self.scorer.roles, sweep.choices
@@ -153,11 +170,43 @@ class Trainers:
             low, high = (low, middle) if fits else (middle, high)
         return choices[high:]
 
-    def _fits(self, held: BytesByMoment) -> bool:
-        scorer, parts = self.scorer, self.scorer.roles.parts(self.arrangement)
-        need = scorer.roles.without_host_memory(fit(held, self.engines.floor, parts.capacities))
-        slack = need.slack_high if self.rank == 0 else need.slack_expected
-        return slack >= 0 and need.slack_host >= 0
+    def _fits(self, held: BytesByMoment, *, on_host: bool = True) -> bool:
+        return _fits(self.scorer, self.arrangement, self.rank, (held, self.engines.floor), on_host=on_host)
+
+
+def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> bool:
+    """Whether any trainer of an arrangement fits on its devices where no engine is."""
+    roles, nothing = scorer.roles, scorer.roles.nothing(arrangement)
+    leanest = map(_leanest, _chains(space, arrangement).values())
+    held = (roles.trainer_bytes(arrangement, choice) for choice in leanest)
+    return any(_fits(scorer, arrangement, rank, (one, nothing), on_host=False) for one in held)
+
+
+def _fits(
+    scorer: CandidateScorer,
+    arrangement: Arrangement,
+    rank: int,
+    held: tuple[BytesByMoment, BytesByMoment],
+    *,
+    on_host: bool,
+) -> bool:
+    """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
+    need = scorer.roles.without_host_memory(fit(*held, scorer.roles.parts(arrangement).capacities))
+    slack = need.slack_high if rank == 0 else need.slack_expected
+    return slack >= 0 and (need.slack_host >= 0 or not on_host)
+
+
+def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
+    """Of each layout its sweeps, by what saves memory."""
+    chains: dict[tuple[object, ...], Chain] = {}
+    for sweep in space.sweeps(arrangement):
+        chains.setdefault(_base(sweep), {})[sweep.savings] = sweep
+    return chains
+
+
+def _leanest(chain: Chain) -> TrainerChoice:
+    """With all that saves memory, and the smallest passes."""
+    return max(chain.values(), key=lambda sweep: sum(sweep.savings)).choices[-1]
 
 
 def _base(sweep: MicroBatchSweep) -> tuple[object, ...]:

@@ -59,7 +59,7 @@ class GpuTimes:
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
         """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
-        return self.job_timing(self.roles.parts(candidate.arrangement).schedule, candidate, kv_cache).step
+        return self.job_timing(self.roles.view(candidate.arrangement), candidate, kv_cache).step
 
     def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
         """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
@@ -112,7 +112,7 @@ class GpuTimes:
         sizes = arrangement.num_training, arrangement.num_scoring
         key = name, *sizes, arrangement.offloaded, arrangement.placement, choice
         if key not in self._seconds:
-            actions = self.roles.parts(arrangement).schedule.step
+            actions = self.roles.view(arrangement).step
             mine = (action for action in actions if action.kind in kinds and action.every == 1)
             self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in mine)
         return self._seconds[key]
@@ -151,7 +151,7 @@ class GpuTimes:
         """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
         key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
-            actions = self.roles.parts(arrangement).schedule.step
+            actions = self.roles.view(arrangement).step
             self._seconds[key] = sum(self._floor(action, arrangement) for action in actions if action.kind in PASSES)
         return self._seconds[key]
 

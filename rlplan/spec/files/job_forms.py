@@ -17,6 +17,10 @@ from typing import Any
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.hardware.catalogue import is_cpu_host, parse_pools
 
+PAIRED_LEN = 1024
+"""Tokens of the longest given answer. Source: Tulu 3 (arXiv:2411.15124, section 5.4): pairs of 2,048 tokens with their
+prompt, 128 of them a step."""
+
 
 def expanded(data: Any) -> Any:
     """A job in its long form. Raises: SpecError where a short form names no hardware."""
@@ -42,9 +46,11 @@ def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
 
 
 def _give_pairs(data: dict[str, Any]) -> None:
-    """An algorithm that is given pairs of answers has two rollouts of a prompt, where the job does not say."""
+    """An algorithm that is given pairs of answers has two of a prompt, no longer than such data are, where the job does
+    not say.
+    """
     algorithm, workload = data.get("algorithm"), data.get("workload", {})
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
     declared = ALGORITHMS.get(name) if isinstance(name, str) else None
     if declared is not None and not declared.has_rollouts and isinstance(workload, Mapping):
-        data["workload"] = {"num_samples_per_prompt": 2, **workload}
+        data["workload"] = {"num_samples_per_prompt": 2, "max_response_len": PAIRED_LEN, **workload}

@@ -67,6 +67,19 @@ class MiniBatchShape:
         """
         return min(self.max_len, self.mean_len + self.deviation * largest_normal(count))
 
+    def shortest_of_all(self, count: int) -> float:
+        """Tokens of the `count` shortest sequences together, as a mean.
+
+        Counts: a share p of a normal distribution, cut above its quantile z, has the mean m - deviation phi(z) / p.
+        Source: inverse Mills ratio (Greene, Econometric Analysis, theorem 19.2). Assumes: as `longest_of`.
+
+        >>> MiniBatchShape(8, 100.0, 100.0**2, 100.0, 100.0).shortest_of_all(2)
+        200.0
+        """
+        share = min(1.0, count / self.num_rollouts)
+        below = NormalDist().pdf(NormalDist().inv_cdf(share)) / share if share < 1 else 0.0
+        return count * max(0.0, self.mean_len - self.deviation * below)
+
 
 def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
     """Seconds of a mini-batch, forward and backward, with its gathers and reductions.
@@ -142,18 +155,22 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
 def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
-    Counts: the sum of n = rollouts/D lengths differs by deviation * sqrt(n), the largest of D by `largest_normal` of
-    that; balanced: no rank has less than the longest sequence. Source: order statistics, central limit theorem.
+    Counts: some rank has n = rollouts/D of them, rounded up. Their lengths' sum differs by deviation * sqrt(n), the
+    largest of D by `largest_normal` of that; balanced: one has no less than the longest sequence, and one no less than
+    the n shortest. Source: order statistics, central limit theorem, pigeonhole.
     """
     groups = setting.num_groups
-    each = mini_batch.num_rollouts / groups
-    if groups == 1 or not mini_batch.deviation:
+    each, most_rollouts = mini_batch.num_rollouts / groups, ceil(mini_batch.num_rollouts / groups)
+    if groups == 1 or not (mini_batch.deviation or most_rollouts > each):
         return NOTHING
     mean = each * mini_batch.mean_len
     if mini_batch.is_balanced:
-        most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts))
+        longest = mini_batch.longest_of(mini_batch.num_rollouts)
+        most = max(mean, longest, mini_batch.shortest_of_all(most_rollouts))
     else:
-        most = min(mean + mini_batch.deviation * sqrt(each) * largest_normal(groups), each * mini_batch.max_len)
+        usual = most_rollouts * mini_batch.mean_len
+        spread = mini_batch.deviation * sqrt(most_rollouts) * largest_normal(groups)
+        most = min(usual + spread, most_rollouts * mini_batch.max_len)
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 

@@ -127,10 +127,11 @@ def test_two_kinds_of_gpus_have_their_own_capacities_and_hosts() -> None:
 
 def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
     spec = gpu_job(
-        {"policy": "Qwen/Qwen2.5-14B", "hardware": "8xH200 + 1xrtx-4090", "algorithm": "grpo"}, ("rollout.tp=1",)
+        {"policy": "Qwen/Qwen2.5-14B", "hardware": "8xH200 + 1xrtx-4090", "algorithm": "grpo"},
+        ("rollout.tp=1", "placement.num_generation_devices=1"),
     )
     answer = best_plan(spec)
     assert answer.shortage is not None
     assert answer.shortage.of == "a rtx-4090"
     assert answer.shortage.available_bytes == read_setting(answer.job).pools[1].capacity
-    assert answer.binding.scope in answer.schedule.groups[1].devices
+    assert answer.binding.scope in next(one.devices for one in answer.schedule.groups if one.name == "generation")

@@ -92,12 +92,12 @@ def test_what_the_job_fixes_is_the_only_thing_tried() -> None:
             "rollout.quantization fp8: vLLM quantises on CUDA devices, a CPU host has none",
         ),
         (
-            {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}},
-            "workload.mini_batch_size 16 does not divide by the 3 training device(s)",
+            {"hardware.num_devices": 3, "placement": {"placement": "hybrid"}, "workload.mini_batch_size": 2},
+            "workload.mini_batch_size 2 leaves some of the 3 training device(s) without a rollout",
         ),
         (
-            {"hardware.num_devices": 4, "placement": {"placement": "disaggregated"}},
-            "workload.mini_batch_size 16 does not divide by the 3 training device(s)",
+            {"hardware.num_devices": 4, "placement": {"placement": "disaggregated"}, "workload.mini_batch_size": 2},
+            "workload.mini_batch_size 2 leaves some of the 3 training device(s) without a rollout",
         ),
     ],
 )
@@ -109,6 +109,7 @@ def test_what_cannot_be_built_is_rejected_with_its_numbers(overrides: dict[str, 
 
 
 def test_a_mini_batch_that_hybrid_cannot_share_may_fit_disaggregated() -> None:
-    candidates, rejections = list_layouts(make_job(**{"hardware.num_devices": 3, **STAGE_2}))
+    few = {"workload.mini_batch_size": 2, "hardware.num_devices": 3}
+    candidates, rejections = list_layouts(make_job(**{**few, **STAGE_2}))
     assert candidates == DISAGGREGATED
     assert {rejection.placement for rejection in rejections} == {Placement.COLOCATED, Placement.HYBRID}

@@ -101,9 +101,10 @@ class RawAxes:
                 continue
             if experts % ep or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep)):
                 continue
-            if self.work.rollouts_per_mini_batch % (ranks // ways):
+            size, groups = self.work.rollouts_per_mini_batch, ranks // ways
+            if groups > size if target == "rlplan" else size % groups:
                 continue
-            share = self.work.rollouts_per_mini_batch // (ranks // ways)
+            share = -(-size // groups)
             for stage, again, optimizer, parameters in product(range(4), FLAGS, FLAGS, FLAGS):
                 if not self._has_stage(stage, ranks, tp) or not self._has_offload(stage, tp, optimizer, parameters):
                     continue

@@ -160,7 +160,7 @@ def test_a_pair_of_answers_passes_twice_the_tokens() -> None:
 
     def activations(algorithm: str, micro_batch: int, *more: str) -> int:
         size = f"workload.micro_batch_size_per_gpu={micro_batch}"
-        ledger = found(SMALL, "8xH200", algorithm, size, *fixed, *more).ledger
+        ledger = found(SMALL, "8xH200", algorithm, size, "workload.max_response_len=3072", *fixed, *more).ledger
         rows = [row for row in ledger.rows if row.process == "policy_trainer/0" and row.run_phase == "steady"]
         return max(row.peak_bytes for row in rows if row.kind is MemoryKind.ACTIVATIONS)
 

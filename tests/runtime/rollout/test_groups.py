@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.learning.mini_batch import deal_out, token_weights, train_sample
 from rlplan.runtime.rewards.total import finish_rewards, overlong_penalty
@@ -128,6 +130,16 @@ def test_a_pair_shares_a_pass_and_what_is_in_no_pair_is_left_out() -> None:
     assert sorted(tuple(sorted(s.group for s in samples)) for samples in passes) == [(0, 0), (2, 2)]
     whole = [s.weighed(w) for share in shares for samples, each in share for s, w in zip(samples, each, strict=True)]
     assert whole == [0.25] * 4
+
+
+def test_a_mini_batch_is_dealt_out_over_ranks_that_do_not_divide_it() -> None:
+    step = [rollout(0, length=1 + index % 5) for index in range(16)]
+    for num_ranks in (3, 5, 7, 16):
+        shares = deal_out([train_sample(each) for each in step], make_job(), num_ranks)
+        assert len({len(share) for share in shares}) == 1, "as many passes on each rank"
+        assert all(any(samples for samples, _ in share) for share in shares), "and some rollout"
+        whole = [s.weighed(w) for one in shares for samples, each in one for s, w in zip(samples, each, strict=True)]
+        assert whole == pytest.approx([1 / 16] * 16)
 
 
 def test_given_answers_become_a_group_of_a_chosen_and_a_rejected_one() -> None:

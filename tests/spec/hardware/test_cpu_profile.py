@@ -30,7 +30,7 @@ def test_every_value_of_the_cpu_host_is_plausible_and_says_where_it_comes_from()
     [
         ({"kind": "tpu"}, "kind"),
         ({"memory": "16GiB"}, "memory"),
-        ({"memory": {"value": "16GB", "provenance": "measured", "source": "x"}}, "memory.value"),
+        ({"memory": {"value": "16G", "provenance": "measured", "source": "x"}}, "memory.value"),
         ({"memory": {"value": 1, "provenance": "guessed", "source": "x"}}, "memory.provenance"),
         ({"memory": {"value": 1, "provenance": "measured"}}, "memory.source"),
         ({"process_overheads": {}}, "process_overheads.policy_trainer"),

@@ -114,7 +114,12 @@ class EngineOnGpu:
         rollout = self.rollout
         element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
         size = rollout.block_size if self.model.latent_attention is None else None
-        return cache_pool(self.model, tp=self.choice.tp, element_bytes=element_bytes, block_size=size)
+        return _pool(self.model, self.choice.tp, element_bytes, size)
+
+
+@lru_cache(maxsize=256)
+def _pool(model: ModelSpec, tp: int, element_bytes: int, block_size: int | None) -> CachePool:
+    return cache_pool(model, tp=tp, element_bytes=element_bytes, block_size=block_size)
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,104 @@
+"""What is said beside a plan on GPUs, in words: GPUs that are left idle and why, and rows that do not divide.
+
+In: the search over all GPUs, and the plan that was found. Out: sentences. Left out: how the plan was found (counts.py).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rlplan.planner.plan import Plan
+from rlplan.spec.resolved import SettledJob
+from rlplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from rlplan.planner.gpu.search import GpuSearch
+
+
+def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
+    """What a reader of a plan should know. search: over all GPUs that the job has."""
+    is_part = plan.num_devices < search.setting.num_gpus
+    if search.setting.has_pools and plan.job.hardware != search.job.hardware:
+        yield _why_others(search, plan)
+    elif is_part and search.job.objective not in ("gpus", "cost"):
+        yield f"uses {plan.num_devices} of {search.setting.num_gpus} GPUs: {_why_fewer(search, plan)}"
+    groups = plan.choice.arrangement.num_training // plan.choice.trainer.ranks_per_sequence
+    units = search.job.num_units_per_mini_batch
+    if units % groups:
+        yield from _uneven(search, plan, units, groups)
+
+
+def _why_fewer(search: "GpuSearch", plan: Plan) -> str:
+    count, hardware = search.setting.num_gpus, search.job.hardware
+    if not search.lies_evenly:
+        return f"{count} do not lie evenly on {hardware.num_hosts} hosts"
+    if not search.space.arrangements:
+        words = f"no layout can be built for {count} (" + "; ".join(one.reason for one in search.space.impossible) + ")"
+        return "".join((words, *_with_batch(search, count)))
+    whole = search.best().plan
+    if whole.fit.rank > plan.fit.rank:
+        return f"on all of them it {whole.fit.value}"
+    words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one is faster"
+    return "".join((words, *(_with_batch(search, count) if search.job.target != "rlplan" else ())))
+
+
+def _why_others(search: "GpuSearch", plan: Plan) -> str:
+    """Why the first pool does not train while the second generates."""
+    hardware, otherwise = plan.job.hardware, search.instead_of or "there is no layout"
+    first, second = (f"{pool.num_gpus}x {pool.gpu.name}" for pool in search.setting.pools)
+    if search.instead_of:
+        first, second = second, first
+    elif search.space.arrangements:
+        whole = search.best().plan
+        otherwise = f"{format_seconds(whole.seconds)} a step" if whole.fit.rank <= plan.fit.rank else whole.fit.value
+    words = f"with {first} training and {second} generating: {otherwise}"
+    if hardware.generation is None:
+        return f"uses {plan.devices} alone, this is faster; {words}"
+    return f"{hardware.profile} trains and {hardware.generation.profile} generates; {words}"
+
+
+def _with_batch(search: "GpuSearch", groups: int) -> Iterator[str]:
+    """What the nearest batch that so many ranks divide would bring."""
+    other = nearest_batch(search.job, groups)
+    found = None if other is None else search.of_job(other)
+    if other is not None and found is not None and found.space.arrangements:
+        best = found.best().plan
+        yield (
+            f"; with workload.num_prompts_per_step={other.workload.num_prompts_per_step} it {best.fit.value}, "
+            f"{format_seconds(best.seconds)} a step"
+        )
+
+
+def _uneven(search: "GpuSearch", plan: Plan, units: int, groups: int) -> Iterator[str]:
+    """Ranks with more rollouts than others; and with the nearest batch that divides the same layout's step."""
+    what = "pairs" if search.job.sequences_per_unit == 2 else "rollouts"
+    words = f"{units:,} {what} are dealt out over {groups} ranks, to some one more than to others"
+    other = nearest_batch(search.job, groups)
+    if other is not None and plan.timing is not None:
+        cache = plan.kv.kv_cache_memory_bytes if plan.kv else 0
+        seconds = search.of(plan).of_job(other).step_s(plan.choice, cache)
+        prompts = other.workload.num_prompts_per_step
+        faster = plan.seconds * prompts / (seconds * search.job.workload.num_prompts_per_step) - 1
+        words += (
+            f"; workload.num_prompts_per_step={prompts} divides: {format_seconds(seconds)} a step, "
+            f"{faster:+.1%} rollouts a second"
+        )
+    yield words
+
+
+def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
+    """The job with as many prompts a step as are nearest to its own and as so many groups of ranks divide; None where
+    its mini-batches leave no such number.
+    """
+    work = job.workload
+    for distance in range(1, groups + 1):
+        for prompts in (work.num_prompts_per_step - distance, work.num_prompts_per_step + distance):
+            rollouts, rest = divmod(prompts * work.num_samples_per_prompt, work.num_mini_batches)
+            if prompts < 1 or rest:
+                continue
+            size = {} if work.mini_batch_size is None else {"mini_batch_size": rollouts}
+            changed = work.model_copy(update={"num_prompts_per_step": prompts, **size})
+            other = job.model_copy(update={"workload": changed})
+            units = other.num_units_per_mini_batch
+            if units % groups == 0 and units >= groups:
+                return other
+    return None

@@ -1,0 +1,49 @@
+"""What the search leaves out without counting it: chains whose leanest choice does not fit."""
+
+from collections import defaultdict
+from random import Random
+
+import pytest
+
+from rlplan.errors import RlplanError
+from rlplan.planner.checks.gpus import check_job
+from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu.streams import Engines, _base
+from rlplan.planner.gpu.tables import fit
+from rlplan.planner.setting import read_setting
+from tests.factories import gpu_job
+from tests.planner.gpu.test_search_oracle import _draw
+
+SOME = 3
+"""Arrangements of a job."""
+
+
+def searches(seeds: range) -> list[GpuSearch]:
+    """Of random jobs whose parameters may be offloaded too."""
+    found = []
+    for seed in seeds:
+        keys = dict(_draw(Random(seed))) | {"training.offloads_parameters": "auto"}
+        top = {key: keys.pop(key) for key in ("policy", "algorithm", "hardware")}
+        try:
+            job = gpu_job(top, [f"{key}={value}" for key, value in keys.items()])
+            setting = read_setting(job)
+            check_job(job, setting)
+        except RlplanError:
+            continue
+        found.append(GpuSearch(job, setting))
+    return found
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 80), marks=pytest.mark.nightly)])
+def test_no_choice_of_a_chain_leaves_more_room_on_a_device_than_the_leanest(seeds: range) -> None:
+    for search in searches(seeds):
+        for arrangement in search.space.arrangements[:SOME]:
+            floor, parts = Engines(search.scorer, search.space, arrangement).floor, search.roles.parts(arrangement)
+            chains = defaultdict(list)
+            for sweep in search.space.sweeps(arrangement):
+                held = search.roles.trainer_bytes(arrangement, sweep.choices[-1])
+                chains[_base(sweep)].append((sum(sweep.savings), fit(held, floor, parts.capacities)))
+            for chain in chains.values():
+                leanest = max(chain, key=lambda one: one[0])[1]
+                assert leanest.slack_high == max(need.slack_high for _, need in chain)
+                assert leanest.slack_expected == max(need.slack_expected for _, need in chain)
