@@ -78,11 +78,13 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     from safetensors.torch import save_file
 
     from rlplan.runtime.weight_sync.checksums import of_named
+    from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 
     tensors, checksums = dict[str, Any](), dict[str, int]()
     for name, parameter in weights:
         checksums |= of_named([(name, parameter)])
-        tensors[name] = parameter.detach().to("cpu", copy=True)
+        copy = parameter.detach().to("cpu", copy=True)
+        tensors |= {stored: part.clone() if part is not copy else part for stored, part in in_checkpoint(config.architectures[0], [(name, copy)])}
     with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
