@@ -20,6 +20,10 @@ SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
 SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
 """Sync modes between processes on the same GPU, and between separate GPUs (NCCL takes one rank a GPU)."""
 CUDA_TRANSPORTS = ("cuda_ipc", "nccl")
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Source: vLLM 0.32.0, v1/attention/backends/cpu_attn.py, `get_supported_head_sizes`; others end the first batch."""
+CPU_EXPERT_MULTIPLE = 32
+"""Of a layer's width, which the engine's kernel for experts has. Source: vLLM 0.32.0, experts/cpu_moe.py."""
 MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
@@ -128,8 +132,24 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield "rollout.speculative_tokens: the GPU memory of speculative decoding is not modelled"
 
 
+def _cpu_engine(job: SettledJob) -> Iterator[str]:
+    """Shapes for which vLLM has no kernel on a CPU."""
+    model = job.load_model()
+    if not job.has_rollouts:
+        return
+    if model.latent_attention is None and model.head_dim not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        yield f"policy.path: heads of {model.head_dim}: on a CPU vLLM has attention for heads of {sizes}"
+    if model.experts is not None and model.hidden_size % CPU_EXPERT_MULTIPLE:
+        yield (
+            f"policy.path: experts of a layer {model.hidden_size} wide: on a CPU vLLM has them for widths that divide "
+            f"by {CPU_EXPERT_MULTIPLE}"
+        )
+
+
 def _cpu_host(job: SettledJob) -> Iterator[str]:
     rollout = job.rollout
+    yield from _cpu_engine(job)
     only = {
         "kv_dtype fp8": rollout.kv_dtype != "auto",
         "has_cuda_graphs": rollout.has_cuda_graphs,

@@ -1,4 +1,4 @@
-"""Attention that torch's fused kernels lack: windows shorter than a sequence, capped scores, sinks; a few rows at a time.
+"""Attention that fused kernels lack: windows shorter than a sequence, capped scores, sinks; a few rows at a time.
 
 In: queries, keys and values of one packed row, in any type. Out: what each sequence alone would have given. The scores
 of so many queries exist at once that they take a few megabytes, in both passes; nothing of T squared is kept.
@@ -37,7 +37,9 @@ class Scores:
         if self.cap is not None:
             scores.div_(self.cap).tanh_().mul_(self.cap)
         rows, keys = scores.shape[-2:]
-        back = torch.arange(first, first + rows, device=scores.device)[:, None] - torch.arange(keys, device=scores.device)
+        back = torch.arange(first, first + rows, device=scores.device)[:, None] - torch.arange(
+            keys, device=scores.device
+        )
         unseen = back < 0
         if self.window is not None:
             unseen |= back >= self.window
@@ -111,7 +113,7 @@ class _ByRows(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some queries of n neighbouring sequences of one length, and the keys that they see, as tensors [n, heads, ., d]."""
+    """Some queries of n neighbouring sequences of one length, and the keys that they see: tensors [n, heads, ., d]."""
 
     part: slice
     count: int

@@ -5,8 +5,8 @@ Left out: dropout, chunked attention: refused.
 
 Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU
 sequences go through torch's own flash kernel, neighbours of one length in one call, without a tensor of T squared and
-without padding. Windows shorter than a sequence, capped scores and sinks, which that kernel has not, are computed by rows
-(attention_by_rows.py).
+without padding. Windows shorter than a sequence, capped scores and sinks, which that kernel lacks, are computed a few
+rows at a time (attention_by_rows.py).
 On CUDA `torch.nn.attention.varlen` does all sequences in one call, in fp32 or on older GPUs torch's other kernels do as
 a CPU does: not yet run on a GPU.
 """

@@ -81,10 +81,9 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 
     tensors, checksums = dict[str, Any](), dict[str, int]()
-    for name, parameter in weights:
+    for name, parameter in in_checkpoint(config.architectures[0], weights):
         checksums |= of_named([(name, parameter)])
-        copy = parameter.detach().to("cpu", copy=True)
-        tensors |= {stored: part.clone() if part is not copy else part for stored, part in in_checkpoint(config.architectures[0], [(name, copy)])}
+        tensors[name] = parameter.detach().to("cpu", copy=True)
     with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
