@@ -13,6 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import load_model, load_scalar_base
+from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
@@ -118,6 +119,10 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
+    model = job.load_model()
+    if model.experts is not None or set(model.attention_kinds) - {FULL}:
+        has = "experts" if model.experts is not None else "attention windows"
+        yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
