@@ -44,6 +44,15 @@ __all__ = [
     "read_model",
 ]
 
+NO_CLASSIFIER = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Cohere", "Cohere2", "Granite", "GraniteMoe", "Ernie4_5", "Ernie4_5_Moe", "Olmoe", "MiniMaxM2", "PhiMoE"),
+        *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4"),
+    )
+)
+"""Families that transformers 5.19 has no sequence classifier of: no value or reward model can be one."""
+
 
 class ModelSpec(Spec):
     """The shape of a decoder. All sizes are counts of elements or tokens."""
@@ -217,10 +226,19 @@ def load_scalar_base(folder: Path) -> ModelSpec:
     The shape is that of the language model of the same family: what differs is the head.
     """
     config = _config_in(folder)
+    where = str(folder / "config.json")
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         config = {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
-    return _runnable(config, str(folder / "config.json"))
+    model = _runnable(config, where)
+    if model.architecture in NO_CLASSIFIER:
+        raise SpecError(
+            f"{model.architecture} has no scalar head",
+            where=f"{where}: architectures",
+            rule="transformers has a sequence classifier of the family",
+            way_out="take a value or reward model of another family",
+        )
+    return model
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
