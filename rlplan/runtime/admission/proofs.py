@@ -57,7 +57,7 @@ def refuse_unproved(config: dict[str, Any], where: str) -> None:
         )
     if differs is not None:
         raise SpecError(
-            f"{config['architectures'][0]} cannot be run: {shorten(differs, 300)}",
+            f"{config['architectures'][0]} cannot be run: {differs[:300]}",
             where=f"{where}: architectures, on a small model of the same shape",
             rule=f"trainer and engine have the same weights, and log-probs within {limits.mean:g} in fp32",
             way_out="run another model; docs/runtime.md lists architectures that run",
