@@ -161,6 +161,8 @@ def _compare(model: Any, samples: list[tuple[tuple[int, ...], list[int], list[fl
     from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
     from rlplan.runtime.rollout.experience import SequencePair
 
+    for module in model.modules():
+        module.do_not_compile = True  # some families vLLM serves by transformers' own classes, whose calls it replaces
     pairs = [SequencePair(prompt, tuple(tokens)) for prompt, tokens, _ in samples]
     ours, _ = LogprobModel(model, 1.0, entropies="none")(make_batch(pairs))
     ours.sum().backward()
