@@ -9,7 +9,7 @@ TORCH_PIP_FLAGS ?=
 # Added to the command of `make run`, `make test`, `make test-fast` and `make nightly`.
 ARGS ?=
 # One part of `make nightly`, by its name below; by default all of them, one after the other.
-PART ?= models planner workers runs resume learning trust
+PART ?= models planner workers runs architectures resume learning trust
 
 TORCH := torch==2.13.0
 LOCK := requirements/cpu.lock
@@ -45,6 +45,7 @@ NIGHTLY_runs := tests/runtime/device tests/runtime/driver tests/runtime/runs/tes
   tests/runtime/runs/test_role_runs.py tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
   tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \
   tests/runtime/rewards tests/runtime/environments
+NIGHTLY_architectures := tests/runtime/admission tests/runtime/runs/test_architectures.py
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py

@@ -34,7 +34,7 @@ COMMON_ENVIRONMENT = {
 }
 """Of every worker on a CPU."""
 
-_WORKER_ENVIRONMENT = {
+WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu"},
     "value_trainer": {"DS_ACCELERATOR": "cpu"},
     "scorer": {},
@@ -116,7 +116,7 @@ def ray_placement(plan: Plan) -> RayPlacement:
         is_trainer = layout.worker.endswith("_trainer")
         threads = 1 if is_trainer else max(1, group_sizes[layout.group] // len(layout.devices))
         for process, device in layout.processes:
-            environment = {**COMMON_ENVIRONMENT, **heap, **_WORKER_ENVIRONMENT[layout.worker]}
+            environment = {**COMMON_ENVIRONMENT, **heap, **WORKER_ENVIRONMENT[layout.worker]}
             environment["OMP_NUM_THREADS"] = str(threads)
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(

@@ -13,6 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import load_model, load_scalar_base
+from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
@@ -20,6 +21,10 @@ SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
 SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
 """Sync modes between processes on the same GPU, and between separate GPUs (NCCL takes one rank a GPU)."""
 CUDA_TRANSPORTS = ("cuda_ipc", "nccl")
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Source: vLLM 0.32.0, v1/attention/backends/cpu_attn.py, `get_supported_head_sizes`; others end the first batch."""
+CPU_EXPERT_MULTIPLE = 32
+"""Of a layer's width, which the engine's kernel for experts has. Source: vLLM 0.32.0, experts/cpu_moe.py."""
 MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
@@ -114,6 +119,10 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
+    model = job.load_model()
+    if model.experts is not None or set(model.attention_kinds) - {FULL}:
+        has = "experts" if model.experts is not None else "attention windows"
+        yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
@@ -128,8 +137,24 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield "rollout.speculative_tokens: the GPU memory of speculative decoding is not modelled"
 
 
+def _cpu_engine(job: SettledJob) -> Iterator[str]:
+    """Shapes for which vLLM has no kernel on a CPU."""
+    model = job.load_model()
+    if not job.has_rollouts:
+        return
+    if model.latent_attention is None and model.head_dim not in CPU_HEAD_SIZES:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        yield f"policy.path: heads of {model.head_dim}: on a CPU vLLM has attention for heads of {sizes}"
+    if model.experts is not None and model.hidden_size % CPU_EXPERT_MULTIPLE:
+        yield (
+            f"policy.path: experts of a layer {model.hidden_size} wide: on a CPU vLLM has them for widths that divide "
+            f"by {CPU_EXPERT_MULTIPLE}"
+        )
+
+
 def _cpu_host(job: SettledJob) -> Iterator[str]:
     rollout = job.rollout
+    yield from _cpu_engine(job)
     only = {
         "kv_dtype fp8": rollout.kv_dtype != "auto",
         "has_cuda_graphs": rollout.has_cuda_graphs,

@@ -44,8 +44,14 @@ __all__ = [
     "read_model",
 ]
 
-RUNNABLE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""What the runtime trains and serves: dense, rotary, a gated MLP, full attention."""
+NO_CLASSIFIER = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Cohere", "Cohere2", "Granite", "GraniteMoe", "Ernie4_5", "Ernie4_5_Moe", "Olmoe", "MiniMaxM2", "PhiMoE"),
+        *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4"),
+    )
+)
+"""Families that transformers 5.19 has no sequence classifier of: no value or reward model can be one."""
 
 
 class ModelSpec(Spec):
@@ -207,7 +213,10 @@ def read_model(path: Path) -> ModelSpec:
 
 
 def load_model(folder: Path) -> ModelSpec:
-    """ModelSpec of a folder that the runtime can train and serve. Raises: SpecError naming the key."""
+    """ModelSpec of a folder that the runtime may train and serve. Raises: SpecError naming the key.
+
+    That it does is proved before a run (`rlplan.runtime.admission`).
+    """
     return _runnable(_config_in(folder), str(folder / "config.json"))
 
 
@@ -217,10 +226,19 @@ def load_scalar_base(folder: Path) -> ModelSpec:
     The shape is that of the language model of the same family: what differs is the head.
     """
     config = _config_in(folder)
+    where = str(folder / "config.json")
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
         config = {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
-    return _runnable(config, str(folder / "config.json"))
+    model = _runnable(config, where)
+    if model.architecture in NO_CLASSIFIER:
+        raise SpecError(
+            f"{model.architecture} has no scalar head",
+            where=f"{where}: architectures",
+            rule="transformers has a sequence classifier of the family",
+            way_out="take a value or reward model of another family",
+        )
+    return model
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
@@ -239,31 +257,36 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 
 def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
+    """The model, where nothing in its config speaks against running it. Whether its values agree a probe says."""
     architecture = known_architecture(config, where)
-    if architecture not in RUNNABLE:
-        raise _cannot_run(
-            f"architecture {architecture!r} is not known to the runtime: it",
-            where,
-            "architectures",
-            f"one of {', '.join(RUNNABLE)}",
-        )
     model = model_from_config(config, where=where)
-    slides = config.get("use_sliding_window") is True or bool(set(model.attention_kinds) - {FULL})
-    key = next((key for key in ("layer_types", "use_sliding_window") if config.get(key)), "sliding_window")
-    for name, is_refused, rule in (
-        (key, slides, "full attention only: null, for a Mistral without the key has a window of 4096"),
-        ("mlp_bias", config.get("mlp_bias") not in (None, False), "an MLP without biases"),
+    for key, is_refused, rule in (
+        ("architectures", model.vision is not None, "a language model alone: no images"),
+        ("architectures", not _names_as_llama(model), "modules named as Llama's: model.layers, lm_head"),
+        (
+            "architectures",
+            model.linear_attention is not None,
+            "attention: states would run on through packed sequences",
+        ),
+        ("architectures", model.indexer is not None, "attention to every token, or to a window"),
+        ("layer_types", "chunked" in model.attention_kinds, "attention to every token, or to a window"),
+        ("lm_head_bias", "head_bias" in model.options, "a head without a bias"),
         ("quantization_config", model.quantization is not None, "weights that are not quantised"),
     ):
         if is_refused:
-            raise _cannot_run(f"{name} is {shorten(config.get(name))}, which", where, name, rule)
+            said = config.get(key)
+            what = f"architecture {architecture!r}" if key == "architectures" else f"{key} is {shorten(said)}, which"
+            raise SpecError(
+                f"{what} can be planned but not run",
+                where=f"{where}: {key}",
+                rule=rule,
+                way_out="run another model",
+            )
     return model
 
 
-def _cannot_run(what: str, where: str, key: str, rule: str) -> SpecError:
-    return SpecError(
-        f"{what} can be planned but not run",
-        where=f"{where}: {key}",
-        rule=rule,
-        way_out="run another model",
+def _names_as_llama(model: ModelSpec) -> bool:
+    return all(
+        tensor.name.startswith(("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."))
+        for tensor in model.tensors
     )

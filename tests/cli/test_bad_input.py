@@ -104,7 +104,7 @@ def test_a_folder_is_no_job_file(rlplan: Call, tmp_path: Path) -> None:
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, ("'GPT2LMHeadModel' is not known",)),
+    "unknown architecture": ({"architectures": ["GPT9LMHeadModel"]}, ("'GPT9LMHeadModel' is not known",)),
     "hostile": ({"architectures": ["Evil"], "auto_map": {"AutoConfig": "evil.Config"}}, ("'Evil' is not known",)),
     "missing key": ({"hidden_size": ...}, ("key 'hidden_size' is missing", "config.json: hidden_size")),
     "negative": ({"vocab_size": -1}, ("vocab_size is -1",)),

@@ -20,7 +20,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
-from tests.factories import EXAMPLES, make_job
+from tests.factories import EXAMPLES, make_job, write_config
 from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
 
 SHORT = {"num_prompts_per_step": 32, "num_samples_per_prompt": 8, "max_prompt_len": 512, "max_response_len": 512}
@@ -196,3 +196,27 @@ def test_of_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_pat
 def test_of_many_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_path: Path) -> None:
     verdicts = [check(seed, tmp_path / str(seed)) for seed in range(first, first + 50)]
     assert {Verdict.FITS, Verdict.REFUSED} <= set(verdicts)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"head_dim": 16}, "heads of 16: on a CPU vLLM has attention for heads of 32, 64"),
+        (
+            {
+                "architectures": ["MixtralForCausalLM"],
+                "head_dim": 32,
+                "hidden_size": 80,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "sliding_window": None,
+            },
+            "experts of a layer 80 wide",
+        ),
+    ],
+)
+def test_a_shape_that_no_kernel_of_the_engine_takes_is_known_before_anything_starts(
+    tmp_path: Path, overrides: dict[str, Any], reason: str
+) -> None:
+    job = make_job(**{"policy.path": str(write_config(tmp_path, **overrides))})
+    assert [said for said in rules.job_refusals(job) if reason in said]

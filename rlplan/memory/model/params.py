@@ -48,6 +48,19 @@ def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> i
     return max(n * k for n, k in fused_linear_shapes(model, tp)) * element_bytes
 
 
+def expert_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> tuple[int, int]:
+    """Bytes of one layer's experts, (gate and up, down); none where there are none.
+
+    Source: vLLM 0.32.0, fused_moe/experts/cpu_moe.py: each of the two is packed whole, into a tensor of its size.
+    """
+    sizes = {"gate_up_proj": 0, "down_proj": 0}
+    for tensor in engine_tensors(model, tp):
+        kind = tensor.name.rpartition(".")[2]
+        if ".experts." in tensor.name and kind in sizes:
+            sizes[kind] = max(sizes[kind], tensor.numel * element_bytes)
+    return sizes["gate_up_proj"], sizes["down_proj"]
+
+
 def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPacking, tp: int = 1) -> int:
     """Bytes of the opaque buffers into which vLLM repacks linear weights on a CPU, in place of the parameters.
 

@@ -20,6 +20,7 @@ from rlplan.emit.flags import check_keys
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
+from rlplan.runtime.admission.proofs import check_admission
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
@@ -74,6 +75,7 @@ def ready_to_run(
     check_plan(plan)
     check_host(spec, plan.ledger)
     prompts = load_prompts(job)
+    check_admission(job)
     identity = identity_of(job) if earlier or job.checkpoints.every else None
     found = None
     if earlier is not None:

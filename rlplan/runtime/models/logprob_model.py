@@ -112,7 +112,8 @@ class LogprobModel(nn.Module):
         self.language_model: Any = language_model
         self.sharing = sharing
         head: Any = self.language_model.lm_head
-        head.forward = partial(_head_forward, head, temperature=temperature, entropies=entropies)
+        scale, cap = multiplier_and_cap(self.language_model.config)
+        head.forward = partial(_head_forward, head, temperature=temperature / scale, entropies=entropies, cap=cap)
 
     def forward(self, batch: TokenBatch) -> tuple[torch.Tensor, ...]:
         """Log-probs of the response tokens at the sampling temperature, and the entropies there."""
@@ -130,18 +131,32 @@ class LogprobModel(nn.Module):
         return numbers if self.sharing is None or not len(batch.positions) else self.sharing.gather(numbers, batch)
 
 
+def multiplier_and_cap(config: Any) -> tuple[float, float | None]:
+    """What a family does with its head's logits: multiplies them (Cohere, Granite), caps them (Gemma 2)."""
+    scale = float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1)
+    return scale, getattr(config, "final_logit_softcapping", None)
+
+
 def _head_forward(
-    head: nn.Linear, hidden: torch.Tensor, targets: torch.Tensor, *, temperature: float, entropies: Entropies
+    head: nn.Linear,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    entropies: Entropies,
+    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows_at_once = ROWS_ON_GPU if device_of(hidden.device) else ROWS_AT_ONCE
     result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, entropies, rows_at_once
+        hidden, head.weight, targets, temperature, entropies, rows_at_once, cap
     )
     return result
 
 
 class HeadLogprobs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
+
+    cap: logits z become cap * tanh(z / cap) before they are divided by the temperature.
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
     g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
@@ -156,11 +171,12 @@ class HeadLogprobs(torch.autograd.Function):
         temperature: float,
         entropy: Entropies,
         rows_at_once: int,
+        cap: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
-        work = _Workspace(hidden, weight, rows_at_once)
+        work = _Workspace(hidden, weight, rows_at_once, cap)
         weights = torch.empty_like(work.logits)
         for rows in work.slices:
             logits = work.logits_of(rows, temperature)
@@ -172,7 +188,7 @@ class HeadLogprobs(torch.autograd.Function):
             if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
                 mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
                 entropies[rows] = normalizer[rows] - mean
-        ctx.temperature, ctx.rows_at_once = temperature, rows_at_once
+        ctx.temperature, ctx.rows_at_once, ctx.cap = temperature, rows_at_once, cap
         ctx.learns_entropy = entropy == "learned"
         ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
         if not ctx.learns_entropy:
@@ -185,10 +201,12 @@ class HeadLogprobs(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
-        work = _Workspace(hidden, weight, ctx.rows_at_once)
+        work = _Workspace(hidden, weight, ctx.rows_at_once, ctx.cap)
         factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
         for rows in work.slices:
-            logits = work.logits_of(rows, ctx.temperature).sub_(normalizer[rows].unsqueeze(-1))
+            logits = work.logits_of(rows, ctx.temperature)
+            slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
+            logits.sub_(normalizer[rows].unsqueeze(-1))
             if factors is None:
                 logits.exp_().mul_(-scale[rows])
             else:
@@ -196,18 +214,20 @@ class HeadLogprobs(torch.autograd.Function):
                 factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
                 logits.exp_().mul_(factor.neg_())
             logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
+            if slope is not None:
+                logits.mul_(slope)
             part = work.rounded(len(logits))
             torch.mm(part, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, hidden[rows])
-        return hidden_gradient, weight_gradient, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None, None
 
 
 class _Workspace:
     """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int) -> None:
-        self.hidden, self.weight = hidden, weight
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int, cap: float | None) -> None:
+        self.hidden, self.weight, self.cap = hidden, weight, cap
         self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
         shape = (min(len(hidden), rows_at_once), weight.shape[0])
         self.buffer = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
@@ -215,11 +235,14 @@ class _Workspace:
         self.logits = self.buffer if is_whole else torch.empty(shape, device=hidden.device)
 
     def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
-        """Logits of some rows in fp32, over the temperature."""
+        """Logits of some rows in fp32, capped, over the temperature."""
         hidden = self.hidden[rows]
         buffer, logits = self.buffer[: len(hidden)], self.logits[: len(hidden)]
         torch.mm(hidden, self.weight.T, out=buffer)
-        return logits.copy_(buffer).div_(temperature)
+        logits.copy_(buffer)
+        if self.cap is not None:
+            logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits.div_(temperature)
 
     def rounded(self, num_rows: int) -> torch.Tensor:
         """What now lies in place of the logits, in the model's type."""

@@ -1,11 +1,12 @@
 """Attention over packed sequences: several sequences in one row, none of which sees another.
 
 In: queries, keys and values of one row, and the sequences' lengths. Out: what each sequence alone would have given.
-Left out: sliding windows shorter than a sequence, capped scores, dropout: refused.
+Left out: dropout, chunked attention: refused.
 
 Registered with transformers under `PACKED`; the lengths travel through the model's keyword arguments. On a CPU
 sequences go through torch's own flash kernel, neighbours of one length in one call, without a tensor of T squared and
-without padding.
+without padding. Windows shorter than a sequence, capped scores and sinks, which that kernel lacks, are computed a few
+rows at a time (attention_by_rows.py).
 On CUDA `torch.nn.attention.varlen` does all sequences in one call, in fp32 or on older GPUs torch's other kernels do as
 a CPU does: not yet run on a GPU.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from rlplan.runtime.device.layer import device_of
+from rlplan.runtime.models.attention_by_rows import Scores, attend_by_rows
 from rlplan.runtime.models.sequence_parallel import Sharing
 
 PACKED = "rlplan_packed"
@@ -52,14 +54,21 @@ def packed_attention(
     if sharing is not None:
         query, key, value = map(sharing.to_heads, (query, key, value))
     lens = sequence_lens or (query.shape[2],)
-    _check(module, query, lens, options)
+    window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
+    _check(module, query, lens, options, is_shared=sharing is not None)
+    width = value.shape[-1]
+    value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))  # latent attention: no kernel takes two sizes
     device = device_of(query.device)
-    if device is None or query.device.type == "cpu":
+    if cap is not None or sinks is not None or (window is not None and max(lens) > window):
+        score = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, cap)
+        output = attend_by_rows(query, key, value, sinks, lens, score)
+    elif device is None or query.device.type == "cpu":
         output = _PerLength.apply(query, key, value, lens, scaling)
     elif has_flash(query.dtype, device.capability()):
         output = _varlen(query, key, value, lens, scaling)
     else:
         output = _run_by_run(query, key, value, lens, scaling)
+    output = output[..., :width]
     return output if sharing is None else sharing.to_tokens(output), None
 
 
@@ -68,14 +77,15 @@ def has_flash(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
     return dtype in (torch.float16, torch.bfloat16) and capability >= (8, 0)
 
 
-def _check(module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any]) -> None:
-    window = options.get("sliding_window")
+def _check(
+    module: Any, query: torch.Tensor, lens: tuple[int, ...], options: dict[str, Any], *, is_shared: bool
+) -> None:
     if query.shape[0] != 1 or sum(lens) != query.shape[2]:
         raise ValueError(f"packed attention takes one row of {sum(lens)} tokens, not {tuple(query.shape)}")
-    if window is not None and max(lens) > window:
-        raise ValueError(f"a sequence of {max(lens)} tokens is longer than the model's attention window of {window}")
-    if options.get("softcap") is not None or options.get("s_aux") is not None or options.get("dropout"):
-        raise ValueError(f"packed attention has no capped scores, sinks or dropout, which {type(module).__name__} uses")
+    if options.get("dropout"):
+        raise ValueError(f"packed attention has no dropout, which {type(module).__name__} uses")
+    if is_shared and options.get("s_aux") is not None:
+        raise ValueError(f"ranks that share a pass have no sinks of their heads, which {type(module).__name__} uses")
 
 
 class _PerLength(torch.autograd.Function):

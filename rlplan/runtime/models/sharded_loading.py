@@ -1,8 +1,7 @@
 """Loading a model whose ranks share its weights from the start: no rank ever holds more of it than one tensor.
 
 In: a Hugging Face folder, DeepSpeed's ZeRO-3 config; the ranks have met. Out: a module whose parameters are cut.
-Rank 0 alone reads the files, tensor by tensor, and the others get their shares over the group. Left out: checkpoints
-whose names are not the module's own.
+Rank 0 alone reads the files, tensor by tensor, and the others get their shares over the group.
 
 Inside `deepspeed.zero.Init` every tensor that is made is in the model's 16 bits (DeepSpeed 0.19.8,
 `zero_wrapper_for_fp_tensor_constructor`), also what a model computes for itself: angles of rotary positions from
@@ -10,7 +9,7 @@ frequencies in bf16 are off by whole turns after a few hundred tokens. Such buff
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
             model = build()
         _compute_buffers(model, build)
     model.tie_weights()
-    _fill(dict(model.named_parameters()), Path(folder))
+    _fill(model, Path(folder))
     return model.eval()
 
 
@@ -67,32 +66,31 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _fill(parameters: dict[str, Any], folder: Path) -> None:
-    """Give every parameter its numbers, one after the other."""
+def _fill(model: Any, folder: Path) -> None:
+    """Give every parameter its numbers, one after the other. Raises: KeyError, on every rank, where one is missing."""
     import deepspeed
     import torch
     import torch.distributed as dist
-
-    is_first, missing = dist.get_rank() == 0, set(parameters)
-    for name, tensor in _tensors(folder, reads=is_first):
-        if name not in missing:
-            continue  # such as a language head that the role has not
-        missing.remove(name)
-        with deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0), torch.no_grad():
-            if is_first:
-                parameters[name].copy_(tensor)
-    for name in sorted(missing):
-        if not name.startswith("score."):
-            raise KeyError(f"{name} is in none of the files in {folder}")
-        with deepspeed.zero.GatheredParameters([parameters[name]], modifier_rank=0), torch.no_grad():
-            parameters[name].zero_()
-
-
-def _tensors(folder: Path, *, reads: bool) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of every file, in one order on all ranks; None where they are not read here."""
     from safetensors import safe_open
 
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(path), framework="pt") as file:
-            for name in sorted(file.keys()):
-                yield name, file.get_tensor(name) if reads else None
+    from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+
+    is_first = dist.get_rank() == 0
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(safe_open(str(path), framework="pt")) for path in sorted(folder.glob("*.safetensors"))
+        ]
+        files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no dictionary
+        for name, parameter in model.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                own_name = [(name, parameter)]  # such as experts that are stacked in the file too
+                for stored, part in own_name if name in files else in_checkpoint(_language_model(model), own_name):
+                    if stored not in files and not name.startswith("score."):
+                        raise KeyError(f"{stored} is in none of the files in {folder}")
+                    if is_first:
+                        part.copy_(files[stored].get_tensor(stored)) if stored in files else part.zero_()
+
+
+def _language_model(model: Any) -> str:
+    """The family by its language model's name: a scalar model of it has the same decoder."""
+    return type(model).__name__.replace("ForSequenceClassification", "ForCausalLM")

@@ -78,9 +78,10 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     from safetensors.torch import save_file
 
     from rlplan.runtime.weight_sync.checksums import of_named
+    from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 
     tensors, checksums = dict[str, Any](), dict[str, int]()
-    for name, parameter in weights:
+    for name, parameter in in_checkpoint(config.architectures[0], weights):
         checksums |= of_named([(name, parameter)])
         tensors[name] = parameter.detach().to("cpu", copy=True)
     with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):

@@ -17,6 +17,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
 from rlplan.memory.weight_sync.packets import Packet
 from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
@@ -62,6 +63,9 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
     def start_weight_update(self) -> None:
         """Take the model back to the form in which it can be loaded."""
         start = time.perf_counter()
+        if self.device.type == "cpu":
+            for module in self.model.modules():
+                _pack_experts_at_every_load(getattr(module, "quant_method", None))
         initialize_layerwise_reload(self.model)
         self.apply_s = time.perf_counter() - start
 
@@ -70,7 +74,7 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         assert self.receiver is not None, "the channel is opened first"
         tensors = self.receiver.tensors(update_info.update)
         try:
-            self.model.load_weights(tensors)
+            self.model.load_weights(in_checkpoint(self.model_config.hf_config.architectures[0], tensors))
             for _ in tensors:
                 raise RuntimeError("the model did not take all weights")
         except BaseException:
@@ -102,6 +106,21 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
             if information.kernel_tensors is not None:
                 layerwise._place_kernel_tensors(layer, information)
             information.reset()
+
+
+def _pack_experts_at_every_load(method: Any) -> None:
+    """vLLM 0.32 packs a CPU's experts only while the layer has no kernel, so that new ones would be read unpacked
+    (unquantized_fused_moe_method.py, `_setup_kernel`): without its kernel a layer is packed as at its start.
+    """
+    set_up = getattr(type(method), "_setup_kernel", None)
+    if set_up is None:
+        return
+
+    def set_up_anew(**tensors: Any) -> None:
+        method.moe_kernel = None
+        set_up(method, **tensors)
+
+    method._setup_kernel = set_up_anew
 
 
 class WeightSyncExtension:

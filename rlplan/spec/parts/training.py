@@ -5,6 +5,7 @@ train.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -192,17 +193,32 @@ def check_sharing(training: TrainingSpec, model: ModelSpec, where: str) -> None:
         raise SpecError(one.what, where=f"{one.where}, {where}", rule=one.rule, way_out=one.way_out)
 
 
+_CUT = frozenset(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"))
+
+
+@lru_cache(maxsize=64)
+def _is_cut_whole(model: ModelSpec) -> bool:
+    """Whether a rank's part of every layer is what its own heads and columns need: no packed projections or experts, no
+    norm over all heads.
+    """
+    names = [tensor.name for tensor in model.parameters if tensor.is_linear]
+    has_others = bool({name.split(".")[-2] for name in names} - _CUT) or model.experts is not None
+    norms = {tensor.numel for tensor in model.parameters if tensor.name.endswith(("q_norm.weight", "k_norm.weight"))}
+    return not has_others and norms <= {model.head_dim}
+
+
 def sharing_refusals(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contradiction]:
     """Why ranks cannot share a pass through this model.
 
     Ulysses: each rank takes whole heads in turn; where there are fewer key heads than ranks, each is taken by several.
-    Tensor parallelism: each rank has whole query and key heads and an equal part of the MLP.
+    Tensor parallelism: each rank has whole query and key heads and an equal part of the MLP, and no other layers.
     """
     heads, keys = model.num_heads, model.num_kv_heads
     problems = (
         (heads % ulysses > 0, "ulysses", f"{heads} attention heads", "every rank takes as many whole heads"),
         (keys % ulysses > 0 and ulysses % keys > 0, "ulysses", f"{keys} key heads", "as many for each rank, or ranks"),
         (keys % tp > 0, "tp", f"{keys} key heads", "every rank has as many whole key heads"),
+        (tp > 1 and not _is_cut_whole(model), "tp", "layers that AutoTP does not cut", "q, k, v, o, gate, up and down"),
         (model.intermediate_size % tp > 0, "tp", f"an MLP {model.intermediate_size} wide", "every rank has as much"),
     )
     for holds, key, what, rule in problems:

@@ -2,13 +2,15 @@
 
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
+    expert_bytes,
     fused_linear_shapes,
     largest_linear_bytes,
     packed_weight_bytes,
     parameter_bytes,
     unpacked_remainder_bytes,
 )
-from tests.factories import make_model, make_profile
+from rlplan.spec.model import model_from_config
+from tests.factories import config_data, make_model, make_profile
 
 
 def test_parameters_take_their_element_size_each_and_tied_tables_count_once() -> None:
@@ -58,3 +60,11 @@ def test_a_block_s_columns_take_64_bytes_in_either_dtype() -> None:
     # in bf16 K = 8, 12 and 20 become 32: a layer 64*32 four times, tables 128*32 twice: 2*8192 + 8192 elements
     packing = make_profile().weight_packing
     assert packed_weight_bytes(make_model(), 2, packing) == 24_576 * 2 + 10 * 1000 + 5 * 100_000
+
+
+def test_the_experts_of_a_layer_are_packed_two_tensors_at_a_time() -> None:
+    # 4 experts: gate and up 2*20 x 8, down 8 x 20, in fp32
+    config = config_data(architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2)
+    model = model_from_config(config | {"sliding_window": None}, where="config.json")
+    assert expert_bytes(model, 4) == (4 * 2 * 20 * 8 * 4, 4 * 8 * 20 * 4)
+    assert expert_bytes(make_model(), 4) == (0, 0)

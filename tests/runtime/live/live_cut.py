@@ -33,6 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral": {"architectures": ["MistralForCausalLM"], "rope_theta": 10_000.0, "sliding_window": None},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1_000_000.0},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "rope_theta": 1_000_000.0},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "sliding_window": 64},
 }
 SIZES = {
     "hidden_size": 64,

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplan.errors import SpecError
-from rlplan.spec.model import RUNNABLE, load_model, model_from_config
+from rlplan.spec.model import load_model, model_from_config
 from tests.factories import EXAMPLES, config_data
 
 LLAMA_8B = {
@@ -81,10 +81,6 @@ def test_the_parameters_are_those_of_the_live_module(overrides: dict[str, Any]) 
     expected = live_parameters(config)
     assert [(parameter.name, parameter.shape) for parameter in model.parameters] == expected
     assert model.num_parameters == sum(torch.Size(shape).numel() for _, shape in expected)
-
-
-def test_every_family_that_the_runtime_runs_is_checked() -> None:
-    assert set(FAMILIES_TO_TYPES) == set(RUNNABLE)
 
 
 @pytest.mark.parametrize("name", ["sorter", "decoder-160m"])

@@ -12,8 +12,10 @@ import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
-from rlplan.spec.model import FAMILIES, ModelSpec, model_from_config
+from rlplan.spec.model import FAMILIES, NO_CLASSIFIER, ModelSpec, model_from_config
 from rlplan.spec.models.adapters import linear_layers
+from rlplan.spec.models.families.dense import DENSE
+from rlplan.spec.models.families.mixtures import MIXTURES
 
 ALIASES = {"MPTForCausalLM": "MptForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Names that checkpoints carry for a class that the library calls otherwise."""
@@ -128,3 +130,13 @@ def test_a_family_lists_the_tensors_of_the_live_module(architecture: str, overri
 def test_every_family_is_checked() -> None:
     assert {architecture for architecture, _ in CASES} | ALIASES.keys() == FAMILIES.keys()
     assert all(FAMILIES[alias] is FAMILIES[name] for alias, name in ALIASES.items())
+
+
+def test_families_without_a_classifier_are_those_that_transformers_has_none_of() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as MAPPING
+
+    known = {name for names in MAPPING.values() for name in ((names,) if isinstance(names, str) else names)}
+    lacking = {
+        name for name in {**DENSE, **MIXTURES} if name.replace("CausalLM", "SequenceClassification") not in known
+    }
+    assert lacking == NO_CLASSIFIER

@@ -11,6 +11,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
+    expert_bytes,
     largest_linear_bytes,
     packed_weight_bytes,
     unpacked_remainder_bytes,
@@ -65,17 +66,18 @@ class EngineForecast:
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
         held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, run_phase)
-        largest = self._largest_bytes
+        largest, (widening, narrowing) = self._largest_bytes, self._expert_bytes
         if action.kind is ActionKind.START_ENGINE:
-            loading = self._loaded_bytes
+            loading, largest = self._loaded_bytes, max(largest, widening)
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
             if loading + largest > settled:
                 # Every parameter as loaded, and the first pack; the KV cache comes later.
                 held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
         elif action.kind is ActionKind.SYNC_WEIGHTS:
-            # The reload materialises a weight and packs it before it lets go of the old pack.
-            held[MemoryKind.WEIGHTS] += largest
-            held[MemoryKind.PACKED_WEIGHTS] += largest
+            # The reload materialises a weight (of experts a layer's) and packs it before it lets go of the old pack.
+            fresh = max((largest, largest), (widening + narrowing, widening), key=sum)
+            held[MemoryKind.WEIGHTS] += fresh[0]
+            held[MemoryKind.PACKED_WEIGHTS] += fresh[1]
         elif action.kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
             rollout = self.job.rollout
             held[MemoryKind.ACTIVATIONS] = engine_activation_bytes(self.model, rollout.max_num_batched_tokens)
@@ -105,6 +107,10 @@ class EngineForecast:
     @cached_property
     def _largest_bytes(self) -> int:
         return largest_linear_bytes(self.model, self.element_bytes, self.tp)
+
+    @cached_property
+    def _expert_bytes(self) -> tuple[int, int]:
+        return expert_bytes(self.model, self.element_bytes, self.tp)
 
     @cached_property
     def _staging_bytes(self) -> int:

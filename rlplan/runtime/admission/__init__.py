@@ -1,0 +1,1 @@
+"""Admission of a model to a run: a shrunken one of its architecture is proved first."""

@@ -1,0 +1,160 @@
+"""Attention that fused kernels lack: windows shorter than a sequence, capped scores, sinks; a few rows at a time.
+
+In: queries, keys and values of one packed row, in any type. Out: what each sequence alone would have given. The scores
+of so many queries exist at once that they take a few megabytes, in both passes; nothing of T squared is kept.
+
+Per query i and key j: s_ij = scale q_i k_j, capped c tanh(s_ij / c), over i - window < j <= i. A sink is one more
+score of every query, of a key whose value is zero.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+SCORES_AT_ONCE = 1 << 20
+"""4 MiB in fp32; at least one query of every head and sequence of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How queries and keys give a score."""
+
+    scale: float
+    window: int | None
+    """Keys that a query sees, itself among them."""
+
+    cap: float | None
+
+    def of(self, query: torch.Tensor, key: torch.Tensor, first: int) -> torch.Tensor:
+        """[..., rows, keys]; -inf where a query does not look. first: position of the first query less the first key's.
+
+        query: [n, heads, rows, d]; key: [n, heads, keys, d].
+        """
+        scores = (query @ key.transpose(-1, -2)).mul_(self.scale)
+        if self.cap is not None:
+            scores.div_(self.cap).tanh_().mul_(self.cap)
+        rows, keys = scores.shape[-2:]
+        back = torch.arange(first, first + rows, device=scores.device)[:, None] - torch.arange(
+            keys, device=scores.device
+        )
+        unseen = back < 0
+        if self.window is not None:
+            unseen |= back >= self.window
+        return scores.masked_fill_(unseen, float("-inf"))
+
+
+def attend_by_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    lens: tuple[int, ...],
+    scores: Scores,
+) -> torch.Tensor:
+    """query: [1, heads, T, d]; sinks: [heads]. Returns: [1, T, heads, d]."""
+    output: torch.Tensor = _ByRows.apply(query, key, value, sinks, lens, scores)
+    return output
+
+
+class _ByRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor | None,
+        lens: tuple[int, ...],
+        scores: Scores,
+    ) -> torch.Tensor:
+        output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        logs = query.new_empty(query.shape[1], query.shape[2], dtype=torch.float32)
+        for block in _blocks(lens, query.shape[1], scores.window):
+            q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
+            weights = scores.of(q, k, block.offset)
+            log = weights.logsumexp(-1)
+            if sinks is not None:
+                log = torch.logaddexp(log, sinks.float()[:, None])
+            block.put(output.transpose(1, 2), weights.sub_(log.unsqueeze(-1)).exp_() @ v)
+            block.put(logs[None, :, :, None], log.unsqueeze(-1))
+        ctx.save_for_backward(query, key, value, output, logs, sinks)
+        ctx.lens, ctx.scores = lens, scores
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, logs, sinks = ctx.saved_tensors
+        scores: Scores = ctx.scores
+        grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
+        gradient, output = gradient.transpose(1, 2), output.transpose(1, 2)
+        of_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float32)
+        for block in _blocks(ctx.lens, query.shape[1], scores.window):
+            q, k, v = block.queries(query), block.keys(key, query), block.keys(value, query)
+            g, log = block.queries(gradient), block.queries(logs[None, :, :, None])
+            along = (g * block.queries(output)).sum(-1, keepdim=True)
+            weights = scores.of(q, k, block.offset)
+            slope = None if scores.cap is None else (weights / scores.cap).square_().neg_().add_(1)
+            weights.sub_(log).exp_()
+            block.add(grads[2], weights.transpose(-1, -2) @ g)
+            by_score = (g @ v.transpose(-1, -2)).sub_(along).mul_(weights)
+            if slope is not None:
+                by_score.mul_(slope.masked_fill_(weights == 0, 0))
+            by_score.mul_(scores.scale)
+            block.put(grads[0], by_score @ k)
+            block.add(grads[1], by_score.transpose(-1, -2) @ q)
+            if sinks is not None and of_sinks is not None:
+                of_sinks -= ((sinks.float()[:, None, None] - log).exp() * along).sum((0, 2, 3))
+        found = [part.to(whole.dtype) for part, whole in zip(grads, (query, key, value), strict=True)]
+        return (*found, None if of_sinks is None else of_sinks.to(sinks.dtype), None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some queries of n neighbouring sequences of one length, and the keys that they see: tensors [n, heads, ., d]."""
+
+    part: slice
+    count: int
+    first: int
+    last: int
+    first_key: int
+
+    @property
+    def offset(self) -> int:
+        return self.first - self.first_key
+
+    def queries(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._cut(rows)[:, :, self.first : self.last].float()
+
+    def keys(self, rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Repeated to the queries' heads."""
+        part = self._cut(rows)[:, :, self.first_key : self.last].float()
+        groups = query.shape[1] // rows.shape[1]
+        return part.repeat_interleave(groups, 1) if groups > 1 else part
+
+    def put(self, rows: torch.Tensor, part: torch.Tensor) -> None:
+        self._cut(rows)[:, :, self.first : self.last] = part
+
+    def add(self, rows: torch.Tensor, part: torch.Tensor) -> None:
+        """Sums over the queries' heads that share a key head."""
+        summed = part if part.shape[1] == rows.shape[1] else part.unflatten(1, (rows.shape[1], -1)).sum(2)
+        self._cut(rows)[:, :, self.first_key : self.last] += summed
+
+    def _cut(self, rows: torch.Tensor) -> torch.Tensor:
+        """A view of [1, heads, T, d] as [n, heads, length, d]."""
+        cut: torch.Tensor = rows[0, :, self.part].unflatten(1, (self.count, -1))
+        return cut.transpose(0, 1)
+
+
+def _blocks(lens: tuple[int, ...], num_heads: int, window: int | None) -> Iterator[_Block]:
+    start = 0
+    for length, run in groupby(lens):
+        count = len(list(run))
+        part = slice(start, start + count * length)
+        start = part.stop
+        rows = max(1, SCORES_AT_ONCE // (count * num_heads * length))
+        for first in range(0, length, rows):
+            first_key = 0 if window is None else max(0, first - window + 1)
+            yield _Block(part, count, first, min(first + rows, length), first_key)

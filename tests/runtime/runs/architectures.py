@@ -1,0 +1,94 @@
+"""Small models of many architectures, by the switches that set each apart, and a job that trains one of them.
+
+Mixtral's experts are large enough to be seen in a peak. Windows are shorter than a sequence, experts fewer than there are, and every multiplier and cap is another than one.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.factories import EXAMPLES, write_job
+
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "vocab_size": 64,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+WINDOW = {"sliding_window": 8}
+FULL_AND_SLIDING = WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+DENSE: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"mlp_bias": True, "attention_bias": True},
+    "MistralForCausalLM": WINDOW,
+    "Ministral3ForCausalLM": WINDOW,
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": FULL_AND_SLIDING | {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    "Gemma3ForCausalLM": FULL_AND_SLIDING,
+    "Phi3ForCausalLM": WINDOW,
+    "OlmoForCausalLM": {"clip_qkv": None},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": FULL_AND_SLIDING,
+    "GlmForCausalLM": {},
+    "Glm4ForCausalLM": {},
+    "CohereForCausalLM": {"logit_scale": 0.25},
+    "Cohere2ForCausalLM": FULL_AND_SLIDING | {"logit_scale": 0.25},
+    "Starcoder2ForCausalLM": WINDOW,
+    "SmolLM3ForCausalLM": {},
+    "GraniteForCausalLM": {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    "SeedOssForCausalLM": {},
+    "Ernie4_5ForCausalLM": {},
+    "ArceeForCausalLM": {},
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": WINDOW | {"num_local_experts": 16, "intermediate_size": 512},
+    "OlmoeForCausalLM": EXPERTS,
+    "Qwen2MoeForCausalLM": EXPERTS | {"shared_expert_intermediate_size": 64},
+    "Qwen3MoeForCausalLM": EXPERTS | {"norm_topk_prob": True},
+    "GraniteMoeForCausalLM": {"num_local_experts": 4, "logits_scaling": 4.0},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "StableLmForCausalLM": {},
+    "GptOssForCausalLM": FULL_AND_SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""vLLM 0.32's loader of gpt-oss writes into its parameters itself (gpt_oss.py, `_load_weights_other`), which while an
+engine reloads weights hold nothing: experts and sinks stay those of the start. StableLM's difference is not explained."""
+
+ARCHITECTURES = DENSE | MIXTURES
+
+
+def config_of(architecture: str) -> dict[str, Any]:
+    """A small model's whole config, as transformers writes it."""
+    import transformers
+
+    kind = getattr(transformers, architecture)
+    config: dict[str, Any] = kind.config_class(**SIZES | (ARCHITECTURES | REFUSED)[architecture]).to_dict()
+    return config | {"architectures": [architecture]}
+
+
+def job_of(architecture: str, folder: Path) -> Path:
+    """A job file: three GRPO steps of such a model with random weights, on one device."""
+    model = folder / "model"
+    model.mkdir()
+    for file in (EXAMPLES / "models" / "sorter").glob("token*"):
+        shutil.copyfile(file, model / file.name)
+    (model / "config.json").write_text(json.dumps(config_of(architecture)))
+    return write_job(
+        folder,
+        policy={"path": str(model), "init": "random"},
+        hardware={"num_devices": 1},
+        algorithm={"kl_coef": 0, "learning_rate": 1e-3},
+        workload={"num_steps": 3, "evaluate_every": 3, "num_heldout_prompts": 16},
+        rollout={"kv_cache_memory": "16MiB", "max_num_seqs": 16},
+    )

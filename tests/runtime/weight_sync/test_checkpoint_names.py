@@ -1,0 +1,19 @@
+"""Names of weights in checkpoints, against what transformers writes."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+from tests.runtime.runs.architectures import MIXTURES, config_of
+
+
+@pytest.mark.parametrize("name", [*MIXTURES, "Qwen3ForCausalLM"])
+def test_weights_are_named_and_cut_as_transformers_saves_them(name: str) -> None:
+    config = config_of(name)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    wanted = revert_weight_conversion(model, dict(model.named_parameters()))
+    found = dict(in_checkpoint(name, model.named_parameters()))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
