@@ -98,7 +98,7 @@ class OfPlan(Result):
     @property
     def overrides(self) -> dict[str, str]:
         """The layout as overrides of the job."""
-        return choice_words(self.plan.choice, self.plan.job)
+        return choice_words(self.plan.choice, self.plan.job, self.plan.asked)
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ class PlanResult(OfPlan):
                 one.peak_bytes,
                 one.headroom_bytes,
                 one.verdict,
-                differences(one.choice, plan.choice, plan.job),
+                differences(one.choice, plan.choice, plan.job, plan.asked),
             )
             for one in plan.runners_up
         ]

@@ -88,7 +88,7 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
     """The answer where nothing fits, as an error for people."""
     short = plan.shortage
     assert short is not None, "what does not fit is short of something"
-    peak, chosen = short.peak, choice_words(plan.choice, plan.job)
+    peak, chosen = short.peak, choice_words(plan.choice, plan.job, plan.asked)
     words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())
     process, role, kind, size = peak.rows[0]
     ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_REMEDIES])

@@ -12,7 +12,7 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
-from rlplan.spec.model import load_model, load_scalar_base
+from rlplan.spec.model import ModelSpec, load_model, load_scalar_base
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
@@ -119,8 +119,8 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
-    model = job.load_model()
-    if model.experts is not None or set(model.attention_kinds) - {FULL}:
+    model = _policy(job)
+    if model and (model.experts is not None or set(model.attention_kinds) - {FULL}):
         has = "experts" if model.experts is not None else "attention windows"
         yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
     if hardware.generation is not None:
@@ -137,10 +137,18 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield "rollout.speculative_tokens: the GPU memory of speculative decoding is not modelled"
 
 
+def _policy(job: SettledJob) -> ModelSpec | None:
+    """None where it is not at hand, as when a bundle of another machine is read; who needs it says what is wrong."""
+    try:
+        return job.load_model()
+    except SpecError:
+        return None
+
+
 def _cpu_engine(job: SettledJob) -> Iterator[str]:
     """Shapes for which vLLM has no kernel on a CPU."""
-    model = job.load_model()
-    if not job.has_rollouts:
+    model = _policy(job)
+    if model is None or not job.has_rollouts:
         return
     if model.latent_attention is None and model.head_dim not in CPU_HEAD_SIZES:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))

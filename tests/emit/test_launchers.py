@@ -83,8 +83,12 @@ def test_kuberay_knows_every_field_and_has_a_pod_for_each_host(plan: Plan, tmp_p
     assert limits.get("nvidia.com/gpu", 8) == 8
 
 
+APART = ("placement.placement=disaggregated", "placement.num_generation_devices=8")
+"""Both kinds of GPUs are used."""
+
+
 def test_hosts_that_differ_and_gpus_without_a_name_are_refused(tmp_path: Path) -> None:
-    job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH100 + 8xL40S", "placement.placement=disaggregated"])
+    job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH100 + 8xL40S", *APART])
     with pytest.raises(EmitError, match="hosts that are all alike"):
         write_launcher(best_plan(job), "slurm", tmp_path / "a")
     other = best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["hardware=8xH20"]))

@@ -28,12 +28,11 @@ TARGETS = ("megatron", "fsdp2")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200"}, "Qwen3MoeForCausalLM"),
     "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
-    "two kinds of GPUs": ({"hardware": "8xH100 + 8xL40S"}, "GPUs of one kind"),
-    "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
-    "hosts that are not full": (
-        {"hardware": {"profile": "h100-sxm", "num_devices": 6, "num_hosts": 4}},
-        "do not fill whole hosts",
+    "two kinds of GPUs": (
+        {"hardware": "8xH100 + 8xL40S", "placement": {"placement": "disaggregated", "num_generation_devices": 8}},
+        "GPUs of one kind",
     ),
+    "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
     "the disk": ({"training": {"offload_device": "nvme", "offloads_optimizer": True}}, "offload_device nvme"),
     "muon": ({"training": {"optimizer": "muon"}}, "the runtime has AdamW"),
     "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),

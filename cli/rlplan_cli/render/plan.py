@@ -195,7 +195,7 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
             cells[:2] = [format_seconds(one.seconds), f"{one.seconds / plan.seconds - 1:+.1%}"]
         if not is_narrow:
             cells.append(one.verdict.value)
-        table.add_row(*cells, differences(one.choice, plan.choice, plan.job) or "the chosen layout")
+        table.add_row(*cells, differences(one.choice, plan.choice, plan.job, plan.asked) or "the chosen layout")
     stdout.print(table)
 
 

@@ -49,7 +49,7 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     now = _seconds_of(plan, phase)
     if not now:
         return ()
-    chosen = choice_words(plan.choice, plan.job)
+    chosen = choice_words(plan.choice, plan.job, plan.asked)
     found = []
     for words, settings in _hypotheses(job, plan, phase):
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)

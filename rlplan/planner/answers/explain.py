@@ -160,7 +160,7 @@ def explain(
     return Explanation(
         verdict=plan.verdict,
         seconds=plan.seconds,
-        chosen=choice_words(plan.choice, plan.job),
+        chosen=choice_words(plan.choice, plan.job, plan.asked),
         phases=tuple(
             _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
         ),
@@ -236,7 +236,7 @@ def _runner_up(one: Alternative, plan: Plan) -> RunnerUp:
     }
     slower = one.seconds - plan.seconds
     return RunnerUp(
-        differs=differences(one.choice, plan.choice, plan.job),
+        differs=differences(one.choice, plan.choice, plan.job, plan.asked),
         seconds=one.seconds,
         slower_s=slower,
         phases={name: seconds for name, seconds in phases.items() if seconds},

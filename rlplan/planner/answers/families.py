@@ -54,7 +54,7 @@ def next_gpu(name: str) -> str | None:
 
 def list_families(plan: Plan) -> Iterator[Change]:
     """Every choice that was left to the search, taken the other way."""
-    spec, words = plan.asked, choice_words(plan.choice, plan.job)
+    spec, words = plan.asked, choice_words(plan.choice, plan.job, plan.asked)
     if spec.has_rollouts and spec.placement.placement == "auto":
         for placement in Placement:
             if placement is not plan.choice.arrangement.placement:

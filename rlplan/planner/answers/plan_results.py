@@ -46,8 +46,12 @@ def choice_as_json(choice: Choice) -> dict[str, Any]:
     return TypeAdapter(dict[str, Any]).dump_python(parts, mode="json")  # type: ignore[no-any-return]
 
 
-def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
-    """A choice as overrides of its job that would lead to it, by key; what DEFAULTS says too is left out."""
+def choice_words(choice: Choice, job: JobSpec, asked: JobSpec | None = None) -> dict[str, str]:
+    """A choice as overrides that would lead to it, by key; what DEFAULTS says too is left out.
+
+    job: as it was resolved; asked: as it was given, which overrides are typed onto; the same where it is not named.
+    """
+    asked = asked or job
     arrangement, trainer = choice.arrangement, choice.trainer
     words: dict[str, Any] = {"placement.placement": arrangement.placement} if choice.sync_mode else {}
     words |= {
@@ -66,17 +70,18 @@ def choice_words(choice: Choice, job: JobSpec) -> dict[str, str]:
         where = job.placement.offload if job.placement.offload in ("host", "disk") else "host"
         words |= {"placement.offload": where, "placement.offload_roles": arrangement.offloaded}
     if choice.sync_mode:
-        words |= _engine_words(choice, job)
+        words |= _engine_words(choice, asked)
     typed = {key: str(value).lower() for key, value in words.items()}
-    return {key: value for key, value in typed.items() if value != DEFAULTS.get(key)}
+    said = {"placement.max_staleness"} if asked.placement.max_staleness else set()
+    return {key: value for key, value in typed.items() if key in said or value != DEFAULTS.get(key)}
 
 
-def _engine_words(choice: Choice, job: JobSpec) -> dict[str, Any]:
+def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
     arrangement, engine = choice.arrangement, choice.engine
     is_part = choice.sync_mode in ("adapter", "delta")
     return {
         "placement.num_generation_devices": "auto" if arrangement.shares_devices else arrangement.num_generation,
-        "placement.max_staleness": job.placement.max_staleness if arrangement.is_async else 0,
+        "placement.max_staleness": asked.placement.max_staleness if arrangement.is_async else 0,
         "placement.transport": "auto" if is_part else choice.sync_mode,
         "placement.sync_content": choice.sync_mode if is_part else "full",
         "rollout.tp": engine.tp,
@@ -87,9 +92,9 @@ def _engine_words(choice: Choice, job: JobSpec) -> dict[str, Any]:
     }
 
 
-def differences(one: Choice, other: Choice, job: JobSpec) -> str:
+def differences(one: Choice, other: Choice, job: JobSpec, asked: JobSpec | None = None) -> str:
     """What leads to `one` instead of `other`, as it is typed; a key that `one` lacks is said with its default."""
-    mine, others = choice_words(one, job), choice_words(other, job)
+    mine, others = choice_words(one, job, asked), choice_words(other, job, asked)
     words = {key: mine.get(key, DEFAULTS.get(key, "none")) for key in (*mine, *others)}
     return " ".join(f"{key}={value}" for key, value in words.items() if value != others.get(key, DEFAULTS.get(key)))
 
@@ -181,7 +186,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "oom_risk_of_run": plan.oom_risk_of_run,
         "devices": plan.devices,
         "num_devices": plan.num_devices,
-        "chosen": choice_words(plan.choice, plan.job),
+        "chosen": choice_words(plan.choice, plan.job, plan.asked),
         "kv_cache": None if plan.kv is None else asdict(plan.kv),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "swap_bytes_per_host": plan.swap_bytes,

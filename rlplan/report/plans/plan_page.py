@@ -89,7 +89,7 @@ def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
     if plan.job.frozen_roles:
         rows[0] = ("Devices", f"{rows[0][1]}; frozen: {', '.join(plan.job.frozen_roles)}")
     by_part: dict[str, list[str]] = {}
-    for key, value in choice_words(plan.choice, plan.job).items():
+    for key, value in choice_words(plan.choice, plan.job, plan.asked).items():
         by_part.setdefault(key.partition(".")[0], []).append(f"{key}={value}")
     rows += [(part.capitalize(), " ".join(words)) for part, words in by_part.items()]
     if plan.kv is not None:
@@ -148,7 +148,7 @@ def _other(plan: Plan, other: Alternative) -> OtherRow:
     slower, room = other.seconds - plan.seconds, format_bytes(max(0, other.headroom_bytes))
     words = f"{format_seconds(abs(slower))} {'slower' if slower >= 0 else 'faster'}, " if other.timing else ""
     return OtherRow(
-        differences(other.choice, plan.choice, plan.job) or "other devices of the scoring roles",
+        differences(other.choice, plan.choice, plan.job, plan.asked) or "other devices of the scoring roles",
         other.verdict.value,
         other.seconds if other.timing else None,
         f"{words}{room} of headroom",

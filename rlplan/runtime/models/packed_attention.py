@@ -56,8 +56,9 @@ def packed_attention(
     lens = sequence_lens or (query.shape[2],)
     window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
     _check(module, query, lens, options, is_shared=sharing is not None)
-    width = value.shape[-1]
-    value = torch.nn.functional.pad(value, (0, query.shape[-1] - width))  # latent attention: no kernel takes two sizes
+    width, missing = value.shape[-1], query.shape[-1] - value.shape[-1]
+    if missing:  # latent attention: no kernel takes two sizes
+        value = torch.nn.functional.pad(value, (0, missing))
     device = device_of(query.device)
     if cap is not None or sinks is not None or (window is not None and max(lens) > window):
         score = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, window, cap)
@@ -68,7 +69,8 @@ def packed_attention(
         output = _varlen(query, key, value, lens, scaling)
     else:
         output = _run_by_run(query, key, value, lens, scaling)
-    output = output[..., :width]
+    if missing:
+        output = output[..., :width]
     return output if sharing is None else sharing.to_tokens(output), None
 
 

@@ -93,7 +93,7 @@ def _describe(part: dict[str, Any], spec: type[Spec]) -> None:
 def _docstrings(spec: type[Spec]) -> dict[str, str]:
     """The text under each field of a class.
 
-    >>> from rlplan.spec.parts.workload import DataSpec
+    >>> from rlplan.spec.parts.data import DataSpec
     >>> _docstrings(DataSpec)["answer_column"]
     'The same, of the answers.'
     """

@@ -18,8 +18,9 @@ from tests.factories import QUICKSTART
 PRICES = read_prices(["h100=2", "l40s=1"], today=dt.date(2026, 11, 23))
 
 
-def plan_on(hardware: str) -> Plan:
-    return search_of(job_from({"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": hardware})).run()
+def plan_on(hardware: str, **placement: object) -> Plan:
+    job = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": hardware, "placement": placement}
+    return search_of(job_from(job)).run()
 
 
 def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
@@ -44,7 +45,8 @@ def test_what_nobody_says_is_none_and_named() -> None:
 
 
 def test_two_kinds_of_gpus_are_added_up() -> None:
-    assert bill_of(plan_on("2xH100 + 4xL40S"), PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
+    both = plan_on("2xH100 + 4xL40S", placement="disaggregated", num_generation_devices=4)
+    assert bill_of(both, PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
 
 
 def test_a_budget_buys_a_power_of_two_of_a_kind_and_leaves_out_what_is_dearer() -> None:

@@ -94,7 +94,7 @@ def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) 
     plan = found(name)
     for one in explained(name).families:
         key, _, value = one.change.overrides[-1].partition("=")
-        assert choice_words(plan.choice, plan.job).get(key, DEFAULTS.get(key)) != value
+        assert choice_words(plan.choice, plan.job, plan.asked).get(key, DEFAULTS.get(key)) != value
         if one.plan is not None:
             again = best_plan(changed(plan.asked, one.change.overrides))
             assert again.seconds == pytest.approx(one.seconds)
@@ -261,7 +261,7 @@ def test_a_share_of_a_peak_stays_a_share() -> None:
 @cases
 def test_the_words_of_a_choice_are_keys_that_lead_to_it(name: str) -> None:
     plan: Plan = found(name)
-    words = choice_words(plan.choice, plan.job)
+    words = choice_words(plan.choice, plan.job, plan.asked)
     assert set(words) <= set(keys_of(JobSpec))
     typed = [f"{key}={value}" for key, value in words.items()]
     again = best_plan(changed(plan.asked, typed))
@@ -298,7 +298,7 @@ def test_frozen_roles_alone_can_be_offloaded_by_what_is_typed(placement: str) ->
     plan = best_plan(
         asked(f"placement.placement={placement}", "placement.offload=host", "placement.offload_roles=frozen")
     )
-    assert choice_words(plan.choice, plan.job)["placement.offload_roles"] == "frozen"
+    assert choice_words(plan.choice, plan.job, plan.asked)["placement.offload_roles"] == "frozen"
     assert plan.choice.arrangement.offloaded == "frozen"
 
 

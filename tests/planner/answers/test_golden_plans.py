@@ -43,12 +43,12 @@ def golden_of(plan: Plan) -> dict[str, Any]:
     results = results_as_json(plan)
     rivals = [
         {"seconds": one.timing.seconds, "headroom_bytes": one.headroom_bytes, "verdict": one.verdict.value}
-        | {"differs": differences(one.choice, plan.choice, plan.job)}
+        | {"differs": differences(one.choice, plan.choice, plan.job, plan.asked)}
         for one in plan.runners_up
     ]
     stated = {key: results[key] for key in STATED}
     return {
-        "chosen": choice_words(plan.choice, plan.job),
+        "chosen": choice_words(plan.choice, plan.job, plan.asked),
         "host_peak_bytes": plan.ledger.host_peak().num_bytes,
         "step_s": plan.seconds,
         "phases": results["step"]["phases"],

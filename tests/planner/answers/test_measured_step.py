@@ -34,7 +34,9 @@ def measured(plan: Plan, factor: float = 1.0, **lengths: float) -> MeasuredStep:
 
 def slow(plan: Plan, **settings: str) -> Plan:
     """The chosen layout with one setting changed."""
-    words = choice_words(plan.choice, plan.job) | {key.replace("__", "."): value for key, value in settings.items()}
+    words = choice_words(plan.choice, plan.job, plan.asked) | {
+        key.replace("__", "."): value for key, value in settings.items()
+    }
     found = ask(JOB, Change(tuple(f"{key}={value}" for key, value in words.items() if value))).plan
     assert found is not None
     return found

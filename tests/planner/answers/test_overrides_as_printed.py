@@ -85,10 +85,10 @@ def overrides_in(text: str) -> list[str]:
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
     plan = found(name)
     for one in (plan, *plan.runners_up, *plan.pareto):
-        whole = changed(plan.asked, shlex.split(words_of(choice_words(one.choice, plan.job))))
+        whole = changed(plan.asked, shlex.split(words_of(choice_words(one.choice, plan.job, plan.asked))))
         check_job(settle(whole), read_setting(settle(whole)))
     for other in (*plan.runners_up, *plan.pareto):
-        changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job)))
+        changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job, plan.asked)))
 
 
 @pytest.mark.parametrize("name", BUDGETS)

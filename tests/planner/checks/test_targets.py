@@ -34,7 +34,7 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.tp=16", "target=megatron"), "training.tp", "one micro-batch takes 16 GPUs"),
     (DENSE, "8xH100", ("training.tp=7",), "training.tp", "4 key heads"),
     ("Qwen/Qwen2.5-3B", "8xH100", ("training.tp=4",), "training.tp", "2 key heads"),
-    (MIXTURE, "8xH100", ("training.tp=2",), "training.tp", "128 experts a layer"),
+    (MIXTURE, "8xH100", ("training.tp=2",), "training.tp", "AutoTP does not cut"),
     (DENSE, "8xH100", ("training.tp=2", "training.lora={rank: 8}"), "training.tp", "training.lora"),
     (DENSE, "8xH100", ("training.tp=2", "training.ulysses=2"), "training.tp", "training.ulysses 2"),
     (DENSE, "8xH100", ("training.tp=2", "training.zero_stage=3"), "training.tp", "zero_stage 3"),

@@ -93,14 +93,6 @@ def test_a_dummy_gives_no_gradient() -> None:
     assert all(not parameter.grad.any() for parameter in packed.parameters() if parameter.grad is not None)
 
 
-def test_a_sequence_longer_than_the_attention_s_window_is_refused() -> None:
-    from rlplan.runtime.models.packed_attention import packed_attention
-
-    rows = torch.zeros(1, 2, 6, 8)
-    with pytest.raises(ValueError, match="longer than the model's attention window of 4"):
-        packed_attention(torch.nn.Identity(), rows, rows, rows, None, sequence_lens=(6,), sliding_window=4)
-
-
 def test_each_response_token_is_scored_at_the_position_before_it() -> None:
     batch = make_batch([SequencePair((1, 2), (3, 4, 5)), SequencePair((6,), (7,))])
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]

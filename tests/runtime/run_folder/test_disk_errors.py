@@ -195,6 +195,7 @@ def test_lines_that_a_disk_does_not_take_are_told_and_a_resumed_run_goes_on_afte
 WRITE_TENSORS = (
     FILL
     + """
+from types import SimpleNamespace
 import torch
 from rlplan.runtime.models.start_checkpoint import save_policy
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
@@ -206,7 +207,7 @@ _write_with_receipt(disk / "policy.safetensors", [piece], {})
 print(json.loads((disk / "policy.receipt").read_text())["error"])
 for write in (
     lambda: OffloadedStates().offload([tensor.untyped_storage()]),
-    lambda: save_policy(None, [("a", tensor)], disk / "policy", disk),
+    lambda: save_policy(SimpleNamespace(architectures=["Qwen3ForCausalLM"]), [("a", tensor)], disk / "policy", disk),
 ):
     try:
         write()
