@@ -18,8 +18,8 @@ from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.hardware.catalogue import is_cpu_host, parse_pools
 
 PAIRED_LEN = 1024
-"""Tokens of the longest given answer. Source: Tulu 3 (arXiv:2411.15124, section 5.4): pairs of 2,048 tokens with their
-prompt, 128 of them a step."""
+"""Tokens of the longest given answer. Source: half of the 2,048 tokens that Tulu 3 allows a prompt and its answer in
+DPO (arXiv:2411.15124, its table of hyperparameters)."""
 
 
 def expanded(data: Any) -> Any:
