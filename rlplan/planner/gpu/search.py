@@ -27,7 +27,7 @@ from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.notes import notes_of
-from rlplan.planner.gpu.scored_candidates import CandidateScorer, ScoredCandidate
+from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
@@ -174,7 +174,7 @@ class GpuSearch:
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
-        self.scorer.is_tight = True
+        self.scorer.num_misfits = MANY_MISFITS + 1
         for rank in range(verdict.rank):
             for one in self.stream(rank):
                 plan = self.full_plan(one)

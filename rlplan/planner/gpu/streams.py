@@ -124,7 +124,7 @@ class Trainers:
             assert isinstance(item, MicroBatchSweep), "choices and sweeps"
             fitting = self._that_fit(item)
             if not fitting and not self._may_fit(_base(item)):
-                self.scorer.is_tight = True
+                self.scorer.num_misfits += 1
                 continue
             for choice in fitting:
                 heappush(self._heap, (self._seconds(choice), 1, next(self._count), choice))
