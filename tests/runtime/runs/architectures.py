@@ -43,7 +43,6 @@ DENSE: dict[str, dict[str, Any]] = {
     "GlmForCausalLM": {},
     "Glm4ForCausalLM": {},
     "CohereForCausalLM": {"logit_scale": 0.25},
-    "Cohere2ForCausalLM": FULL_AND_SLIDING | {"logit_scale": 0.25},
     "Starcoder2ForCausalLM": WINDOW,
     "SmolLM3ForCausalLM": {},
     "GraniteForCausalLM": {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
@@ -60,10 +59,11 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {},
+    "Cohere2ForCausalLM": FULL_AND_SLIDING | {"logit_scale": 0.25},
     "GptOssForCausalLM": FULL_AND_SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """vLLM 0.32's loader of gpt-oss writes into its parameters itself (gpt_oss.py, `_load_weights_other`), which while an
-engine reloads weights hold nothing: experts and sinks stay those of the start. StableLM's difference is not explained."""
+engine reloads weights hold nothing: experts and sinks stay those of the start. The differences of the others are not explained."""
 
 ARCHITECTURES = DENSE | MIXTURES
 
