@@ -48,7 +48,7 @@ def test_a_step_is_within_ten_percent_of_the_simulated_one(
 
 @pytest.mark.nightly
 def test_over_a_grid_nine_of_ten_are_within_ten_percent_and_half_within_three() -> None:
-    """Twice as slow where it is worst: generation and training take the same, and take turns in waiting."""
+    """At worst 27 % too fast: where generation and training take the same, they take turns in waiting."""
     errors = [
         abs(against_the_simulator(gpus, sigma, max_num_seqs, staleness))
         for gpus in ("8/4", "16/12", "72/8", "80/16", "24/8", "10/8")
