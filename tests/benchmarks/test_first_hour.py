@@ -46,6 +46,7 @@ def test_what_is_most_likely_to_fail_comes_first_and_no_part_takes_two_minutes()
     assert PART_LIMIT_S < 120
 
 
+@pytest.mark.nightly
 def test_with_torch_alone_all_that_needs_no_engine_is_measured_and_the_rest_says_what_it_needs(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -246,7 +246,11 @@ GONE = {
     "profiles list": "| true",
 }
 """For each command how its reader is called in `make test`; all ways for all in `make nightly`."""
-ALSO_NIGHTLY = (f"estimate {QUICKSTART} --json", "estimate --model Qwen/Qwen2.5-7B --gpus 8xH100")
+ALSO_NIGHTLY = (
+    f"estimate {QUICKSTART} --json",
+    "estimate --model Qwen/Qwen2.5-7B --gpus 8xH100",
+    "estimate --model Qwen/Qwen2.5-7B --gpus 1xRTX4090",
+)
 READERS = [
     pytest.param(
         command.split(),

@@ -27,7 +27,8 @@ def test_the_first_is_met_for_it_was_calibrated_on() -> None:
     assert hours_of(0.0) == pytest.approx(PUBLISHED_S[0.0] / 3600, rel=0.03)
 
 
-@pytest.mark.parametrize("threshold", [*(pytest.param(one, marks=pytest.mark.nightly) for one in (0.1, 0.3)), 0.5])
+@pytest.mark.nightly
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5])
 def test_the_others_are_within_ten_percent_in_ratio(threshold: float) -> None:
     assert hours_of(threshold) / hours_of(0.0) == pytest.approx(PUBLISHED_S[threshold] / PUBLISHED_S[0.0], rel=0.1)
 

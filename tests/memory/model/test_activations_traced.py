@@ -170,7 +170,9 @@ def score_error(name: str, vocabulary: int, loss: Loss) -> float:
     return predicted / traced.rest - 1
 
 
-@pytest.mark.parametrize(("name", "policy"), [("qwen3", "none"), ("gemma2", "full")])
+@pytest.mark.parametrize(
+    ("name", "policy"), [("qwen3", "none"), pytest.param("gemma2", "full", marks=pytest.mark.nightly)]
+)
 def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     """Its head is one row, so that the table's gradient comes from the embedding alone."""
     from rlplan.runtime.measure.tracing import trace_peak

@@ -21,6 +21,7 @@ from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Provenance
+from tests.at_night import at_night
 from tests.docs.documentation import keys_of
 
 SMALL = "Qwen/Qwen2.5-0.5B"
@@ -51,9 +52,9 @@ def explained(name: str) -> Explanation:
     return explain(found(name))
 
 
-SLOW = pytest.mark.nightly
-cases = pytest.mark.parametrize("name", CASES)
-fitting = pytest.mark.parametrize("name", [name for name in CASES if name != "too small"])
+FEW = ("grpo", "dpo", "too small")
+cases = pytest.mark.parametrize("name", at_night(CASES, but=FEW))
+fitting = pytest.mark.parametrize("name", at_night((name for name in CASES if name != "too small"), but=FEW))
 
 
 @cases
@@ -87,9 +88,7 @@ def test_no_family_that_fits_is_faster_than_what_was_chosen(name: str) -> None:
             assert one.seconds >= plan.seconds * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW if name in ("a node", "ppo", "too small") else ()) for name in CASES]
-)
+@pytest.mark.parametrize("name", at_night(CASES, but=("grpo", "dpo")))
 def test_a_family_flips_one_choice_and_is_answered_by_a_whole_search(name: str) -> None:
     plan = found(name)
     for one in explained(name).families:

@@ -26,6 +26,7 @@ from rlplan.spec.files.yaml import apply_overrides
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.training import Combination
 from rlplan.spec.resolved import settle
+from tests.at_night import at_night
 from tests.emit.test_goldens import GOLDENS
 from tests.factories import EXAMPLES, ROOT, gpu_job, job_data
 from tests.planner.checks.test_targets import REFUSED
@@ -60,6 +61,7 @@ BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "experts": ("Qwen/Qwen3-30B-A3B", "grpo", "16xH100", ("rollout.quantization=auto",)),
     "preferences": ("meta-llama/Llama-3.1-8B", "dpo", "8xA100", ()),
 }
+FEW = ("too small a card", "one host", "all fixed", "experts", "preferences")
 FOUND: dict[str, Plan] = {}
 
 
@@ -81,7 +83,7 @@ def overrides_in(text: str) -> list[str]:
     return [word.rstrip(",") for word in re.findall(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)*=(?:\{[^}]*\}|\S+)", text)]
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> None:
     plan = found(name)
     for one in (plan, *plan.runners_up, *plan.pareto):
@@ -91,7 +93,7 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
         changed(plan.asked, shlex.split(differences(other.choice, plan.choice, plan.job, plan.asked)))
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_every_remedy_is_the_change_that_was_tried(name: str) -> None:
     spec = found(name).asked
     for words, tried in (one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec)) for one in kind):
@@ -121,7 +123,7 @@ def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last()
         assert ranks == sorted(ranks)
 
 
-@pytest.mark.parametrize("name", ["too small a card", "all fixed", pytest.param("apart", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", at_night(("all fixed", "too small a card", "apart"), but=("all fixed",)))
 def test_every_question_of_an_explanation_can_be_typed(name: str) -> None:
     plan = found(name)
     explanation = explain(plan, more_devices=True)

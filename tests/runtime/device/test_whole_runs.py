@@ -103,6 +103,7 @@ def test_hybrid_weights_go_by_ipc_and_a_rehearsal_that_runs_out_takes_smaller_mi
     assert run.plan.job.max_tokens_per_micro_batch < plan.job.max_tokens_per_micro_batch
 
 
+@pytest.mark.nightly
 def test_disaggregated_weights_are_broadcast_to_another_gpu(tmp_path: Path) -> None:
     plan = plan_of({"placement": "disaggregated"}, "2xh100-sxm", algorithm=WITHOUT_REFERENCE)
     assert plan.job.placement.transport is Transport.NCCL

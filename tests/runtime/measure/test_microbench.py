@@ -22,6 +22,7 @@ from rlplan.spec.hardware.catalogue import find_profile, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, NodeProfile
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import Provenance
+from tests.at_night import at_night
 from tests.factories import ROOT
 from tests.waiting import at_most, wait_for
 
@@ -136,9 +137,7 @@ def test_a_rank_that_fails_ends_the_others_and_says_why():
     assert ranks_of(os.getpid()) == []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM, signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", at_night((signal.SIGINT, signal.SIGTERM, signal.SIGKILL), but=(signal.SIGTERM,)))
 def test_whoever_stops_it_leaves_no_process_and_no_file(number: signal.Signals, tmp_path: Path):
     """Stopped in the middle of its collectives; a kill leaves the ranks to notice by themselves."""
     program = (

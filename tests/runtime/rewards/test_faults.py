@@ -19,6 +19,7 @@ from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
+from tests.at_night import at_night
 from tests.factories import make_job
 from tests.waiting import at_most, own_processes, wait_for
 
@@ -201,10 +202,11 @@ def test_several_answers_are_no_answer() -> None:
     assert {text: verdict.values for text, verdict in verdicts.items() if verdict.values["answer_matcher"]} == {}
 
 
+FRAMES = ("{}", "${}$", r"\text{{{}}}", r"\operatorname{{{}}}(1)", r"\frac{{{}}}{{2}}")
 CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').write('x')", "exec(\"open('{}', 'w')\")")
 
 
-@pytest.mark.parametrize("frame", ["{}", "${}$", r"\text{{{}}}", r"\operatorname{{{}}}(1)", r"\frac{{{}}}{{2}}"])
+@pytest.mark.parametrize("frame", at_night(FRAMES, but=("{}", r"\text{{{}}}")))
 def test_code_in_a_mathematical_answer_does_nothing(tmp_path: Path, frame: str) -> None:
     judge = Judge((MATH,), None)
     try:

@@ -15,6 +15,7 @@ from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
+from tests.at_night import in_turn
 from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 
@@ -144,7 +145,7 @@ def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside)
 
 
 @pytest.mark.usefixtures("orphans")
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(("sandbox", "name"), in_turn(BACKENDS, tuple(BOMBS)), indirect=["sandbox"])
 def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
     others = own_processes().keys()
     with at_most(5.0, beyond_s=LIMITS.total_s):

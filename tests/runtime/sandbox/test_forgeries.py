@@ -12,6 +12,7 @@ from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
+from tests.at_night import in_turn
 from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
@@ -43,7 +44,7 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
     assert value(sandbox, f"print({RIGHT - 7} + int(input()))", PRINTS) == 1.0
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize(("sandbox", "name"), in_turn(BACKENDS, tuple(FORGERIES)), indirect=["sandbox"])
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
     """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0

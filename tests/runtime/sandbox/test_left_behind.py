@@ -5,6 +5,7 @@ import pytest
 from benchmarks.bench_sandbox import left_behind, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Program
+from tests.at_night import at_night
 from tests.runtime.sandbox.attacks import opened
 from tests.waiting import orphans_come_here
 
@@ -20,7 +21,7 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", at_night((20, 1000), but=(20,)))
 @pytest.mark.parametrize("name", BACKENDS)
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
     sandbox = opened(name, 2, DEFAULT_LIMITS)

@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
 
@@ -87,6 +89,7 @@ def stored_by_wandb(file: Path) -> Stored:
     return stored
 
 
+@pytest.mark.nightly
 def test_wandb_keeps_an_offline_run_in_the_run_folder(tmp_path: Path) -> None:
     follow("wandb", tmp_path)
     first, second = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)

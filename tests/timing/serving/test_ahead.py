@@ -34,9 +34,9 @@ def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness:
 @pytest.mark.parametrize(
     ("gpus", "sigma", "max_num_seqs", "staleness"),
     [
-        pytest.param("8/4", 0.9, 64, 2, id="places are few"),
+        pytest.param("8/4", 0.9, 64, 2, id="places are few", marks=pytest.mark.nightly),
         pytest.param("8/4", 0.9, 1024, 4, id="training is slower"),
-        pytest.param("80/16", 0.9, 256, 1, id="the longest is waited for"),
+        pytest.param("80/16", 0.9, 256, 1, id="the longest is waited for", marks=pytest.mark.nightly),
         pytest.param("72/8", 0.9, 256, 8, id="much is computed anew"),
     ],
 )

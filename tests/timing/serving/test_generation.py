@@ -16,6 +16,7 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost
 from rlplan.timing.serving.occupancy import mean_footprint, occupancy
+from tests.at_night import at_night
 
 CONSTANT = ConstantLengths(value=150)
 UNIFORM = UniformLengths(kind="uniform", low=25, high=300)
@@ -46,11 +47,11 @@ def token_by_token(engine: EngineSpeed, job: EngineRollouts, order: list[int]) -
     return seconds
 
 
-ALSO_NIGHTLY = pytest.param(100, 30, marks=pytest.mark.nightly)
-
-
 @pytest.mark.parametrize("spec", [CONSTANT, UNIFORM, LONG_TAIL], ids=["constant", "uniform", "lognormal"])
-@pytest.mark.parametrize(("num_rollouts", "at_once"), [(48, 48), (64, 32), (60, 20), ALSO_NIGHTLY, (160, 160)])
+@pytest.mark.parametrize(
+    ("num_rollouts", "at_once"),
+    at_night(((48, 48), (64, 32), (60, 20), (100, 30), (160, 160)), but=((48, 48), (60, 20), (160, 160))),
+)
 def test_it_is_within_three_percent_of_a_loop_over_every_token(
     spec: LengthSpec, num_rollouts: int, at_once: int
 ) -> None:
