@@ -4,10 +4,11 @@ In: candidates, their bytes and seconds. Out: ScoredCandidate, KV caches, keys t
 at.
 """
 
+from collections import deque
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.tables import Fit
@@ -15,6 +16,7 @@ from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
+from rlplan.units import GIB
 from rlplan.vocabulary import Placement
 
 Key = tuple[float, float]
@@ -89,6 +91,60 @@ MANY_MISFITS = 64
 from the first one on, a plan of 70B on 64 GPUs takes 1.7 times as many calls."""
 
 
+BUFFERS = 4 * GIB
+"""Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
+OPEN = {
+    "workload": ("micro_batch_size_per_gpu",),
+    "training": (
+        *("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters"),
+        *("ulysses", "tp", "pp", "cp", "ep", "max_tokens_per_micro_batch"),
+    ),
+    "rollout": (
+        *("num_engines", "tp", "has_expert_parallel", "sleep_level", "kv_cache_memory", "max_num_seqs"),
+        "quantization",
+    ),
+    "placement": (
+        *("placement", "num_generation_devices", "num_scoring_devices", "offload", "offload_roles"),
+        *("transport", "sync_content", "max_staleness", "partial_rollouts"),
+    ),
+}
+"""Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
+APART = ("name", "objective", "hardware", "limits")
+"""Parts of a job that no byte and no second depends on but through the setting."""
+_RECENT: deque["CandidateScorer"] = deque(maxlen=4)
+
+
+def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
+    """A scorer of a job; one of the last ones shares what it knows, where that holds: a plan, its explanation and its
+    remedies ask the same again and again.
+    """
+    for known in _RECENT:
+        if known.knows(job, setting):
+            found = known.of(job, setting)
+            found.num_misfits = 0
+            return found
+    _RECENT.append(CandidateScorer(job, setting))
+    return _RECENT[-1]
+
+
+def _without_choices(job: SettledJob) -> tuple[object, ...]:
+    """A job without what the search may choose."""
+    parts = {name: getattr(job, name) for name in type(job).model_fields if name not in APART}
+    parts |= {name: parts[name].model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
+    return tuple(parts.values())
+
+
+def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
+    """Whether groups of the same size are the same in two settings: on hosts of as many GPUs, or on one with fewer."""
+    if one.models != other.models or len(one.pools) != len(other.pools):
+        return False
+    if one.has_pools:
+        return one.pools == other.pools
+    fewer, more = sorted((one.pools[0], other.pools[0]), key=lambda pool: pool.gpus_per_host)
+    is_alike = fewer.gpus_per_host in (more.gpus_per_host, fewer.num_gpus)
+    return is_alike and replace(fewer, num_gpus=more.num_gpus, gpus_per_host=more.gpus_per_host) == more
+
+
 class CandidateScorer:
     """Scores candidates of one job on one setting."""
 
@@ -98,16 +154,23 @@ class CandidateScorer:
         self.times = GpuTimes(job, setting, self.roles)
         self.num_misfits = 0
         """Chains of trainers that were found not to fit at all."""
+        self._known_of = _without_choices(job)
+        self._hopeless: dict[object, list[tuple[int, int]]] = {}
 
     @property
     def is_tight(self) -> bool:
         """Whether so little fits that bytes are looked at before seconds."""
         return self.num_misfits > MANY_MISFITS
 
-    def on_fewer(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """The same on fewer GPUs; what it knows of groups of GPUs is shared where these lie on hosts as before."""
-        mine, per_host = self.setting.gpus_per_host, setting.gpus_per_host
-        if per_host not in (mine, setting.num_gpus):
+    def knows(self, job: SettledJob, setting: GpuSetting) -> bool:
+        """Whether what it knows holds for another job, which differs in choices that the search leaves open (a choice
+        says what was taken, and nothing else is asked), or for other numbers of GPUs, which lie on hosts as before.
+        """
+        return _lie_alike(self.setting, setting) and self._known_of == _without_choices(job)
+
+    def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
+        """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
+        if not self.knows(job, setting):
             return CandidateScorer(job, setting)
         other = copy(self)
         other.job, other.setting = job, setting
@@ -116,6 +179,19 @@ class CandidateScorer:
             part.job, part.setting = job, setting
         other.times.roles = other.roles
         return other
+
+    def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
+        """Whether a choice lacks more than BUFFERS in a like arrangement with as many ranks or more: with fewer a rank
+        holds no less but for those (a property test).
+        """
+        sizes = self._hopeless.get((self.roles.kind(arrangement), choice, rank), ())
+        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in sizes)
+
+    def note_lack(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
+        """What a choice lacks on the devices of an arrangement."""
+        if lack > BUFFERS:
+            key = self.roles.kind(arrangement), choice, rank
+            self._hopeless.setdefault(key, []).append((arrangement.num_training, arrangement.num_frozen))
 
     def can_run(self, candidate: Choice) -> bool:
         """Whether the target runs it."""

@@ -27,7 +27,7 @@ from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.notes import notes_of
-from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate
+from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
@@ -69,7 +69,7 @@ class GpuSearch:
         scorer: CandidateScorer | None = None,
     ) -> None:
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
-        self.scorer = scorer or CandidateScorer(job, setting)
+        self.scorer = scorer or scorer_of(job, setting)
         self.roles, self.times = self.scorer.roles, self.scorer.times
         self.space = GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
@@ -96,7 +96,7 @@ class GpuSearch:
         fewer = {"num_devices": num_gpus, "num_hosts": hosts}
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
-        return GpuSearch(job, setting, self.asked, self.scorer.on_fewer(job, setting))
+        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting))
 
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""
@@ -233,7 +233,8 @@ class GpuSearch:
 
     def with_profile(self, profile: Profile) -> "GpuSearch":
         """The same with other values of the profile of that name."""
-        return GpuSearch(self.job, self.setting.with_profile(profile), self.asked)
+        setting = self.setting.with_profile(profile)
+        return GpuSearch(self.job, setting, self.asked, CandidateScorer(self.job, setting))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
@@ -307,7 +308,7 @@ class GpuSearch:
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
-        processes, hosts = [], self.roles.hosts(schedule)
+        processes, hosts = [], self.roles.hosts(schedule, one.choice.arrangement)
         for layout in schedule.layouts:
             name, device = layout.processes[0]
             short, usual, longest = (self.roles.forecast(name, one.choice, length, one.kv_cache) for length in three)

@@ -23,7 +23,7 @@ from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
-from rlplan.planner.gpu.tables import BytesByMoment, fit
+from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""
@@ -177,9 +177,15 @@ class Trainers:
 def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> bool:
     """Whether any trainer of an arrangement fits on its devices where no engine is."""
     roles, nothing = scorer.roles, scorer.roles.nothing(arrangement)
-    leanest = map(_leanest, _chains(space, arrangement).values())
-    held = (roles.trainer_bytes(arrangement, choice) for choice in leanest)
-    return any(_fits(scorer, arrangement, rank, (one, nothing), on_host=False) for one in held)
+    for choice in map(_leanest, _chains(space, arrangement).values()):
+        if scorer.is_hopeless(arrangement, choice, rank):
+            continue
+        need = _need(scorer, arrangement, (roles.trainer_bytes(arrangement, choice), nothing))
+        slack = need.slack_high if rank == 0 else need.slack_expected
+        if slack >= 0:
+            return True
+        scorer.note_lack(arrangement, choice, rank, -slack)
+    return False
 
 
 def _fits(
@@ -191,9 +197,14 @@ def _fits(
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    need = scorer.roles.without_host_memory(fit(*held, scorer.roles.parts(arrangement).capacities))
+    need = _need(scorer, arrangement, held)
     slack = need.slack_high if rank == 0 else need.slack_expected
     return slack >= 0 and (need.slack_host >= 0 or not on_host)
+
+
+def _need(scorer: CandidateScorer, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> Fit:
+    """What two parts of an arrangement need together."""
+    return scorer.roles.without_host_memory(fit(*held, scorer.roles.parts(arrangement).capacities))
 
 
 def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
