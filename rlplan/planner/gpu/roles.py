@@ -24,6 +24,8 @@ from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
+    DEPENDS_ON_GRADIENTS,
+    DEPENDS_ON_TOKENS,
     BytesByMoment,
     Capacities,
     Fit,
@@ -159,14 +161,14 @@ class GpuRoles:
         return replace(need, **left)
 
     def trainer_bytes(
-        self, arrangement: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False
+        self, arrangement: Arrangement, choice: TrainerChoice, *, leaves_out: tuple[ActionKind, ...] = ()
     ) -> BytesByMoment:
-        """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        key = self.kind(arrangement), arrangement, choice, any_tokens
+        """Everything that trains and scores. leaves_out: actions of which only what is left after them counts."""
+        key = self.kind(arrangement), arrangement, choice, leaves_out
         if key not in self._bytes:
             candidate = Choice(arrangement, choice, NO_ENGINE)
             parts = self.parts(arrangement)
-            self._bytes[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
+            self._bytes[key] = self._sum(parts, parts.others, candidate, leaves_out)
         return self._bytes[key]
 
     def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
@@ -174,9 +176,12 @@ class GpuRoles:
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_bytes(
-            arrangement, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
-        )
+        without_passes = replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
+        return self.trainer_bytes(arrangement, without_passes, leaves_out=DEPENDS_ON_TOKENS)
+
+    def states_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
+        """At least what a choice holds, quickly counted: what its passes and its steps leave."""
+        return self.trainer_bytes(arrangement, choice, leaves_out=DEPENDS_ON_GRADIENTS)
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
@@ -188,11 +193,15 @@ class GpuRoles:
         return self._bytes[key]
 
     def _sum(
-        self, parts: ArrangementParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
+        self,
+        parts: ArrangementParts,
+        processes: tuple[str, ...],
+        candidate: Choice,
+        leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
         total = _nothing(parts)
         for name in processes:
-            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), any_tokens=any_tokens)
+            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
         return total
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:

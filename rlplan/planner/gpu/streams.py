@@ -149,8 +149,11 @@ class Trainers:
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
         if base not in self._fitting:
-            held = self.scorer.roles.trainer_bytes(self.arrangement, _leanest(self._sweeps[base]))
-            self._fitting[base] = self._fits(held, on_host=False)
+            roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
+            self._fitting[base] = not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
+                self._fits(held(self.arrangement, choice), on_host=False)
+                for held in (roles.states_bytes, roles.trainer_bytes)
+            )
         return self._fitting[base]
 
     def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
@@ -180,11 +183,14 @@ def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement
     for choice in map(_leanest, _chains(space, arrangement).values()):
         if scorer.is_hopeless(arrangement, choice, rank):
             continue
-        need = _need(scorer, arrangement, (roles.trainer_bytes(arrangement, choice), nothing))
-        slack = need.slack_high if rank == 0 else need.slack_expected
-        if slack >= 0:
+        for held in (roles.states_bytes, roles.trainer_bytes):
+            need = _need(scorer, arrangement, (held(arrangement, choice), nothing))
+            slack = need.slack_high if rank == 0 else need.slack_expected
+            if slack < 0:
+                scorer.note_lack(arrangement, choice, rank, -slack)
+                break
+        else:
             return True
-        scorer.note_lack(arrangement, choice, rank, -slack)
     return False
 
 
