@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.tables import Fit
+from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
-from rlplan.units import GIB
+from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import Placement
 
 Key = tuple[float, float]
@@ -182,16 +182,31 @@ class CandidateScorer:
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
         """Whether a choice lacks more than BUFFERS in a like arrangement with as many ranks or more: with fewer a rank
-        holds no less but for those (a property test).
+        holds no less but for those (a property test). Asked first of as many ranks as there are GPUs at all.
         """
-        sizes = self._hopeless.get((self.roles.kind(arrangement), choice, rank), ())
-        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in sizes)
+        key = self.roles.kind(arrangement), choice, rank
+        if key not in self._hopeless:
+            self._hopeless[key] = []
+            ranks = choice.ranks_per_sequence * choice.ep
+            most = ceil_div(self.setting.num_gpus, ranks) * ranks
+            largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
+            held = self.roles.states_bytes(largest, choice), self.roles.nothing(largest)
+            self.note_lack(largest, choice, rank, -self.slack(largest, held, rank))
+        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self._hopeless[key])
+
+    def slack(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment], rank: int) -> int:
+        """What two parts of an arrangement leave of its devices together."""
+        need = self.need(arrangement, held)
+        return need.slack_high if rank == 0 else need.slack_expected
+
+    def need(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> Fit:
+        """What two parts of an arrangement need together."""
+        return self.roles.without_host_memory(fit(*held, self.roles.parts(arrangement).capacities))
 
     def note_lack(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
         """What a choice lacks on the devices of an arrangement."""
         if lack > BUFFERS:
-            key = self.roles.kind(arrangement), choice, rank
-            self._hopeless.setdefault(key, []).append((arrangement.num_training, arrangement.num_frozen))
+            self._hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append((arrangement.num_training, arrangement.num_frozen))
 
     def can_run(self, candidate: Choice) -> bool:
         """Whether the target runs it."""
@@ -237,5 +252,13 @@ class CandidateScorer:
         lacks = -need.slack_expected
         if self.job.has_rollouts:
             lacks = max(lacks, self.roles.demand(candidate.arrangement, candidate.engine)[2] - need.room_expected)
+        return self._shares(lacks, need)
+
+    def least_excess(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> float:
+        """The first of the same at least, of whatever holds as much: without the room for the KV cache."""
+        need = self.need(arrangement, held)
+        return self._shares(-need.slack_expected, need)[0]
+
+    def _shares(self, lacks: int, need: Fit) -> tuple[float, float]:
         each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
         return max(each), sum(max(0.0, one) for one in each)

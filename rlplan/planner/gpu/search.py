@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import islice
 
 from rlplan.dataflow.build import build_schedule
-from rlplan.dataflow.choice import Arrangement, Choice
+from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
@@ -221,10 +221,13 @@ class GpuSearch:
         arrangements = [
             arrangement for arrangement in self.space.arrangements if placement in (None, arrangement.placement)
         ]
-        for arrangement in arrangements:
-            if (arrangement, rank) not in self._bounds:
-                self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
-        return BestFirst([self._bounds[arrangement, rank] for arrangement in arrangements])
+        return BestFirst([self.bounds(arrangement, rank) for arrangement in arrangements])
+
+    def bounds(self, arrangement: Arrangement, rank: int) -> PairBounds:
+        """The pairs of an arrangement; made once."""
+        if (arrangement, rank) not in self._bounds:
+            self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
+        return self._bounds[arrangement, rank]
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -248,23 +251,34 @@ class GpuSearch:
         """Where nothing fits: the candidate that overflows least, of those that save the most memory; or, where none of
         them could run, why.
 
-        Counts: of each layout the smallest pass that saves the most memory, beside every engine.
+        Counts: of each layout the smallest pass that saves the most memory, beside every engine; no engine is looked at
+        where the trainer beside the least of any overflows by more already.
         """
-        found: list[tuple[tuple[float, float], int, Choice]] = []
+        best: tuple[tuple[float, float], Choice] | None = None
         reason = ""
         for arrangement in self.space.arrangements:
             if placement in (None, arrangement.placement):
                 sweeps = self.space.sweeps(arrangement)
                 most_savings = max(sum(sweep.savings) for sweep in sweeps)
-                last = [sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings]
-                for trainer in last:
+                for trainer in (sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings):
+                    if best is not None and self._overflows_more(arrangement, trainer, best[0][0]):
+                        continue
                     for engine in self.space.engines(arrangement):
                         transport = self.space.transports(arrangement, engine)[0]
                         candidate = self.space.choice(arrangement, trainer, engine, transport)
                         reason = next(rules.choice_refusals(self.job, candidate), "")
                         if not reason:
-                            found.append((self.scorer.excess(candidate), len(found), candidate))
-        return self.score(min(found)[2]) if found else reason
+                            excess = self.scorer.excess(candidate)
+                            best = (excess, candidate) if best is None or excess < best[0] else best
+        return self.score(best[1]) if best is not None else reason
+
+    def _overflows_more(self, arrangement: Arrangement, trainer: TrainerChoice, excess: float) -> bool:
+        """Whether a trainer overflows by more than that whichever engine is beside it."""
+        floor, roles = self.bounds(arrangement, 1).engines.floor, self.roles
+        return any(
+            self.scorer.least_excess(arrangement, (held(arrangement, trainer), floor)) > excess
+            for held in (roles.states_bytes, roles.trainer_bytes)
+        )
 
     def full_plan(self, one: ScoredCandidate) -> Plan:
         """The plan of a rated candidate, with its whole ledger."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import Arrangement, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
-from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
+from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
-from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
+from rlplan.planner.gpu.tables import BytesByMoment
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""
@@ -38,26 +38,15 @@ class TrainerEntry:
     choice: TrainerChoice
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine with its bound."""
-
-    seconds: float
-    """Of rollouts and switches with all the KV cache that is ever useful."""
-    choice: EngineChoice
-
-
 class Engines:
     """The engines of an arrangement by seconds, and the least that any of them holds."""
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement) -> None:
         self.scorer, self.arrangement, self.choices = scorer, arrangement, space.engines(arrangement)
-        times, limit = scorer.times, scorer.setting.pool(GENERATION).capacity
-        entries = []
-        for choice in self.choices:
-            most, _ = scorer.kv_cache(arrangement, choice, limit, limit)
-            entries.append(EngineEntry(times.engine_seconds(arrangement, choice, most), choice))
-        self.entries = sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
+        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
+        if key not in space.engine_entries:
+            space.engine_entries[key] = self._by_seconds()
+        self.entries = space.engine_entries[key]
         self._floor: BytesByMoment | None = None
         by_mode = {
             (engine.tp, engine.quantization, mode): (engine, mode)
@@ -66,6 +55,14 @@ class Engines:
         }
         self.transports = tuple(by_mode.values())
         """Modes of weight sync to them that differ in seconds."""
+
+    def _by_seconds(self) -> list[EngineEntry]:
+        """The engines, the fastest first: the same beside every trainer."""
+        scorer, limit, entries = self.scorer, self.scorer.setting.pool(GENERATION).capacity, []
+        for choice in self.choices:
+            most, _ = scorer.kv_cache(self.arrangement, choice, limit, limit)
+            entries.append(EngineEntry(scorer.times.engine_seconds(self.arrangement, choice, most), choice))
+        return sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
 
     @property
     def floor(self) -> BytesByMoment:
@@ -184,9 +181,7 @@ def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement
         if scorer.is_hopeless(arrangement, choice, rank):
             continue
         for held in (roles.states_bytes, roles.trainer_bytes):
-            need = _need(scorer, arrangement, (held(arrangement, choice), nothing))
-            slack = need.slack_high if rank == 0 else need.slack_expected
-            if slack < 0:
+            if (slack := scorer.slack(arrangement, (held(arrangement, choice), nothing), rank)) < 0:
                 scorer.note_lack(arrangement, choice, rank, -slack)
                 break
         else:
@@ -203,14 +198,9 @@ def _fits(
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    need = _need(scorer, arrangement, held)
+    need = scorer.need(arrangement, held)
     slack = need.slack_high if rank == 0 else need.slack_expected
     return slack >= 0 and (need.slack_host >= 0 or not on_host)
-
-
-def _need(scorer: CandidateScorer, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> Fit:
-    """What two parts of an arrangement need together."""
-    return scorer.roles.without_host_memory(fit(*held, scorer.roles.parts(arrangement).capacities))
 
 
 def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
