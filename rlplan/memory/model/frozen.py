@@ -9,8 +9,8 @@ real layers with adapters by tests/memory/model/test_frozen.py.
 """
 
 import re
-from functools import lru_cache
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlplan.memory.model.activations import attention_saved_bytes
 from rlplan.memory.model.block import Block, Norm

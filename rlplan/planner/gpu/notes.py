@@ -37,7 +37,8 @@ def _why_fewer(search: "GpuSearch", plan: Plan) -> str:
     whole = search.best().plan
     if whole.fit.rank > plan.fit.rank:
         return f"on all of them it {whole.fit.value}"
-    words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one is faster"
+    this = "is faster" if plan.seconds < whole.seconds else "is as fast and simpler"
+    words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one {this}"
     return "".join((words, *(_with_batch(search, count) if search.job.target != "rlplan" else ())))
 
 

@@ -206,7 +206,9 @@ class CandidateScorer:
     def note_lack(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
         """What a choice lacks on the devices of an arrangement."""
         if lack > BUFFERS:
-            self._hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append((arrangement.num_training, arrangement.num_frozen))
+            self._hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
+                (arrangement.num_training, arrangement.num_frozen)
+            )
 
     def can_run(self, candidate: Choice) -> bool:
         """Whether the target runs it."""

@@ -7,10 +7,10 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
@@ -28,6 +28,7 @@ from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.notes import notes_of
 from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
+from rlplan.planner.margins import SAME_SPEED, simpler_jobs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
@@ -52,6 +53,8 @@ class Best:
     """What a search found."""
 
     plan: Plan
+    one: ScoredCandidate
+    """That it is the plan of."""
     stream: BestFirst | None
     """That it came from, and that goes on with the next best; None where nothing fits."""
     num_scored: int
@@ -160,8 +163,10 @@ class GpuSearch:
         if not self.space.arrangements:
             raise nothing_possible(self.space.impossible)
         found = self.best()
-        best, stream = found.plan, found.stream
-        others = self._others(best, stream) if with_others and stream is not None else ()
+        best, stream = self._simplest(found.plan), found.stream
+        faster = () if best is found.plan else (found.one,)
+        rest = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
+        others = self._others(best, chain(faster, rest)) if with_others else ()
         num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
         best = best.model_copy(update={"runners_up": others, "stats": stats})
@@ -195,12 +200,12 @@ class GpuSearch:
             for one in stream:
                 plan = self.full_plan(one)
                 if plan.fit.rank <= rank:
-                    return Best(plan, stream, num_scored)
+                    return Best(plan, one, stream, num_scored)
             num_scored += stream.num_scored
         nearest = self.nearest()
         if isinstance(nearest, str):
             raise nothing_possible((Considered(self.space.arrangements[0].placement, nearest),))
-        return Best(self.full_plan(nearest), None, num_scored)
+        return Best(self.full_plan(nearest), nearest, None, num_scored)
 
     def pareto(self) -> tuple[Alternative, ...]:
         """For each headroom (HEADROOM_SHARES of a GPU) the fastest candidate that surely fits, where more room
@@ -332,11 +337,30 @@ class GpuSearch:
         others = self.roles.other_capacities(schedule)
         return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
-    def _others(self, best: Plan, stream: BestFirst) -> tuple[Alternative, ...]:
+    def _simplest(self, best: Plan) -> Plan:
+        """Of layouts that surely fit and are as fast within SAME_SPEED, one that gave up what it can of COMPLICATIONS,
+        one after the other; the fastest of those.
+        """
+        limit, plan, tried = best.seconds * (1 + SAME_SPEED), best, set[str]()
+        while plan.verdict is Verdict.FITS:
+            jobs = ((key, job) for key, job in simpler_jobs(self.job, plan.choice) if key not in tried)
+            key, job = next(jobs, ("", None))
+            if job is None:
+                break
+            tried.add(key)
+            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
+            stream.limit = limit
+            found = next(iter(stream), None)
+            if found is not None and found.timing.seconds <= limit:
+                other = self.full_plan(found)
+                plan = other if other.verdict is Verdict.FITS else plan
+        return plan
+
+    def _others(self, best: Plan, stream: Iterable[ScoredCandidate]) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
         families: set[tuple[object, ...]] = {_family(best.choice)}
         found: list[Alternative] = []
-        for one in islice(stream, MAX_LOOKED_AT):
+        for one in stream:
             if (family := _family(one.choice)) not in families:
                 families.add(family)
                 found.append(self.alternative(one))
