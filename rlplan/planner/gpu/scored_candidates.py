@@ -9,6 +9,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
@@ -17,7 +19,7 @@ from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
 from rlplan.units import GIB, ceil_div
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, Role
 
 Key = tuple[float, float]
 """Seconds of a step, and seconds of all its actions together: of two asynchronous steps that take as long, the one with
@@ -223,6 +225,18 @@ class CandidateScorer:
         kv_cache, kv_rank = self.kv_cache(candidate.arrangement, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
         return ScoredCandidate(candidate, need, kv_cache, max(rank, kv_rank), timing, self.excess(candidate, need))
+
+    def swap_bytes(self, choice: Choice) -> int:
+        """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
+        training, trainer, setting = self.job.training, choice.trainer, self.setting
+        if training.offload_device != "nvme" or not trainer.offloads_optimizer:
+            return 0
+        settings = zero_settings(training, trainer, choice.arrangement.num_training)
+        ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
+        lora = {Role.POLICY: training.lora}
+        models = {role: setting.model_of(role) for role in self.job.trained_roles}
+        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
+        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def kv_cache(self, arrangement: Arrangement, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
         """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.

@@ -19,14 +19,12 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
-from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
-from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
-from rlplan.planner.gpu.notes import notes_of
+from rlplan.planner.gpu.notes import considered, notes_of
 from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
 from rlplan.planner.margins import SAME_SPEED, simpler_jobs
 from rlplan.planner.plan import Plan
@@ -37,8 +35,8 @@ from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle
-from rlplan.units import ceil_div, format_bytes, format_seconds
-from rlplan.vocabulary import Placement, Role
+from rlplan.units import ceil_div, format_seconds
+from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
 HEADROOM_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -307,22 +305,10 @@ class GpuSearch:
             kv=kv,
             oom_risk=0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
-            swap_bytes=self._swap_bytes(candidate),
+            swap_bytes=self.scorer.swap_bytes(candidate),
             refusals=rules.of_target(self.job, candidate),
             not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
         )
-
-    def _swap_bytes(self, choice: Choice) -> int:
-        """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
-        training, trainer, setting = self.job.training, choice.trainer, self.setting
-        if training.offload_device != "nvme" or not trainer.offloads_optimizer:
-            return 0
-        settings = zero_settings(training, trainer, choice.arrangement.num_training)
-        ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
-        lora = {Role.POLICY: training.lora}
-        models = {role: setting.model_of(role) for role in self.job.trained_roles}
-        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
-        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
@@ -390,24 +376,7 @@ class GpuSearch:
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         one = found or self.nearest(placement)
-        return Considered(placement, one) if isinstance(one, str) else self._considered(one)
-
-    def _considered(self, one: ScoredCandidate) -> Considered:
-        capacity = self.setting.capacity
-        where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
-        if one.need.slack_host < 0:
-            needed = format_bytes(one.need.host)
-            room = format_bytes(self.setting.host_capacity or 0)
-            return Considered(one.choice.arrangement.placement, f"needs {needed} of a host's memory, {room} available")
-        if one.rank == 2 and one.need.expected <= capacity:
-            return Considered(one.choice.arrangement.placement, f"no room for a KV cache: {where}")
-        if one.rank == 2:
-            return Considered(one.choice.arrangement.placement, f"needs {where}")
-        seconds = format_seconds(one.timing.seconds)
-        words = (
-            f"would fit too, {seconds} a step" if one.rank == 0 else f"would fit in expectation only, {seconds} a step"
-        )
-        return Considered(one.choice.arrangement.placement, f"{words} ({where})")
+        return Considered(placement, one) if isinstance(one, str) else considered(self, one)
 
 
 def _family(candidate: Choice) -> tuple[object, ...]:
