@@ -79,6 +79,13 @@ def _trainer(choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> 
     return RoleLayout(role, worker, group.name, group.devices, replicas, trainer.tp, trainer.zero_stage)
 
 
+def group_size(arrangement: Arrangement, group: str) -> int:
+    """Devices of a device group of an arrangement."""
+    return {GENERATION: arrangement.num_generation, SCORING: arrangement.num_scoring}.get(
+        group, arrangement.num_training
+    )
+
+
 def scoring_group(arrangement: Arrangement) -> str:
     """The device group of the frozen roles."""
     return SCORING if arrangement.num_scoring else SHARED if arrangement.shares_devices else TRAINING

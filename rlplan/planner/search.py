@@ -4,6 +4,7 @@ In: a JobSpec. Out: a Plan. Left out: how candidates are looked at (cpu/search.p
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from rlplan import __version__
@@ -12,6 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
+from rlplan.planner.margins import COMPLICATIONS, assumed_host, has_complication, without_host
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
@@ -20,6 +22,7 @@ from rlplan.spec.fingerprints import take_fingerprints
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
 from rlplan.spec.resolved import LEAST_SECONDS
+from rlplan.units import format_bytes, format_seconds
 
 DEADLINE_FACTOR = 4.0
 """Deadline over predicted seconds: twice for a prediction on a machine that nobody measured, twice for a policy whose
@@ -38,7 +41,22 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
         found["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
+    found["notes"] = (*plan.notes, *_assumptions(plan))
     return plan.model_copy(update=found)
+
+
+def _assumptions(plan: Plan) -> Iterator[str]:
+    """A host's memory that nobody stated, and what the job comes to without it."""
+    node = assumed_host(plan.job)
+    if node is None:
+        return
+    needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
+    words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
+    if any(has_complication(plan.choice, key) for _, key, _ in COMPLICATIONS[:3]):
+        other = search_of(without_host(plan.asked)).run(with_others=False)
+        step = f", {format_seconds(other.seconds)} a step" if other.fits else ""
+        words += f"; with nothing offloaded it {other.verdict.value}{step}"
+    yield words
 
 
 def with_deadlines(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
+from rlplan.planner.margins import reserve_of
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile, Profile
 from rlplan.spec.model import ModelSpec
@@ -177,7 +178,8 @@ def _pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPoo
     found, gpu = find_profile(profile, where="hardware.profile"), get_gpu(profile, where="hardware.profile")
     node = found if isinstance(found, NodeProfile) else usual_node(gpu)
     limit = job.hardware.memory
-    capacity = gpu.memory.value if limit is None else min(limit, gpu.memory.value)
+    room = gpu.memory.value - reserve_of(gpu)
+    capacity = room if limit is None else min(limit, room)
     each = min(num_gpus, per_host or (node.num_gpus if node else num_gpus))
     host_memory = job.hardware.host_memory or (node.host_memory.value if node else None)
     return GpuPool(gpu, num_gpus, capacity, each, host_memory, node)

@@ -10,6 +10,7 @@ real layers with adapters by tests/memory/model/test_frozen.py.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlplan.memory.model.activations import attention_saved_bytes
 from rlplan.memory.model.block import Block, Norm
@@ -147,7 +148,7 @@ def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
     last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
     attention = {name for name, component in names.items() if component is Component.ATTENTION}
     first = [adapter.shape[0] for adapter in adapters if ".lora_A." in adapter.name]
-    num_layers = max(1, len({re.sub(r"\D", "", adapter.name.split(".lora_")[0]) for adapter in adapters}))
+    num_layers = max(1, len({_layer_digits(adapter.name) for adapter in adapters}))
     return Frozen(
         attention_inputs=len(attention - last),
         adapts_output=bool(attention & last),
@@ -157,6 +158,12 @@ def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
         more_token_bytes=element_bytes * sum(first) // num_layers,
         scales_outputs=True,
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def _layer_digits(name: str) -> str:
+    """All digits in the name of the layer that an adapter stands beside."""
+    return re.sub(r"\D", "", name.split(".lora_")[0])
 
 
 _LAST_OF_A_BLOCK = ("o_proj", "out_proj", "dense", "c_proj", "wo", "down_proj", "fc2", "fc_out")

@@ -251,7 +251,9 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
         lack = "" if one.headroom_bytes >= 0 else f": {format_bytes(-one.headroom_bytes)} too much at the high end"
         return f"{one.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
-    if slower <= 0 or most <= 0:
+    if slower < 0:
+        return f"{-slower / plan.seconds:.1%} faster, which is no difference: the simpler layout is taken"
+    if slower == 0 or most <= 0:
         return "as good; the one that holds less or is simpler is taken"
     less = sum(seconds for seconds in phases.values() if seconds < 0)
     saved = f", {format_seconds(-less)} less elsewhere" if less < -0.01 * most else ""

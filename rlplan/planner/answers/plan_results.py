@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow, Peak
+from rlplan.planner.margins import assumed_host, error_of, needed_bytes, reserve_of, seconds_interval
 from rlplan.planner.plan_parts import Alternative
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
@@ -143,6 +144,7 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
     hours, step = plan.gpu_hours_per_million_tokens, plan.timing.step if plan.timing else None
     return {
         "step": None if step is None else timing_as_json(step),
+        "step_error": _error_as_json(plan),
         "tokens_per_s": plan.tokens_per_s,
         "gpu_hours_per_million_tokens": hours,
         "dollars_per_million_tokens": plan.dollars_per_million_tokens,
@@ -151,6 +153,14 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
         "stats": asdict(plan.stats),
         **_bytes_as_json(plan),
     }
+
+
+def _error_as_json(plan: "Plan") -> dict[str, Any] | None:
+    """Between which seconds the step lies, by the errors that were measured of its kind; None where none were."""
+    error, interval = error_of(plan), seconds_interval(plan)
+    if error is None or interval is None:
+        return None
+    return {"low_s": interval[0], "high_s": interval[1], **asdict(error)}
 
 
 def estimate_as_json(plan: "Plan") -> dict[str, Any]:
@@ -180,7 +190,10 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
             "run_phase": plan.binding.run_phase,
             "action_id": plan.binding.action_id,
         },
+        "needed_bytes": needed_bytes(plan),
         "capacity_bytes": plan.binding_capacity,
+        "reserve_bytes": 0 if plan.is_on_host else reserve_of(plan.job.load_gpu()),
+        "host_memory_is_assumed": assumed_host(plan.job) is not None,
         "host_capacity_bytes": plan.host_capacity,
         "oom_risk_per_step": plan.oom_risk,
         "oom_risk_of_run": plan.oom_risk_of_run,

@@ -55,6 +55,15 @@ class MicroBatchSweep:
     savings: MemorySavings
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """An engine with its bound."""
+
+    seconds: float
+    """Of rollouts and switches with all the KV cache that is ever useful."""
+    choice: EngineChoice
+
+
 class GpuSpace:
     """The axes of a job's candidates."""
 
@@ -66,6 +75,8 @@ class GpuSpace:
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
+        self.engine_entries: dict[object, list[EngineEntry]] = {}
+        """Engines by seconds, of arrangements that have the same."""
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:

@@ -10,8 +10,8 @@ them, where one host more brings a slow network, or where more of them share a h
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rlplan.planner.gpu.scored_candidates import BUFFERS
 from rlplan.planner.setting import GpuSetting
-from rlplan.units import GIB
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 16
 """Up to so many hosts every number of whole ones is tried."""
-BUFFERS = 4 * GIB
-"""Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
 FASTER = 1 - 1e-9
 """Of equally fast plans the one on more GPUs is taken, which is the one of all that were asked for."""
 

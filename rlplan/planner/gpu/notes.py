@@ -1,4 +1,4 @@
-"""What is said beside a plan on GPUs, in words: GPUs that are left idle and why, and rows that do not divide.
+"""What is said beside a plan on GPUs, in words: GPUs that are idle and why, rows that do not divide, other placements.
 
 In: the search over all GPUs, and the plan that was found. Out: sentences. Left out: how the plan was found (counts.py).
 """
@@ -6,9 +6,11 @@ In: the search over all GPUs, and the plan that was found. Out: sentences. Left 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rlplan.planner.gpu.scored_candidates import ScoredCandidate
 from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Considered
 from rlplan.spec.resolved import SettledJob
-from rlplan.units import format_seconds
+from rlplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rlplan.planner.gpu.search import GpuSearch
@@ -37,7 +39,8 @@ def _why_fewer(search: "GpuSearch", plan: Plan) -> str:
     whole = search.best().plan
     if whole.fit.rank > plan.fit.rank:
         return f"on all of them it {whole.fit.value}"
-    words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one is faster"
+    this = "is faster" if plan.seconds < whole.seconds else "is as fast and simpler"
+    words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one {this}"
     return "".join((words, *(_with_batch(search, count) if search.job.target != "rlplan" else ())))
 
 
@@ -102,3 +105,17 @@ def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
             if units % groups == 0 and units >= groups:
                 return other
     return None
+
+
+def considered(search: "GpuSearch", one: ScoredCandidate) -> Considered:
+    """Another placement by its best candidate, or by the nearest."""
+    setting, placement = search.setting, one.choice.arrangement.placement
+    where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(setting.capacity)} available"
+    if one.need.slack_host < 0:
+        needed, room = format_bytes(one.need.host), format_bytes(setting.host_capacity or 0)
+        return Considered(placement, f"needs {needed} of a host's memory, {room} available")
+    if one.rank == 2:
+        has_room = one.need.expected <= setting.capacity
+        return Considered(placement, f"no room for a KV cache: {where}" if has_room else f"needs {where}")
+    words = "would fit too" if one.rank == 0 else "would fit in expectation only"
+    return Considered(placement, f"{words}, {format_seconds(one.timing.seconds)} a step ({where})")

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION
+from rlplan.dataflow.placements import GENERATION, group_size
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
@@ -24,6 +24,8 @@ from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
+    DEPENDS_ON_GRADIENTS,
+    DEPENDS_ON_TOKENS,
     BytesByMoment,
     Capacities,
     Fit,
@@ -72,30 +74,50 @@ class GpuRoles:
         workload = job.workload
         self.rollout_buffer = rollout_buffer_bytes(workload.num_rollouts_per_step, workload.max_seq_len)
         self._tables: dict[object, RoleTable] = {}
-        self._views: dict[Arrangement, Schedule] = {}
-        self._parts: dict[Arrangement, ArrangementParts] = {}
+        self._views: dict[object, Schedule] = {}
+        self._moments: dict[object, ScheduleMoments] = {}
+        self._parts: dict[object, ArrangementParts] = {}
         self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
     def view(self, arrangement: Arrangement) -> Schedule:
-        """The view of an arrangement's schedule."""
-        if arrangement not in self._views:
-            self._views[arrangement] = build_view(self.job, arrangement, has_engine=self.job.has_rollouts)
-        return self._views[arrangement]
+        """The view of an arrangement's schedule, whose groups have a device each: one for all sizes of the groups."""
+        key = self.kind(arrangement)
+        if key not in self._views:
+            smallest = replace(
+                arrangement, num_training=1, num_generation=1, num_scoring=min(1, arrangement.num_scoring)
+            )
+            self._views[key] = build_view(self.job, smallest, has_engine=self.job.has_rollouts)
+        return self._views[key]
+
+    def kind(self, arrangement: Arrangement) -> tuple[object, ...]:
+        """What arrangements have in common that differ in the sizes of their groups alone."""
+        ahead = (self.job.placement.max_staleness, self.job.placement.partial_rollouts) if arrangement.is_async else ()
+        has_scoring = arrangement.num_scoring > 0
+        return arrangement.placement, arrangement.offloaded, arrangement.sleeps, has_scoring, ahead
 
     def parts(self, arrangement: Arrangement) -> ArrangementParts:
         """What every choice in an arrangement shares."""
-        if arrangement not in self._parts:
+        key = self.kind(arrangement), arrangement
+        if key not in self._parts:
             schedule = self.view(arrangement)
-            moments = moments_of_schedule(schedule, self.hosts(schedule))
+            moments = self._moments_of(arrangement, schedule)
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
             others = self.other_capacities(schedule)
             capacities = capacities_of(moments, self.setting.capacity, host, driver, others)
-            self._parts[arrangement] = ArrangementParts(moments, schedule, capacities)
-        return self._parts[arrangement]
+            self._parts[key] = ArrangementParts(moments, schedule, capacities)
+        return self._parts[key]
 
-    def hosts(self, schedule: Schedule) -> dict[str, tuple[str, int]]:
+    def _moments_of(self, arrangement: Arrangement, schedule: Schedule) -> ScheduleMoments:
+        """The moments of a view, one for all sizes of groups that lie on hosts alike."""
+        hosts = self.hosts(schedule, arrangement)
+        key = self.kind(arrangement), *hosts.items()
+        if key not in self._moments:
+            self._moments[key] = moments_of_schedule(schedule, hosts)
+        return self._moments[key]
+
+    def hosts(self, schedule: Schedule, arrangement: Arrangement) -> dict[str, tuple[str, int]]:
         """Of each process the host of the one that stands for all, and how many on that host are like it.
 
         Groups of their own devices have hosts of their own where there is more than one host.
@@ -107,7 +129,7 @@ class GpuRoles:
             members = set(group.devices)
             for name, device in schedule.processes:
                 if device in members:
-                    hosts[name] = host, min(len(members), per_host)
+                    hosts[name] = host, min(group_size(arrangement, group.name), per_host)
         return hosts
 
     def other_capacities(self, schedule: Schedule) -> dict[str, int]:
@@ -139,14 +161,14 @@ class GpuRoles:
         return replace(need, **left)
 
     def trainer_bytes(
-        self, arrangement: Arrangement, choice: TrainerChoice, *, any_tokens: bool = False
+        self, arrangement: Arrangement, choice: TrainerChoice, *, leaves_out: tuple[ActionKind, ...] = ()
     ) -> BytesByMoment:
-        """Everything that trains and scores. any_tokens: at least, however many tokens its passes have."""
-        key = arrangement, choice, any_tokens
+        """Everything that trains and scores. leaves_out: actions of which only what is left after them counts."""
+        key = self.kind(arrangement), arrangement, choice, leaves_out
         if key not in self._bytes:
             candidate = Choice(arrangement, choice, NO_ENGINE)
             parts = self.parts(arrangement)
-            self._bytes[key] = self._sum(parts, parts.others, candidate, any_tokens=any_tokens)
+            self._bytes[key] = self._sum(parts, parts.others, candidate, leaves_out)
         return self._bytes[key]
 
     def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
@@ -154,13 +176,16 @@ class GpuRoles:
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_bytes(
-            arrangement, replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0), any_tokens=True
-        )
+        without_passes = replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
+        return self.trainer_bytes(arrangement, without_passes, leaves_out=DEPENDS_ON_TOKENS)
+
+    def states_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
+        """At least what a choice holds, quickly counted: what its passes and its steps leave."""
+        return self.trainer_bytes(arrangement, choice, leaves_out=DEPENDS_ON_GRADIENTS)
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
-        key = arrangement, choice
+        key = self.kind(arrangement), arrangement, choice
         if key not in self._bytes:
             candidate = Choice(arrangement, NO_TRAINER, choice)
             parts = self.parts(arrangement)
@@ -168,11 +193,15 @@ class GpuRoles:
         return self._bytes[key]
 
     def _sum(
-        self, parts: ArrangementParts, processes: tuple[str, ...], candidate: Choice, *, any_tokens: bool = False
+        self,
+        parts: ArrangementParts,
+        processes: tuple[str, ...],
+        candidate: Choice,
+        leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
         total = _nothing(parts)
         for name in processes:
-            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), any_tokens=any_tokens)
+            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
         return total
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
@@ -182,7 +211,7 @@ class GpuRoles:
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         workload = self.job.workload
-        key = arrangement.num_generation, arrangement.is_async, choice.tp, choice.max_num_seqs
+        key = arrangement.num_generation, self.batches_under_way(arrangement), choice.tp, choice.max_num_seqs
         if key not in self._demands:
             engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
             under_way = workload.num_rollouts_per_step * self.batches_under_way(arrangement)

@@ -4,18 +4,22 @@ In: candidates, their bytes and seconds. Out: ScoredCandidate, KV caches, keys t
 at.
 """
 
+from collections import deque
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.tables import Fit
+from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
-from rlplan.vocabulary import Placement
+from rlplan.units import GIB, ceil_div
+from rlplan.vocabulary import Placement, Role
 
 Key = tuple[float, float]
 """Seconds of a step, and seconds of all its actions together: of two asynchronous steps that take as long, the one with
@@ -89,6 +93,60 @@ MANY_MISFITS = 64
 from the first one on, a plan of 70B on 64 GPUs takes 1.7 times as many calls."""
 
 
+BUFFERS = 4 * GIB
+"""Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
+OPEN = {
+    "workload": ("micro_batch_size_per_gpu",),
+    "training": (
+        *("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters"),
+        *("ulysses", "tp", "pp", "cp", "ep", "max_tokens_per_micro_batch"),
+    ),
+    "rollout": (
+        *("num_engines", "tp", "has_expert_parallel", "sleep_level", "kv_cache_memory", "max_num_seqs"),
+        "quantization",
+    ),
+    "placement": (
+        *("placement", "num_generation_devices", "num_scoring_devices", "offload", "offload_roles"),
+        *("transport", "sync_content", "max_staleness", "partial_rollouts"),
+    ),
+}
+"""Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
+APART = ("name", "objective", "hardware", "limits")
+"""Parts of a job that no byte and no second depends on but through the setting."""
+_RECENT: deque["CandidateScorer"] = deque(maxlen=4)
+
+
+def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
+    """A scorer of a job; one of the last ones shares what it knows, where that holds: a plan, its explanation and its
+    remedies ask the same again and again.
+    """
+    for known in _RECENT:
+        if known.knows(job, setting):
+            found = known.of(job, setting)
+            found.num_misfits = 0
+            return found
+    _RECENT.append(CandidateScorer(job, setting))
+    return _RECENT[-1]
+
+
+def _without_choices(job: SettledJob) -> tuple[object, ...]:
+    """A job without what the search may choose."""
+    parts = {name: getattr(job, name) for name in type(job).model_fields if name not in APART}
+    parts |= {name: parts[name].model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
+    return tuple(parts.values())
+
+
+def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
+    """Whether groups of the same size are the same in two settings: on hosts of as many GPUs, or on one with fewer."""
+    if one.models != other.models or len(one.pools) != len(other.pools):
+        return False
+    if one.has_pools:
+        return one.pools == other.pools
+    fewer, more = sorted((one.pools[0], other.pools[0]), key=lambda pool: pool.gpus_per_host)
+    is_alike = fewer.gpus_per_host in (more.gpus_per_host, fewer.num_gpus)
+    return is_alike and replace(fewer, num_gpus=more.num_gpus, gpus_per_host=more.gpus_per_host) == more
+
+
 class CandidateScorer:
     """Scores candidates of one job on one setting."""
 
@@ -98,16 +156,23 @@ class CandidateScorer:
         self.times = GpuTimes(job, setting, self.roles)
         self.num_misfits = 0
         """Chains of trainers that were found not to fit at all."""
+        self._known_of = _without_choices(job)
+        self._hopeless: dict[object, list[tuple[int, int]]] = {}
 
     @property
     def is_tight(self) -> bool:
         """Whether so little fits that bytes are looked at before seconds."""
         return self.num_misfits > MANY_MISFITS
 
-    def on_fewer(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """The same on fewer GPUs; what it knows of groups of GPUs is shared where these lie on hosts as before."""
-        mine, per_host = self.setting.gpus_per_host, setting.gpus_per_host
-        if per_host not in (mine, setting.num_gpus):
+    def knows(self, job: SettledJob, setting: GpuSetting) -> bool:
+        """Whether what it knows holds for another job, which differs in choices that the search leaves open (a choice
+        says what was taken, and nothing else is asked), or for other numbers of GPUs, which lie on hosts as before.
+        """
+        return _lie_alike(self.setting, setting) and self._known_of == _without_choices(job)
+
+    def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
+        """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
+        if not self.knows(job, setting):
             return CandidateScorer(job, setting)
         other = copy(self)
         other.job, other.setting = job, setting
@@ -116,6 +181,36 @@ class CandidateScorer:
             part.job, part.setting = job, setting
         other.times.roles = other.roles
         return other
+
+    def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
+        """Whether a choice lacks more than BUFFERS in a like arrangement with as many ranks or more: with fewer a rank
+        holds no less but for those (a property test). Asked first of as many ranks as there are GPUs at all.
+        """
+        key = self.roles.kind(arrangement), choice, rank
+        if key not in self._hopeless:
+            self._hopeless[key] = []
+            ranks = choice.ranks_per_sequence * choice.ep
+            most = ceil_div(self.setting.num_gpus, ranks) * ranks
+            largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
+            held = self.roles.states_bytes(largest, choice), self.roles.nothing(largest)
+            self.note_lack(largest, choice, rank, -self.slack(largest, held, rank))
+        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self._hopeless[key])
+
+    def slack(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment], rank: int) -> int:
+        """What two parts of an arrangement leave of its devices together."""
+        need = self.need(arrangement, held)
+        return need.slack_high if rank == 0 else need.slack_expected
+
+    def need(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> Fit:
+        """What two parts of an arrangement need together."""
+        return self.roles.without_host_memory(fit(*held, self.roles.parts(arrangement).capacities))
+
+    def note_lack(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
+        """What a choice lacks on the devices of an arrangement."""
+        if lack > BUFFERS:
+            self._hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
+                (arrangement.num_training, arrangement.num_frozen)
+            )
 
     def can_run(self, candidate: Choice) -> bool:
         """Whether the target runs it."""
@@ -130,6 +225,18 @@ class CandidateScorer:
         kv_cache, kv_rank = self.kv_cache(candidate.arrangement, candidate.engine, need.room_expected, need.room_high)
         timing = self.times.timing(candidate, kv_cache)
         return ScoredCandidate(candidate, need, kv_cache, max(rank, kv_rank), timing, self.excess(candidate, need))
+
+    def swap_bytes(self, choice: Choice) -> int:
+        """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
+        training, trainer, setting = self.job.training, choice.trainer, self.setting
+        if training.offload_device != "nvme" or not trainer.offloads_optimizer:
+            return 0
+        settings = zero_settings(training, trainer, choice.arrangement.num_training)
+        ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
+        lora = {Role.POLICY: training.lora}
+        models = {role: setting.model_of(role) for role in self.job.trained_roles}
+        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
+        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def kv_cache(self, arrangement: Arrangement, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
         """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
@@ -161,5 +268,13 @@ class CandidateScorer:
         lacks = -need.slack_expected
         if self.job.has_rollouts:
             lacks = max(lacks, self.roles.demand(candidate.arrangement, candidate.engine)[2] - need.room_expected)
+        return self._shares(lacks, need)
+
+    def least_excess(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> float:
+        """The first of the same at least, of whatever holds as much: without the room for the KV cache."""
+        need = self.need(arrangement, held)
+        return self._shares(-need.slack_expected, need)[0]
+
+    def _shares(self, lacks: int, need: Fit) -> tuple[float, float]:
         each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)
         return max(each), sum(max(0.0, one) for one in each)

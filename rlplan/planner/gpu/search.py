@@ -7,27 +7,26 @@ Where every candidate has all GPUs, seconds of a step, tokens per second and dol
 objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from rlplan.dataflow.build import build_schedule
-from rlplan.dataflow.choice import Arrangement, Choice
+from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
-from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
-from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
-from rlplan.planner.gpu.notes import notes_of
-from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate
+from rlplan.planner.gpu.notes import considered, notes_of
+from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
+from rlplan.planner.margins import SAME_SPEED, simpler_jobs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
@@ -36,8 +35,8 @@ from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle
-from rlplan.units import ceil_div, format_bytes, format_seconds
-from rlplan.vocabulary import Placement, Role
+from rlplan.units import ceil_div, format_seconds
+from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
 HEADROOM_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -52,6 +51,8 @@ class Best:
     """What a search found."""
 
     plan: Plan
+    one: ScoredCandidate
+    """That it is the plan of."""
     stream: BestFirst | None
     """That it came from, and that goes on with the next best; None where nothing fits."""
     num_scored: int
@@ -69,7 +70,7 @@ class GpuSearch:
         scorer: CandidateScorer | None = None,
     ) -> None:
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
-        self.scorer = scorer or CandidateScorer(job, setting)
+        self.scorer = scorer or scorer_of(job, setting)
         self.roles, self.times = self.scorer.roles, self.scorer.times
         self.space = GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
@@ -96,7 +97,7 @@ class GpuSearch:
         fewer = {"num_devices": num_gpus, "num_hosts": hosts}
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
-        return GpuSearch(job, setting, self.asked, self.scorer.on_fewer(job, setting))
+        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting))
 
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""
@@ -160,8 +161,10 @@ class GpuSearch:
         if not self.space.arrangements:
             raise nothing_possible(self.space.impossible)
         found = self.best()
-        best, stream = found.plan, found.stream
-        others = self._others(best, stream) if with_others and stream is not None else ()
+        best, stream = self._simplest(found.plan), found.stream
+        faster = () if best is found.plan else (found.one,)
+        rest = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
+        others = self._others(best, chain(faster, rest)) if with_others else ()
         num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
         best = best.model_copy(update={"runners_up": others, "stats": stats})
@@ -195,12 +198,12 @@ class GpuSearch:
             for one in stream:
                 plan = self.full_plan(one)
                 if plan.fit.rank <= rank:
-                    return Best(plan, stream, num_scored)
+                    return Best(plan, one, stream, num_scored)
             num_scored += stream.num_scored
         nearest = self.nearest()
         if isinstance(nearest, str):
             raise nothing_possible((Considered(self.space.arrangements[0].placement, nearest),))
-        return Best(self.full_plan(nearest), None, num_scored)
+        return Best(self.full_plan(nearest), nearest, None, num_scored)
 
     def pareto(self) -> tuple[Alternative, ...]:
         """For each headroom (HEADROOM_SHARES of a GPU) the fastest candidate that surely fits, where more room
@@ -221,10 +224,13 @@ class GpuSearch:
         arrangements = [
             arrangement for arrangement in self.space.arrangements if placement in (None, arrangement.placement)
         ]
-        for arrangement in arrangements:
-            if (arrangement, rank) not in self._bounds:
-                self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
-        return BestFirst([self._bounds[arrangement, rank] for arrangement in arrangements])
+        return BestFirst([self.bounds(arrangement, rank) for arrangement in arrangements])
+
+    def bounds(self, arrangement: Arrangement, rank: int) -> PairBounds:
+        """The pairs of an arrangement; made once."""
+        if (arrangement, rank) not in self._bounds:
+            self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
+        return self._bounds[arrangement, rank]
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -233,7 +239,8 @@ class GpuSearch:
 
     def with_profile(self, profile: Profile) -> "GpuSearch":
         """The same with other values of the profile of that name."""
-        return GpuSearch(self.job, self.setting.with_profile(profile), self.asked)
+        setting = self.setting.with_profile(profile)
+        return GpuSearch(self.job, setting, self.asked, CandidateScorer(self.job, setting))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
@@ -247,23 +254,34 @@ class GpuSearch:
         """Where nothing fits: the candidate that overflows least, of those that save the most memory; or, where none of
         them could run, why.
 
-        Counts: of each layout the smallest pass that saves the most memory, beside every engine.
+        Counts: of each layout the smallest pass that saves the most memory, beside every engine; no engine is looked at
+        where the trainer beside the least of any overflows by more already.
         """
-        found: list[tuple[tuple[float, float], int, Choice]] = []
+        best: tuple[tuple[float, float], Choice] | None = None
         reason = ""
         for arrangement in self.space.arrangements:
             if placement in (None, arrangement.placement):
                 sweeps = self.space.sweeps(arrangement)
                 most_savings = max(sum(sweep.savings) for sweep in sweeps)
-                last = [sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings]
-                for trainer in last:
+                for trainer in (sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings):
+                    if best is not None and self._overflows_more(arrangement, trainer, best[0][0]):
+                        continue
                     for engine in self.space.engines(arrangement):
                         transport = self.space.transports(arrangement, engine)[0]
                         candidate = self.space.choice(arrangement, trainer, engine, transport)
                         reason = next(rules.choice_refusals(self.job, candidate), "")
                         if not reason:
-                            found.append((self.scorer.excess(candidate), len(found), candidate))
-        return self.score(min(found)[2]) if found else reason
+                            excess = self.scorer.excess(candidate)
+                            best = (excess, candidate) if best is None or excess < best[0] else best
+        return self.score(best[1]) if best is not None else reason
+
+    def _overflows_more(self, arrangement: Arrangement, trainer: TrainerChoice, excess: float) -> bool:
+        """Whether a trainer overflows by more than that whichever engine is beside it."""
+        floor, roles = self.bounds(arrangement, 1).engines.floor, self.roles
+        return any(
+            self.scorer.least_excess(arrangement, (held(arrangement, trainer), floor)) > excess
+            for held in (roles.states_bytes, roles.trainer_bytes)
+        )
 
     def full_plan(self, one: ScoredCandidate) -> Plan:
         """The plan of a rated candidate, with its whole ledger."""
@@ -287,27 +305,15 @@ class GpuSearch:
             kv=kv,
             oom_risk=0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
-            swap_bytes=self._swap_bytes(candidate),
+            swap_bytes=self.scorer.swap_bytes(candidate),
             refusals=rules.of_target(self.job, candidate),
             not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
         )
 
-    def _swap_bytes(self, choice: Choice) -> int:
-        """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
-        training, trainer, setting = self.job.training, choice.trainer, self.setting
-        if training.offload_device != "nvme" or not trainer.offloads_optimizer:
-            return 0
-        settings = zero_settings(training, trainer, choice.arrangement.num_training)
-        ranks = min(choice.arrangement.num_training, setting.gpus_per_host)
-        lora = {Role.POLICY: training.lora}
-        models = {role: setting.model_of(role) for role in self.job.trained_roles}
-        parts = (fixed_states(model, role, lora.get(role), settings, trainer.tp) for role, model in models.items())
-        return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
-
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
-        processes, hosts = [], self.roles.hosts(schedule)
+        processes, hosts = [], self.roles.hosts(schedule, one.choice.arrangement)
         for layout in schedule.layouts:
             name, device = layout.processes[0]
             short, usual, longest = (self.roles.forecast(name, one.choice, length, one.kv_cache) for length in three)
@@ -317,11 +323,30 @@ class GpuSearch:
         others = self.roles.other_capacities(schedule)
         return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
 
-    def _others(self, best: Plan, stream: BestFirst) -> tuple[Alternative, ...]:
+    def _simplest(self, best: Plan) -> Plan:
+        """Of layouts that surely fit and are as fast within SAME_SPEED, one that gave up what it can of COMPLICATIONS,
+        one after the other; the fastest of those.
+        """
+        limit, plan, tried = best.seconds * (1 + SAME_SPEED), best, set[str]()
+        while plan.verdict is Verdict.FITS:
+            jobs = ((key, job) for key, job in simpler_jobs(self.job, plan.choice) if key not in tried)
+            key, job = next(jobs, ("", None))
+            if job is None:
+                break
+            tried.add(key)
+            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
+            stream.limit = limit
+            found = next(iter(stream), None)
+            if found is not None and found.timing.seconds <= limit:
+                other = self.full_plan(found)
+                plan = other if other.verdict is Verdict.FITS else plan
+        return plan
+
+    def _others(self, best: Plan, stream: Iterable[ScoredCandidate]) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
         families: set[tuple[object, ...]] = {_family(best.choice)}
         found: list[Alternative] = []
-        for one in islice(stream, MAX_LOOKED_AT):
+        for one in stream:
             if (family := _family(one.choice)) not in families:
                 families.add(family)
                 found.append(self.alternative(one))
@@ -351,24 +376,7 @@ class GpuSearch:
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         one = found or self.nearest(placement)
-        return Considered(placement, one) if isinstance(one, str) else self._considered(one)
-
-    def _considered(self, one: ScoredCandidate) -> Considered:
-        capacity = self.setting.capacity
-        where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(capacity)} available"
-        if one.need.slack_host < 0:
-            needed = format_bytes(one.need.host)
-            room = format_bytes(self.setting.host_capacity or 0)
-            return Considered(one.choice.arrangement.placement, f"needs {needed} of a host's memory, {room} available")
-        if one.rank == 2 and one.need.expected <= capacity:
-            return Considered(one.choice.arrangement.placement, f"no room for a KV cache: {where}")
-        if one.rank == 2:
-            return Considered(one.choice.arrangement.placement, f"needs {where}")
-        seconds = format_seconds(one.timing.seconds)
-        words = (
-            f"would fit too, {seconds} a step" if one.rank == 0 else f"would fit in expectation only, {seconds} a step"
-        )
-        return Considered(one.choice.arrangement.placement, f"{words} ({where})")
+        return Considered(placement, one) if isinstance(one, str) else considered(self, one)
 
 
 def _family(candidate: Choice) -> tuple[object, ...]:

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import Arrangement, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
-from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
+from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
-from rlplan.planner.gpu.tables import BytesByMoment, fit
+from rlplan.planner.gpu.tables import BytesByMoment
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""
@@ -38,26 +38,15 @@ class TrainerEntry:
     choice: TrainerChoice
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine with its bound."""
-
-    seconds: float
-    """Of rollouts and switches with all the KV cache that is ever useful."""
-    choice: EngineChoice
-
-
 class Engines:
     """The engines of an arrangement by seconds, and the least that any of them holds."""
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement) -> None:
         self.scorer, self.arrangement, self.choices = scorer, arrangement, space.engines(arrangement)
-        times, limit = scorer.times, scorer.setting.pool(GENERATION).capacity
-        entries = []
-        for choice in self.choices:
-            most, _ = scorer.kv_cache(arrangement, choice, limit, limit)
-            entries.append(EngineEntry(times.engine_seconds(arrangement, choice, most), choice))
-        self.entries = sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
+        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
+        if key not in space.engine_entries:
+            space.engine_entries[key] = self._by_seconds()
+        self.entries = space.engine_entries[key]
         self._floor: BytesByMoment | None = None
         by_mode = {
             (engine.tp, engine.quantization, mode): (engine, mode)
@@ -66,6 +55,14 @@ class Engines:
         }
         self.transports = tuple(by_mode.values())
         """Modes of weight sync to them that differ in seconds."""
+
+    def _by_seconds(self) -> list[EngineEntry]:
+        """The engines, the fastest first: the same beside every trainer."""
+        scorer, limit, entries = self.scorer, self.scorer.setting.pool(GENERATION).capacity, []
+        for choice in self.choices:
+            most, _ = scorer.kv_cache(self.arrangement, choice, limit, limit)
+            entries.append(EngineEntry(scorer.times.engine_seconds(self.arrangement, choice, most), choice))
+        return sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
 
     @property
     def floor(self) -> BytesByMoment:
@@ -149,8 +146,11 @@ class Trainers:
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
         if base not in self._fitting:
-            held = self.scorer.roles.trainer_bytes(self.arrangement, _leanest(self._sweeps[base]))
-            self._fitting[base] = self._fits(held, on_host=False)
+            roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
+            self._fitting[base] = not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
+                self._fits(held(self.arrangement, choice), on_host=False)
+                for held in (roles.states_bytes, roles.trainer_bytes)
+            )
         return self._fitting[base]
 
     def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
@@ -177,9 +177,16 @@ class Trainers:
 def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> bool:
     """Whether any trainer of an arrangement fits on its devices where no engine is."""
     roles, nothing = scorer.roles, scorer.roles.nothing(arrangement)
-    leanest = map(_leanest, _chains(space, arrangement).values())
-    held = (roles.trainer_bytes(arrangement, choice) for choice in leanest)
-    return any(_fits(scorer, arrangement, rank, (one, nothing), on_host=False) for one in held)
+    for choice in map(_leanest, _chains(space, arrangement).values()):
+        if scorer.is_hopeless(arrangement, choice, rank):
+            continue
+        for held in (roles.states_bytes, roles.trainer_bytes):
+            if (slack := scorer.slack(arrangement, (held(arrangement, choice), nothing), rank)) < 0:
+                scorer.note_lack(arrangement, choice, rank, -slack)
+                break
+        else:
+            return True
+    return False
 
 
 def _fits(
@@ -191,7 +198,7 @@ def _fits(
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    need = scorer.roles.without_host_memory(fit(*held, scorer.roles.parts(arrangement).capacities))
+    need = scorer.need(arrangement, held)
     slack = need.slack_high if rank == 0 else need.slack_expected
     return slack >= 0 and (need.slack_host >= 0 or not on_host)
 

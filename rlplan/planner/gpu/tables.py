@@ -23,6 +23,8 @@ from rlplan.vocabulary import ActionKind, MemoryKind
 Slot = tuple[RunPhase, str, bool]
 """A run phase, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
+DEPENDS_ON_GRADIENTS = (*DEPENDS_ON_TOKENS, ActionKind.OPTIMIZER_STEP)
+"""Actions whose peak is known only when the way of all gradients was followed."""
 
 
 class RoleTable:
@@ -156,12 +158,14 @@ class BytesByMoment:
 
 
 def bytes_by_moment(
-    moments: ScheduleMoments, process: str, table: RoleTable, *, any_tokens: bool = False
+    moments: ScheduleMoments, process: str, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
 ) -> BytesByMoment:
-    """A process at every moment of a schedule. any_tokens: at least, however many tokens its passes have."""
+    """A process at every moment of a schedule. leaves_out: actions that count as what is left after them: at least so
+    much is held, however many tokens passes have.
+    """
     mine = moments.by_process[process]
     held = [
-        table.at(run_phase, action, inside=inside and not (any_tokens and action.kind in DEPENDS_ON_TOKENS))
+        table.at(run_phase, action, inside=inside and action.kind not in leaves_out)
         for run_phase, action, inside in mine.slots
     ]
     held.append((0, 0, 0, False))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import cast
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION, SCORING, TRAINING, scoring_group
+from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
@@ -299,7 +299,7 @@ class GpuTimes:
 
     def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
         """The same where generation goes on beside training and new weights interrupt it."""
-        key = "ahead", arrangement.num_generation, choice, kv_cache
+        key = self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
         if key not in self._rollouts_ahead:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
             num_engines = self.roles.num_engines(arrangement, choice.tp)
@@ -364,9 +364,7 @@ class GpuTimes:
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
-        size = {GENERATION: arrangement.num_generation, SCORING: arrangement.num_scoring}.get(
-            group, arrangement.num_training
-        )
+        size = group_size(arrangement, group)
         if (group, size) not in self._clusters:
             whole = self.setting.cluster(group)
             self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))

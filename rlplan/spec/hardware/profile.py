@@ -304,6 +304,8 @@ class GpuProfile(ProfileBase):
     """vLLM can put its engine to sleep there."""
     supports_peer_access: bool
     """GPUs reach each other's memory."""
+    may_drive_display: bool = False
+    """It has outputs, on which a display may hang."""
     shares_host_memory: bool
     """`memory` is the host's own, not beside it."""
     overheads: GpuOverheads

@@ -5,6 +5,7 @@ Symbols: h hidden_size, r rank, V vocab_size.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.model import Component, ModelSpec, Parameter
@@ -54,6 +55,11 @@ def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = 
             rule=f"from 1 to hidden_size, {model.hidden_size}",
             way_out="choose a rank such as 8 to 64",
         )
+    return _adapters(model, rank, targets if isinstance(targets, str) else tuple(targets))
+
+
+@lru_cache(maxsize=64)
+def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tuple[Parameter, ...]:
     layers = linear_layers(model)
     if targets != ALL_LINEAR:
         names = {targets} if isinstance(targets, str) else set(targets)

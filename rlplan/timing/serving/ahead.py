@@ -72,20 +72,29 @@ class RolloutsAhead:
     def step_s(self, others_s: float, sync_s: float) -> float:
         """The least T for which both conditions of the engines hold."""
         low = self.least_step_s() + sync_s
-        high = low
+        high, piece = low, 0
         while not self._holds(high, others_s, sync_s):
             low, high = high, 1.5 * high
         if high == low:
             return high
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if self._holds(middle, others_s, sync_s) else (middle, high)
+            if self._holds(middle, others_s, sync_s, piece):
+                high, piece = middle, self._keeping(middle - sync_s, piece)[0]
+            else:
+                low = middle
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:
         """The fewest at once that keep pace with a step; None where none do."""
-        room = step_s - sync_s
-        return next((found for piece in self._pieces if (found := self._slowest_that_keeps(room, *piece))), None)
+        return self._keeping(step_s - sync_s)[1]
+
+    def _keeping(self, room: float, first: int = 0) -> tuple[int, float | None]:
+        """The same with its stretch. first: that kept pace with a longer step, before which none keeps with this."""
+        for index in range(first, len(self._pieces)):
+            if found := self._slowest_that_keeps(room, *self._pieces[index]):
+                return index, found
+        return first, None
 
     @cached_property
     def most(self) -> float:
@@ -94,8 +103,8 @@ class RolloutsAhead:
         begun = self.staleness * rollouts.num_rollouts
         return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
 
-    def _holds(self, step_s: float, others_s: float, sync_s: float) -> bool:
-        running = self.running(step_s, sync_s)
+    def _holds(self, step_s: float, others_s: float, sync_s: float, first: int = 0) -> bool:
+        running = self._keeping(step_s - sync_s, first)[1]
         if running is None:
             return False
         interrupted = self._num_interrupted(running)
@@ -138,10 +147,11 @@ class RolloutsAhead:
         self, room: float, low: float, high: float, a: float, b: float, c: float, d: float
     ) -> float:
         """The least n of a stretch whose pace is within `room`; 0 where there is none."""
-        if self._pace(low, a, b, c, d) <= room:
+        prompts, token, tokens = self._prompts_s, self._token_s, self._num_tokens
+        if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
             return low
         # x / n + y n + z = room
-        x, y, z = self._num_tokens * a, self._token_s * d, self._prompts_s + self._token_s * c + self._num_tokens * b
+        x, y, z = tokens * a, token * d, prompts + token * c + tokens * b
         left = room - z
         root = left * left - 4 * x * y
         if left <= 0 or root < 0:

@@ -47,3 +47,17 @@ def test_no_choice_of_a_chain_leaves_more_room_on_a_device_than_the_leanest(seed
                 leanest = max(chain, key=lambda one: one[0])[1]
                 assert leanest.slack_high == max(need.slack_high for _, need in chain)
                 assert leanest.slack_expected == max(need.slack_expected for _, need in chain)
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 80), marks=pytest.mark.nightly)])
+def test_a_layout_that_lacks_much_on_many_ranks_fits_on_no_fewer(seeds: range) -> None:
+    for search in searches(seeds):
+        for arrangement in search.space.arrangements[:SOME]:
+            for sweep in search.space.sweeps(arrangement):
+                choice, nothing = sweep.choices[-1], search.roles.nothing(arrangement)
+                held = search.roles.trainer_bytes(arrangement, choice), nothing
+                states = search.roles.states_bytes(arrangement, choice), nothing
+                for rank in (0, 1):
+                    slack = search.scorer.slack(arrangement, held, rank)
+                    assert slack <= search.scorer.slack(arrangement, states, rank)
+                    assert slack < 0 or not search.scorer.is_hopeless(arrangement, choice, rank)

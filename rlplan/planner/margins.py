@@ -1,0 +1,137 @@
+"""Margins: what is kept free on a GPU, how far seconds may be off, and from where on a faster layout is no better.
+
+In: GPUs, plans, jobs and choices. Out: bytes, intervals of seconds, jobs without what makes a layout complicated.
+Left out: intervals of bytes (memory/machine/spread.py), the search itself (gpu/search.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rlplan.dataflow.choice import Choice
+from rlplan.memory.ledger import LedgerRow
+from rlplan.spec.hardware.catalogue import find_profile, usual_node
+from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import SettledJob
+from rlplan.units import GIB, MIB
+from rlplan.vocabulary import MemoryKind, Provenance
+
+if TYPE_CHECKING:
+    from rlplan.planner.plan import Plan
+
+RESERVE = 256 * MIB
+"""Of every GPU, left free. Totals of one model of GPU differ by some 40 MiB between public logs (rtx-4090.yaml), and
+what monitors of a cluster hold is not ours to know."""
+DISPLAY_RESERVE = GIB
+"""Of a GPU that may drive a display. Recalled: a desktop and a browser hold 0.3 to 1.2 GiB."""
+
+SAME_SPEED = 0.01
+"""Share of a step within which two layouts of a job are equally fast as far as anybody knows: below the median error of
+every kind of seconds that was measured (rlplan accuracy)."""
+
+
+@dataclass(frozen=True)
+class StepError:
+    """How far predicted seconds of a step were off where they were measured. No constant was fitted to these points."""
+
+    kind: str
+    median: float
+    """Of relative errors."""
+    most: float
+    """The largest relative error."""
+    num_points: int
+    source: str
+
+
+ERRORS = {
+    "training": StepError("training alone", 0.035, 0.108, 16, "throughput_train of `rlplan accuracy`"),
+    "step": StepError("published RL steps", 0.122, 0.275, 8, "rl_step_time of `rlplan accuracy`"),
+}
+"""Errors by kind of step, for GPUs: tests/planner/test_margins.py holds them to reports/accuracy. Steps of CPU hosts
+that nobody measured have none."""
+
+
+def reserve_of(gpu: GpuProfile) -> int:
+    """Bytes of a GPU that no plan takes."""
+    return DISPLAY_RESERVE if gpu.may_drive_display else RESERVE
+
+
+def error_of(plan: "Plan") -> StepError | None:
+    """The error of a plan's seconds; None where steps of its kind were not measured."""
+    if plan.timing is None or plan.is_on_host:
+        return None
+    return ERRORS["step" if plan.job.has_rollouts else "training"]
+
+
+def seconds_interval(plan: "Plan") -> tuple[float, float] | None:
+    """Between which the step lies if it is as far off as the worst point of its kind.
+
+    Counts: p / (1 + e) to p / (1 - e), for an error is (predicted - measured) / measured.
+    """
+    error = error_of(plan)
+    return None if error is None else (plan.seconds / (1 + error.most), plan.seconds / (1 - error.most))
+
+
+def needed_bytes(plan: "Plan") -> int:
+    """Of the fullest device at the high end, with a KV cache that holds one longest sequence: more of it fills the
+    device because it is there, and makes rollouts faster.
+    """
+    kv, ledger = plan.kv, plan.ledger
+    if kv is None or plan.is_on_host:
+        return plan.interval()[1]
+    more = max(0, kv.kv_cache_memory_bytes - kv.least_bytes)
+    rows = tuple(_less(row, more) if row.kind is MemoryKind.KV_CACHE else row for row in ledger.rows)
+    return plan.model_copy(update={"ledger": replace(ledger, rows=rows)}).interval()[1]
+
+
+def _less(row: LedgerRow, num_bytes: int) -> LedgerRow:
+    names = ("resident_bytes", "peak_bytes", "low_bytes", "high_bytes", "resident_high_bytes")
+    sizes = {name: size for name in names if (size := getattr(row, name)) is not None}
+    return replace(row, **{name: max(0, size - num_bytes) for name, size in sizes.items()})
+
+
+def assumed_host(job: SettledJob) -> NodeProfile | None:
+    """The machine whose memory nobody stated: the job does not, and its profile only assumes it; else None."""
+    if job.device_kind == "cpu" or job.hardware.host_memory is not None:
+        return None
+    found = find_profile(job.hardware.profile, where="hardware.profile")
+    node = found if isinstance(found, NodeProfile) else usual_node(job.load_gpu())
+    return node if node is not None and node.host_memory.provenance is Provenance.ASSUMED else None
+
+
+def without_host(job: JobSpec) -> JobSpec:
+    """The job with nothing on the host that it leaves open."""
+    for part, key, value in COMPLICATIONS[:3]:
+        if getattr(getattr(job, part), key) == "auto":
+            job = job.model_copy(update={part: getattr(job, part).model_copy(update={key: value})})
+    return job
+
+
+COMPLICATIONS = (
+    *(("training", "offloads_parameters", False), ("training", "offloads_optimizer", False)),
+    ("placement", "offload", "none"),
+    *(("training", axis, 1) for axis in ("pp", "cp", "ep", "tp", "ulysses")),
+)
+"""What a layout is simpler without, in the order in which it is given up: (part of the job, key, without it)."""
+
+
+def has_complication(choice: Choice, key: str) -> bool:
+    """Whether a choice has one of COMPLICATIONS."""
+    if key == "offload":
+        return choice.arrangement.offloaded != "none"
+    return int(getattr(choice.trainer, key)) > (0 if key.startswith("offloads") else 1)
+
+
+def simpler_jobs(job: SettledJob, choice: Choice) -> Iterator[tuple[str, SettledJob]]:
+    """Jobs without one of a choice's complications each, and without those that it lacks, by the key that is given up.
+    What the job says stays.
+    """
+    there = [one for one in COMPLICATIONS if getattr(getattr(job, one[0]), one[1]) == "auto"]
+    for given_up in there:
+        if has_complication(choice, given_up[1]):
+            other = job
+            for part, key, value in there:
+                if key == given_up[1] or not has_complication(choice, key):
+                    other = other.model_copy(update={part: getattr(other, part).model_copy(update={key: value})})
+            yield given_up[1], other

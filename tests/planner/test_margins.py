@@ -1,0 +1,67 @@
+"""What a plan's numbers are worth: errors as measured, a reserve on each GPU, the simpler of two that are as fast."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplan.planner.margins import (
+    COMPLICATIONS,
+    DISPLAY_RESERVE,
+    ERRORS,
+    RESERVE,
+    SAME_SPEED,
+    has_complication,
+    needed_bytes,
+    reserve_of,
+    seconds_interval,
+)
+from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.hardware.catalogue import get_gpu
+from tests.factories import gpu_job
+
+ROOT = Path(__file__).parents[2]
+CARD = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": {"profile": "rtx-4090", "num_devices": 1}}
+
+
+@pytest.mark.parametrize(("key", "kind"), [("step", "rl_step_time"), ("training", "throughput_train")])
+def test_errors_are_those_that_were_measured(key: str, kind: str) -> None:
+    report = json.loads((ROOT / "reports" / "accuracy" / "accuracy.json").read_text("utf-8"))
+    measured, stated = report["summary"][kind], ERRORS[key]
+    assert stated.num_points == measured["predicted"]
+    assert stated.median == pytest.approx(measured["median_abs"], abs=5e-4)
+    assert stated.most == pytest.approx(measured["max_abs"], abs=5e-4)
+    assert stated.median > SAME_SPEED
+
+
+def test_a_gpu_with_outputs_for_a_display_keeps_more_free() -> None:
+    assert reserve_of(get_gpu("h100-sxm", where="")) == RESERVE
+    assert reserve_of(get_gpu("rtx-4090", where="")) == DISPLAY_RESERVE > RESERVE
+    plan = best_plan(gpu_job(CARD))
+    assert plan.binding_capacity == plan.job.load_gpu().memory.value - DISPLAY_RESERVE
+
+
+def test_the_7b_example_gives_up_the_host_for_less_than_anybody_can_measure() -> None:
+    job = load_job(ROOT / "examples" / "grpo-7b-8xh100.yaml", [])
+    plan = best_plan(job)
+    fastest = min(one.seconds for one in plan.runners_up)
+    assert not any(has_complication(plan.choice, key) for _, key, _ in COMPLICATIONS[:3])
+    assert fastest < plan.seconds <= fastest * (1 + SAME_SPEED)
+    low, high = seconds_interval(plan) or (0.0, 0.0)
+    assert low < plan.seconds < high
+
+
+def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
+    plan = best_plan(gpu_job(CARD, ["placement.placement=hybrid"]))
+    assert plan.kv is not None
+    more = plan.kv.kv_cache_memory_bytes - plan.kv.least_bytes
+    assert more > 0
+    assert plan.interval()[1] - more <= needed_bytes(plan) < plan.interval()[1]
+
+
+def test_a_host_that_was_assumed_is_said_with_what_goes_without_it() -> None:
+    words = ["policy=Qwen/Qwen2.5-3B"]
+    [note] = [note for note in best_plan(gpu_job(CARD, words)).notes if "assumes hosts of 256 GiB" in note]
+    assert "with nothing offloaded it" in note
+    assert not best_plan(gpu_job(CARD, [*words, "hardware.host_memory=64GiB"])).notes
