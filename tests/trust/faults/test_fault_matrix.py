@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -59,8 +58,16 @@ def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_whatever_is_struck_the_run_ends_as_one_that_nobody_touched(mode: str, tmp_path: Path) -> None:
     faults = dated([cell for cell in cells_of(slice_of_tonight()) if cell.mode == mode])
-    outcomes, run = FaultyRun(job(mode, faults), faults, tmp_path / "run").play()
-    _write_table(outcomes)
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(outcome)
+        if path := os.environ.get("RLPLAN_FAULT_TABLE"):
+            with Path(path).open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+
+    run = FaultyRun(job(mode, faults), faults, tmp_path / "run").play(note)
     assert run.exit_code == 0, run.stderr[-4000:]
     assert [outcome for outcome in outcomes if outcome.ending == "HANGS"] == []
     _assert_in_time(outcomes)
@@ -93,14 +100,3 @@ def _assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
 def _prompts(run: FinishedRun) -> Counter[str]:
     rows = [json.loads(line) for line in (run.folder / "prompts.jsonl").read_text().splitlines()]
     return Counter(prompt for row in rows for prompt in row["prompts"])
-
-
-def _write_table(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        print(outcome)
-    if path := os.environ.get("RLPLAN_FAULT_TABLE"):
-        with Path(path).open("a") as file:
-            file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
-    for victim in VICTIMS:
-        seconds = [outcome.noticed_s for outcome in outcomes if outcome.fault.victim == victim and outcome.noticed_s]
-        print(victim, len(seconds), f"noticed after {median(seconds):.1f} s" if seconds else "")
