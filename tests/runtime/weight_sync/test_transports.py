@@ -25,10 +25,11 @@ from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER, create_arena
+from rlplan.runtime.weight_sync.transports.disk import DiskInlet
 from rlplan.spec.model import Parameter
 from rlplan.units import GIB
 from rlplan.vocabulary import Transport
-from tests.factories import make_model
+from tests.factories import ROOT, make_model
 from tests.waiting import at_most
 
 MODEL = make_model()
@@ -229,7 +230,7 @@ def test_files_of_an_update_are_safetensors_with_every_weight_by_name_and_go_wit
     for version in (1, 2):
         weights = Weights(version, torch.bfloat16)
         channel.update(weights, Update(version, version, True, TIMEOUT_S))
-        (folder,) = (tmp_path / "sync").iterdir()
+        (folder,) = (tmp_path / "sync").glob("version-*")
         assert folder.name.startswith(f"version-00000{version}")
         read = {name: tensor for file in sorted(folder.iterdir()) for name, tensor in load_file(file).items()}
         assert all(torch.equal(read[name], tensor) for name, tensor in weights.whole.items())
@@ -372,3 +373,35 @@ def test_a_sender_learns_at_once_that_a_reader_has_been_killed(tmp_path: Path) -
         finally:
             killer.join()
     sender.close()
+
+
+SENDER = """
+import sys, time
+from pathlib import Path
+from rlplan.memory.weight_sync.packets import plan_packets
+from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.transports.disk import DiskOutlet
+from rlplan.vocabulary import Transport
+from tests.runtime.weight_sync.test_transports import MODEL
+outlet = DiskOutlet(Endpoint(Transport.DISK, 1, path=sys.argv[1]), plan_packets(MODEL.parameters, 4, 1))
+outlet.begin(Update(1, 1, True, 300.0))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_reader_of_files_learns_at_once_that_the_sender_has_been_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SENDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as sender:
+        assert sender.stdout is not None
+        assert sender.stdout.readline() == b"up\n"
+        inlet = DiskInlet(Endpoint(Transport.DISK, 1, path=str(tmp_path)), plan_packets(MODEL.parameters, 4, 1), 0)
+        inlet.begin(Update(1, 1, True, 300.0))
+        killer = threading.Timer(0.3, sender.kill)
+        killer.start()
+        try:
+            with at_most(2.0), pytest.raises(GivenUpError, match=rf"has ended \(process {sender.pid}\) in version"):
+                inlet.take(0)
+        finally:
+            killer.join()
+    inlet.close()

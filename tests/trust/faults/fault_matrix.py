@@ -66,13 +66,14 @@ def cells_of(number: int) -> list[Fault]:
     return found
 
 
-def dated(faults: Sequence[Fault]) -> list[Fault]:
-    """The same, each in a step of its own."""
-    return [Fault(**asdict(fault) | {"step": FIRST_STEP + NUM_STEPS * at}) for at, fault in enumerate(faults)]
+def dated(faults: Sequence[Fault], every: int = NUM_STEPS) -> list[Fault]:
+    """The same, each in a step of its own. every: steps from one to the next."""
+    return [Fault(**asdict(fault) | {"step": FIRST_STEP + every * at}) for at, fault in enumerate(faults)]
 
 
 def num_steps(faults: Sequence[Fault]) -> int:
-    return FIRST_STEP + NUM_STEPS * len(faults)
+    """Of the whole job."""
+    return faults[-1].step + NUM_STEPS
 
 
 class FaultyRun:

@@ -73,7 +73,7 @@ def test_whatever_is_struck_the_run_ends_as_one_that_nobody_touched(mode: str, t
     _assert_in_time(outcomes)
     whole = finish(start(*job(mode, faults), "--out", str(tmp_path / "whole")), tmp_path / "whole")
     assert whole.exit_code == 0, whole.stderr
-    _assert_same(mode, run, whole)
+    assert_same(mode, run, whole)
 
 
 def _assert_in_time(outcomes: list[Outcome]) -> None:
@@ -86,7 +86,7 @@ def _assert_in_time(outcomes: list[Outcome]) -> None:
     assert late == []
 
 
-def _assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
+def assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
     """To the byte; where generation runs ahead which prompts a step gets depends on time, but each is trained once."""
     if mode != "asynchronous":
         for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):

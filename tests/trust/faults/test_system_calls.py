@@ -99,10 +99,10 @@ class Struck:
         assert "attached" in tracer.stderr.readline()
         return tracer
 
-    def counts(self) -> Counter[str]:
+    def counts(self, folder: Path, *, resumes: bool = False) -> Counter[str]:
         """How often a run makes each of the calls."""
         log = self.place / "calls"
-        assert self.run(self.place / "counted", log=log) == 0
+        assert self.run(folder, resumes=resumes, log=log) == 0
         return Counter(re.findall(r"^(\w+)\(", log.read_text(), flags=re.MULTILINE))
 
     def assert_goes_on(self, folder: Path, what: str) -> int:
@@ -157,19 +157,32 @@ def assert_same(folder: Path, whole: Path, what: str) -> None:
     assert (found.manifest.files, found.state) == (other.manifest.files, other.state), what
 
 
-def test_killed_before_any_system_call_no_committed_step_is_lost(struck: Struck, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumes", [False, True], ids=["a new run", "one that was resumed"])
+def test_killed_before_any_system_call_no_committed_step_is_lost(struck: Struck, resumes: bool, tmp_path: Path) -> None:
+    """The one that was resumed has its first step from an earlier run, which was killed in its second."""
+    begun = tmp_path / "begun"
+    if resumes:
+        assert struck.run(begun, strike="rename:signal=KILL:when=11") == -signal.SIGKILL
+        assert step_of_pointer(begun) == 1
     again, num_kills = Counter[int](), 0
-    for call, count in struck.counts().items():
+    for call, count in struck.counts(_copy(begun, tmp_path / "counted"), resumes=resumes).items():
         for number in range(1, count + 1):
-            folder, what = tmp_path / f"{call}-{number}", f"{call} {number} of {count}"
-            code = struck.run(folder, strike=f"{call}:signal=KILL:when={number}")
+            folder, what = _copy(begun, tmp_path / f"{call}-{number}"), f"{call} {number} of {count}"
+            code = struck.run(folder, resumes=resumes, strike=f"{call}:signal=KILL:when={number}")
             assert code == -signal.SIGKILL, (what, code, struck.trace_back())
             again[struck.assert_goes_on(folder, what)] += 1
             num_kills += 1
             shutil.rmtree(folder)
-    print(f"{num_kills} kills; finished steps done again: {dict(again)}")
-    assert num_kills >= 200
+    print(f"resumed: {resumes}; {num_kills} kills; finished steps done again: {dict(again)}")
+    assert num_kills >= 100
     assert max(again) <= 1
+
+
+def _copy(begun: Path, folder: Path) -> Path:
+    """A run folder like another, if there is one."""
+    if begun.exists():
+        shutil.copytree(begun, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -180,7 +193,7 @@ def test_refused_any_write_a_run_ends_in_a_message_or_goes_on_without(
 ) -> None:
     """lasts: every call from that one on is refused, and there is room again when the run is resumed."""
     ends, num_points = Counter[int](), 0
-    counts = struck.counts()
+    counts = struck.counts(tmp_path / "counted")
     for call in REFUSED:
         for number in range(1, counts[call] + 1):
             folder, what = tmp_path / f"{call}-{number}", f"{error} at {call} {number} of {counts[call]}"
