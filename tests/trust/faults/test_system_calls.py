@@ -51,7 +51,8 @@ OVERRIDES = (
     f"workload.num_steps={NUM_STEPS}",
     "hardware.num_devices=2",
 )
-RESUMABLE_ENDS = (0, 5)
+ENDS = (0, 2, 5)
+"""Exit codes: all went well, nothing was begun, and the disk takes no more."""
 _PR_SET_PTRACER = 0x59616D61
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
@@ -174,7 +175,7 @@ def test_killed_before_any_system_call_no_committed_step_is_lost(struck: Struck,
             num_kills += 1
             shutil.rmtree(folder)
     print(f"resumed: {resumes}; {num_kills} kills; finished steps done again: {dict(again)}")
-    assert num_kills >= 100
+    assert num_kills >= (70 if resumes else 140), "over 200 in all"
     assert max(again) <= 1
 
 
@@ -198,9 +199,11 @@ def test_refused_any_write_a_run_ends_in_a_message_or_goes_on_without(
         for number in range(1, counts[call] + 1):
             folder, what = tmp_path / f"{call}-{number}", f"{error} at {call} {number} of {counts[call]}"
             code = struck.run(folder, strike=f"{call}:error={error}:when={number}{'+' if lasts else ''}")
-            assert code in RESUMABLE_ENDS, (what, code, struck.trace_back())
+            assert code in ENDS, (what, code, struck.trace_back())
             if code == 0:
                 assert status_of(folder) == "finished", what
+            if code == 2:
+                assert not folder.exists() or not any(folder.iterdir()), what
             ends[code] += 1
             num_points += 1
             struck.assert_goes_on(folder, what) if code else None
