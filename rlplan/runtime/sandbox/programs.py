@@ -93,6 +93,10 @@ class Sandbox(Protocol):
 
     name: str
 
+    @property
+    def cannot_hold(self) -> str:
+        """What gets past it, in words."""
+
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program to its end or its limits. stops_early: after the first case that does not end well.
 

@@ -16,6 +16,8 @@ _V1, _V1_CPU = _V2 / "memory", _V2 / "cpu"
 _PERIOD_US = 100_000
 _SLACK = 1 << 20
 """Bytes below a limit at which it is met: the kernel charges up to 64 pages at once, and may find too few left."""
+BETWEEN_LOOKS = "memory and CPU of what lives between two looks (20 ms)"
+"""What no limit holds where no control group may be made."""
 _TMP = Path("/tmp")
 """Of a sandbox."""
 _NAME_BYTES = 1_024

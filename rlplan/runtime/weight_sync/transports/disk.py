@@ -2,11 +2,13 @@
 
 In: packets. Out: the same bytes, read back into one buffer. A file appears under its name when it is whole. Full
 packets hold their tensors by name, so that whatever reads safetensors can read them; deltas hold a tensor of bytes.
+A reader on the sender's host learns at once that the sender has ended; on another host, when its time is up.
 Left out: waiting for a disk: what the kernel has taken over counts as written.
 """
 
 import json
 import os
+import select
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,8 @@ from rlplan.runtime.weight_sync.contents.full import view
 
 _NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 FAILED = "failed"
+SENDER = "sender"
+"""The file that says whose process the sender is."""
 
 
 class DiskSide:
@@ -59,6 +63,12 @@ class DiskSide:
 
 
 class DiskOutlet(DiskSide):
+    def __init__(self, endpoint: Endpoint, packets: Sequence[Packet]) -> None:
+        super().__init__(endpoint, packets)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing_file(self.folder / SENDER):
+            (self.folder / SENDER).write_text(f"{os.getpid()} {_processes_of()}", encoding="ascii")
+
     def open(self) -> None:
         """Readers may come at any time."""
 
@@ -106,6 +116,7 @@ class DiskOutlet(DiskSide):
 class DiskInlet(DiskSide):
     def __init__(self, endpoint: Endpoint, packets: Sequence[Packet], reader: int) -> None:
         super().__init__(endpoint, packets)
+        self.sender = Sender(self.folder / SENDER)
 
     def take(self, index: int) -> tuple[Header, torch.Tensor]:
         """Wait for a packet's file and read it, each tensor to its place."""
@@ -114,7 +125,11 @@ class DiskInlet(DiskSide):
         def is_there() -> bool:
             if (self.folder / FAILED).exists():
                 raise sync_error(f"the other side has given up {self.folder.name}", GivenUpError)
-            return path.exists()
+            if path.exists():
+                return True
+            if (pid := self.sender.gone()) is not None:
+                raise sync_error(f"the other side has ended (process {pid}) in {self.folder.name}", GivenUpError)
+            return False
 
         self.deadline.wait(is_there, f"arrival of packet {index}")
         with path.open("rb", buffering=0) as file:
@@ -135,6 +150,38 @@ class DiskInlet(DiskSide):
 
     def close(self) -> None:
         self.arena = self.arena[:0]
+        self.sender.close()
+
+
+class Sender:
+    """The process that writes, as the kernel of a reader's host knows it. path: where it said who it is."""
+
+    def __init__(self, path: Path) -> None:
+        words = path.read_text(encoding="ascii").split() if path.exists() else []  # another host may not see it yet
+        self.pid, self._descriptor, self._has_ended = int(words[0]) if words else 0, -1, False
+        if words[1:] == [_processes_of()]:
+            try:
+                self._descriptor = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                self._has_ended = True
+
+    def gone(self) -> int | None:
+        """Its process id where it has ended; None where it lives, or on another host."""
+        if self._descriptor >= 0:
+            self._has_ended = bool(select.select([self._descriptor], [], [], 0)[0])
+        return self.pid if self._has_ended else None
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _processes_of() -> str:
+    """What two processes have in common that know each other by their process ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

@@ -1,0 +1,102 @@
+"""The fault matrix: six victims, eight points of a step, four kinds of end, three kinds of run; none hangs.
+
+A night tries one of twelve slices of the 576 cells (`RLPLAN_FAULT_SLICE`, by default the day of the year), one run a
+mode. What was measured goes into `RLPLAN_FAULT_TABLE`, a file of JSON lines, where it is named.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlplan.runtime.processes.machine_speed import scaled
+from tests.runtime.conftest import FinishedRun, finish, start
+from tests.trust.faults.fault_matrix import STALL_S, Fault, FaultyRun, Outcome, cells_of, dated, num_steps
+from tests.trust.faults.points import KINDS, MODES, NUM_SLICES, POINTS, VICTIMS
+
+NOTICED_S, RECOVERED_S = 15.0, 60.0
+"""From a death (of what is stopped: from the end of the stall time); from then to the end of the next step. Scaled."""
+SIZES = (
+    "workload.num_prompts_per_step=8",
+    "workload.mini_batch_size=64",
+    "workload.evaluate_every=1000",
+    "algorithm.learning_rate=1e-3",
+    "preflight.rehearses=false",
+    "checkpoints.every=1",
+    "limits.max_restarts=1000",
+)
+
+
+def job(mode: str, faults: list[Fault]) -> tuple[str, ...]:
+    devices = 2 if mode == "asynchronous" else 1
+    limits = (f"limits.stall_timeout_s={round(scaled(STALL_S))}", f"hardware.num_devices={devices}")
+    return ("run", "examples/quickstart.yaml", *SIZES, *limits, *MODES[mode], f"workload.num_steps={num_steps(faults)}")
+
+
+def slice_of_tonight() -> int:
+    return int(os.environ.get("RLPLAN_FAULT_SLICE", time.localtime().tm_yday)) % NUM_SLICES
+
+
+def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
+    slices = [cells_of(number) for number in range(NUM_SLICES)]
+    assert len({cell for cells in slices for cell in cells}) == len(VICTIMS) * len(POINTS) * len(KINDS) * len(MODES)
+    sizes = {"victim": VICTIMS, "point": POINTS, "kind": KINDS, "mode": MODES}
+    for cells in slices:
+        for one, others in sizes.items():
+            for two, more in sizes.items():
+                pairs = {(getattr(cell, one), getattr(cell, two)) for cell in cells}
+                assert len(pairs) == (len(others) * len(more) if one != two else len(others)), (one, two)
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+def test_whatever_is_struck_the_run_ends_as_one_that_nobody_touched(mode: str, tmp_path: Path) -> None:
+    faults = dated([cell for cell in cells_of(slice_of_tonight()) if cell.mode == mode])
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(outcome)
+        if path := os.environ.get("RLPLAN_FAULT_TABLE"):
+            with Path(path).open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+
+    run = FaultyRun(job(mode, faults), faults, tmp_path / "run").play(note)
+    assert run.exit_code == 0, run.stderr[-4000:]
+    assert [outcome for outcome in outcomes if outcome.ending == "HANGS"] == []
+    _assert_in_time(outcomes)
+    whole = finish(start(*job(mode, faults), "--out", str(tmp_path / "whole")), tmp_path / "whole")
+    assert whole.exit_code == 0, whole.stderr
+    assert_same(mode, run, whole)
+
+
+def _assert_in_time(outcomes: list[Outcome]) -> None:
+    late = [
+        outcome
+        for outcome in outcomes
+        if (outcome.noticed_s or 0) > scaled(NOTICED_S) + (scaled(STALL_S) if outcome.fault.kind == "SIGSTOP" else 0)
+        or (outcome.recovered_s or 0) > scaled(RECOVERED_S)
+    ]
+    assert late == []
+
+
+def assert_same(mode: str, run: FinishedRun, whole: FinishedRun) -> None:
+    """To the byte; where generation runs ahead which prompts a step gets depends on time, but each is trained once."""
+    if mode != "asynchronous":
+        for name in ("metrics.jsonl", "samples.jsonl", "prompts.jsonl", "policy/model.safetensors"):
+            assert (run.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
+        return
+    assert [row["step"] for row in run.metrics] == [row["step"] for row in whole.metrics]
+    assert max(row["staleness/max"] for row in run.metrics if row["step"] > 0) <= 1
+    assert _prompts(run) == _prompts(whole)
+
+
+def _prompts(run: FinishedRun) -> Counter[str]:
+    rows = [json.loads(line) for line in (run.folder / "prompts.jsonl").read_text().splitlines()]
+    return Counter(prompt for row in rows for prompt in row["prompts"])
