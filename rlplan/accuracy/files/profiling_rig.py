@@ -72,7 +72,7 @@ def _point(rig: RigFile, number: int, kind: str, size: float, settings: dict[str
 
 
 def _settings(phase: _Phase, versions: dict[str, str]) -> dict[str, Any]:
-    """A phase's knobs in the words that predictors read; what the rig fixes for all (harness.py) is said too."""
+    """A phase's knobs in the words that predictors read; what the rig fixes for all is said too."""
     knobs = phase.knobs
     rows, seq = knobs.get("group_size", 1) * knobs.get("n_prompts", 1), knobs.get("seq_len", 0)
     return {
