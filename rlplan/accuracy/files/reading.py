@@ -28,7 +28,7 @@ MAX_POINTS = 5_000
 def bundled_points() -> tuple[MeasuredPoint, ...]:
     """The points that come with rlplan: published measurements, then serving latencies."""
     folder = Path(str(resources.files("rlplan.accuracy"))) / "data"
-    names = ("measured_points.json", "trainer_points.json", "serving_latency.csv")
+    names = ("measured_points.json", "trainer_points.json", "throughput_points.json", "serving_latency.csv")
     return tuple(point for name in names for point in read_points(folder / name))
 
 
