@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
 from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.intervals import NOMINAL, bundled_intervals, write_intervals
 from rlplan.accuracy.points import Measured
 from rlplan.report.style import FAINT, INK, MUTED, RC
 from rlplan.units import GIB
@@ -49,13 +50,28 @@ SOURCES = (
 )
 """A source, how its points begin, what it says of itself."""
 
+INTERVALS = f"""Measured over predicted: the bounds that hold {NOMINAL:.0%} of the points of sources that were left out
+(each publication, or pair of model and GPU, by the others), stretched where the others alone hold fewer. A kind of few
+points cannot show it: fewer than 19 have no twentieth. `rlplan.accuracy.intervals` gives them to other code."""
+TRAINERS = (
+    ("Megatron-Bridge", ("mb-",)),
+    ("prime-rl", ("primerl-",)),
+    ("NeMo AutoModel", ("automodel-",)),
+    ("Megatron-LM on B200, SimuMax's tables", ("simumax-",)),
+    ("torchtitan", ("titan-",)),
+    ("llm-foundry", ("foundry-",)),
+    ("Megatron-LM's papers", ("mcore-",)),
+)
+"""A trainer, and how its points begin."""
+
 LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/serving_constants.py`; settings
 that were measured more than once count once):"""
 
 
 def main() -> int:
-    """Write the three files."""
+    """Write the three files, and the intervals that the library reads."""
     report = compare(bundled_points())
+    write_intervals(bundled_points())
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "accuracy.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
     (FOLDER / "README.md").write_text(page(report))
@@ -73,6 +89,11 @@ def page(report: AccuracyReport) -> str:
         "## By kind",
         "Absolute relative errors; the bias is their signed mean. A verdict is right (0 %) or wrong (100 %).",
         _table(("kind", "points", "predicted", "median", "largest", "bias"), _summaries(report)),
+        "## Intervals",
+        INTERVALS,
+        _table(("kind", "points", "sources", "low", "high", "inside", "inside, left out"), _intervals()),
+        "## Training throughput by source",
+        _table(("source", "points", "predicted", "median", "mean", "largest", "bias"), _trainers(report)),
         "## Training peaks by source",
         BY_SOURCE,
         _table(("source", "points", "predicted", "median", "mean", "largest", "bias", "its own"), _sources(report)),
@@ -104,6 +125,23 @@ def _summaries(report: AccuracyReport) -> list[list[str]]:
     ]
 
 
+def _intervals() -> list[list[str]]:
+    return [
+        [
+            *(f"`{kind}`", str(one.num_points), str(one.num_sources), f"{one.low:.2f}", f"{one.high:.2f}"),
+            *(f"{one.inside:.0%}", f"{one.inside_left_out:.0%}"),
+        ]
+        for kind, one in sorted(bundled_intervals().items())
+    ]
+
+
+def _trainers(report: AccuracyReport) -> list[list[str]]:
+    points = [point for point in report.points if point.kind == "throughput_train"]
+    return [
+        _errors_of(name, [point for point in points if point.id.startswith(prefixes)]) for name, prefixes in TRAINERS
+    ]
+
+
 def _pairs(report: AccuracyReport) -> list[list[str]]:
     return [
         [pair.pair, f"`{pair.kind}`", str(pair.n), _size(pair.mean_abs), _percent(pair.bias)]
@@ -116,11 +154,16 @@ def _sources(report: AccuracyReport) -> list[list[str]]:
     rows = []
     for name, prefix, own in SOURCES:
         points = [chosen.pop(key) for key in list(chosen) if key.startswith(prefix)]
-        errors = [point.relative_error for point in points if point.relative_error is not None]
-        sizes = [abs(error) for error in errors]
-        found = (*map(_size, (median(sizes), fmean(sizes), max(sizes))), _percent(fmean(errors)))
-        rows.append([name, str(len(points)), str(len(errors)), *found, own])
+        rows.append([*_errors_of(name, points), own])
     return rows
+
+
+def _errors_of(name: str, points: list[Comparison]) -> list[str]:
+    """A row of a source: how many points, how many predicted, and their errors."""
+    errors = [point.relative_error for point in points if point.relative_error is not None]
+    sizes = [abs(error) for error in errors]
+    found = (*map(_size, (median(sizes), fmean(sizes), max(sizes))), _percent(fmean(errors)))
+    return [name, str(len(points)), str(len(errors)), *found]
 
 
 def _left_out() -> list[list[str]]:

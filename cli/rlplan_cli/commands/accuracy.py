@@ -21,7 +21,7 @@ def command(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Points as JSON, a latency CSV, a vLLM start-up log or a torch memory snapshot; "
+            help="Points as JSON, a latency CSV, a vLLM start-up log, a torch memory snapshot or AgileRL's fixtures; "
             "without one: the bundled published measurements.",
             show_default=False,
         ),

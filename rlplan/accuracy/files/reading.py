@@ -1,4 +1,4 @@
-"""Files of measured points: JSON, a CSV of serving latencies, a vLLM start-up log, a torch memory snapshot.
+"""Files of measured points: JSON, a CSV of serving latencies, a vLLM start-up log, a memory snapshot, a rig's file.
 
 In: a path; the content decides where the name does not. Out: points. Left out: what the formulas say of them.
 """
@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from rlplan.accuracy.files.logs import points_of_log
+from rlplan.accuracy.files.profiling_rig import is_rig, points_of_rig
 from rlplan.accuracy.files.snapshots import is_snapshot, points_of_snapshot
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
@@ -27,7 +28,7 @@ MAX_POINTS = 5_000
 def bundled_points() -> tuple[MeasuredPoint, ...]:
     """The points that come with rlplan: published measurements, then serving latencies."""
     folder = Path(str(resources.files("rlplan.accuracy"))) / "data"
-    names = ("measured_points.json", "trainer_points.json", "serving_latency.csv")
+    names = ("measured_points.json", "trainer_points.json", "throughput_points.json", "serving_latency.csv")
     return tuple(point for name in names for point in read_points(folder / name))
 
 
@@ -63,6 +64,8 @@ def _head(path: Path) -> bytes:
 
 def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:
     data = read_json(path, "the file of points", limit=MAX_FILE_BYTES)
+    if is_rig(data):
+        return points_of_rig(data, file=str(path))
     listed = {"points": data} if isinstance(data, list) else data
     return validate(PointFile, listed, file=str(path), way_out=_WAY_OUT).points
 

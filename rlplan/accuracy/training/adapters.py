@@ -16,6 +16,7 @@ from rlplan.memory.model.frozen import Frozen
 from rlplan.spec.base import shorten
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters
+from rlplan.spec.parts.training import LoraSpec
 
 MODEL_BYTES = 2
 """An element of a frozen weight and of what it gives."""
@@ -52,6 +53,8 @@ class Adapters:
     """The language head multiplies with a copy of the vocabulary table, into which trained rows are put."""
     reference_bytes: int = 0
     """Of a second set of adapters that is not trained, the reference's."""
+    lora: LoraSpec | None = None
+    """What is beside linear layers outside of experts, where it is LoRA."""
 
 
 def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:
@@ -77,6 +80,7 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
             _with_kept_outputs(frozen, method, model, targets, element),
             element,
             reference_bytes=element * sum(p.numel for p in trained) * ("reference" in _adapter_words(settings)),
+            lora=LoraSpec(rank=rank, target_modules=tuple(_names(model, targets))),
         )
     numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
     if method.scales:

@@ -28,6 +28,7 @@ from rlplan.accuracy.training.settings import (
     read_tokens,
 )
 from rlplan.accuracy.training.trainers import (
+    AUTOMODEL,
     FOUNDRY,
     FSDP_QLORA,
     LITGPT,
@@ -182,7 +183,7 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
 
 def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> None:
     """Raises: CannotPredict for gpt-oss in transformers' own modules, unless a kernel with sinks is named."""
-    if model.architecture != "GptOssForCausalLM" or trainer in (MEGATRON, TORCHTITAN, PRIME_RL):
+    if model.architecture != "GptOssForCausalLM" or trainer in (MEGATRON, TORCHTITAN, PRIME_RL, AUTOMODEL):
         return
     key = settings.first(("attn", "attention", "attn_implementation"))
     if key is None or re.search(r"eager|sdpa", str(settings.raw(key)).lower()):
@@ -244,6 +245,8 @@ def stated_loss(word: str) -> Loss | None:
 def _quantization(settings: RunSettings, trainer: Trainer) -> WeightFormat | None:
     """The format of frozen weights: torchtune's NF4 and `-dq` quantise the scales too."""
     text = settings.text
+    if trainer in (TORCHTITAN, AUTOMODEL):
+        return None  # a format is of matmuls there, and weights stay as they are
     if "hqq" in text:
         return HQQ
     if any(name in text for name in ("int8", "8bit", "gptq", "awq", "fp8")):

@@ -230,7 +230,9 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
         return Precision(4, 2)
     if any(name in word for name in ("fp32", "float32", "32-true")):
         return Precision(4, 4)
-    if not any(name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8")):
+    if not any(
+        name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8", "nvfp4")
+    ):
         raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
     return Precision(4 if has_master else 2, 2)
 

@@ -11,14 +11,22 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.timed_hardware import cluster_of
 from rlplan.accuracy.training.run import Run, read_run
-from rlplan.accuracy.training.settings import ACCUMULATION, BATCH, RECOMPUTE, VIRTUAL_STAGES, RunSettings, num_ranks
-from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, TORCHTITAN, Trainer
+from rlplan.accuracy.training.settings import (
+    ACCUMULATION,
+    BATCH,
+    RECOMPUTE,
+    SEQUENCE,
+    VIRTUAL_STAGES,
+    RunSettings,
+    num_ranks,
+)
+from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, TORCHTITAN, Trainer, trainer_of
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.job_parts import Target
 from rlplan.spec.resolved import SettledTraining
-from rlplan.timing.cost import Cost
+from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
 from rlplan.timing.training.kernels import Attention, Kernels
@@ -28,6 +36,13 @@ from rlplan.timing.training.settings import TrainSetting
 from rlplan.vocabulary import Dtype, Role
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
+PAGEABLE = 2.9e9
+"""Bytes a second of a blocking copy from a GPU into memory that is not pinned, tensor by tensor
+(`value.to("cpu")`). Fitted to what prime-rl's steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
+4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
+mostly other work, says 1.0."""
+PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
+"""Settings that may name the type of the layers' matmuls."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -42,6 +57,8 @@ class Step:
     """Of all ranks."""
     length: int
     """Tokens of each sequence."""
+    written_bytes: int = 0
+    """Of weights that rank 0 writes to a file in every step."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +66,15 @@ class Step:
         return self.num_sequences * self.length
 
     def cost(self, cluster: Cluster) -> Cost:
-        """Passes and the optimizer's step."""
-        return train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
+        """Passes, the optimizer's step, and the file that one rank writes then."""
+        done = train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
+        return done + _publishing_cost(self.written_bytes, cluster)
+
+
+def _publishing_cost(num_bytes: int, cluster: Cluster) -> Cost:
+    """Seconds until weights lie in a file: each tensor to the host, then all of them written, by one process."""
+    disk = cluster.node_efficiencies.disk_bytes_per_s.value
+    return Cost({Resource.HOST_LINK: num_bytes / PAGEABLE, Resource.DISK: num_bytes / disk}) if num_bytes else NOTHING
 
 
 @predicts("throughput_train")
@@ -96,16 +120,20 @@ def model_flops(step: Step) -> float:
 def read_step(point: MeasuredPoint) -> Step:
     """The step of a published run. Raises: CannotPredict where a setting that decides its time is missing."""
     run = read_run(with_usual(point))
-    if run.quantization is not None or run.adapters is not None:
-        raise CannotPredict("time of training beside frozen weights is not held to any published point")
+    if run.quantization is not None or (run.adapters is not None and run.adapters.lora is None):
+        raise CannotPredict(
+            "time of training beside packed weights, or with other adapters than LoRA, is held to no point"
+        )
     settings, model_ranks = run.settings, run.tp * run.pp * run.cp * run.ulysses
     groups = max(1, run.num_ranks // model_ranks)
     local = settings.first(BATCH)  # torchtitan cuts it over the stages of a pipeline
-    sequences = _num_sequences(settings, settings.count(local) if local else run.tokens.sequences, groups)
+    sequences = _num_sequences(run, settings.count(local) if local else run.tokens.sequences, groups)
     setting = _setting(run)
     length = run.tokens.length
     head = length if setting.loss is not Loss.NONE else 0
-    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length)
+    publishes = run.trainer.publishes_weights and "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
+    written = run.precision.compute * run.model.num_parameters if publishes and run.adapters is None else 0
+    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length, written)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -119,6 +147,8 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
         steps = read.first(ACCUMULATION)
         ranks = _ranks_of(read)
         settings["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
+    if read.first(SEQUENCE) is None and (length := trainer_of(point).length):
+        settings["seq"] = length
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:
         settings["recompute"] = mode
@@ -130,13 +160,14 @@ def _ranks_of(settings: RunSettings) -> int:
     return max(1, num_ranks(settings) // degree)
 
 
-def _num_sequences(settings: RunSettings, micro_batch: int, groups: int) -> int:
+def _num_sequences(run: Run, micro_batch: int, groups: int) -> int:
     """Sequences of an optimizer step: the global batch, else micro-batches times ranks times accumulation."""
+    settings = run.settings
     key = settings.first(GLOBAL_BATCH)
     if key and settings.count(key) >= groups:
         return settings.count(key)
     steps = settings.first(ACCUMULATION)
-    return micro_batch * groups * (settings.count(steps) if steps else 1)
+    return micro_batch * groups * (settings.count(steps) if steps else run.trainer.micro_batches)
 
 
 def _setting(run: Run) -> TrainSetting:
@@ -156,10 +187,18 @@ def _setting(run: Run) -> TrainSetting:
     logits = {Loss.FUSED: "fused", Loss.CHUNKED: "chunked"}.get(run.loss, "plain")
     if run.is_compiled or trainer is MEGATRON:
         logits = "in_place"
-    training = SettledTraining.model_validate({"logits": logits})
+    lora = run.adapters.lora if run.adapters else None
+    training = SettledTraining.model_validate({"logits": logits, "lora": lora})
     target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
     kernels = kernels_for(trainer, settings, run)
     return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, target, kernels)
+
+
+def _attention(settings: RunSettings) -> Attention:
+    """Flash attention 3 and cuDNN's where they are named, else 2, which torch and FlexAttention are near to."""
+    key = settings.first(("attn", "attention", "attn_implementation"))
+    word = str(settings.raw(key)).lower() if key else ""
+    return Attention.VENDOR if re.search(r"fa\W?[34]|flash\w*[ _]?[34]|cudnn", word) else Attention.FLASH_2
 
 
 def _zero_stage(run: Run) -> int:
@@ -178,13 +217,22 @@ def _zero_stage(run: Run) -> int:
 
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
     """Kernels of a published run: Triton's first flash attention in llm-foundry, stored scores in Megatron of 2022."""
-    words = " ".join(str(settings.raw(key)).lower() for key in ("precision", "dtype", "fp8", "float8", "attn", "mode"))
-    has_fp8 = bool(settings.says("float8", "fp8")) or "fp8" in words.replace("fp8 false", "")
-    kernels = Kernels(is_fused=run.is_compiled, has_fp8=has_fp8, recompute=run.recompute)
+    words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
+    has_fp8 = bool(settings.says("float8", "fp8")) or re.search(r"fp8(?! false)|float8", words) is not None
+    kernels = Kernels(
+        is_fused=run.is_compiled,
+        has_fp8=has_fp8,
+        has_fp4="fp4" in words,
+        recompute=run.recompute,
+        attention=_attention(settings),
+        hides_step=not settings.word("overlap").lower().startswith("none"),
+    )
     if trainer is FOUNDRY:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
+    if trainer is AUTOMODEL:
+        return replace(kernels, is_fused="TE" in settings.word("kernels").split())
     if trainer is TORCHTITAN:
-        hides = bool(settings.says("async_tp"))
+        hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
         return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)

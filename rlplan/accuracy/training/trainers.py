@@ -70,6 +70,12 @@ class Trainer:
     """All gradients are there in the passes: a step has several micro-batches, or they split the free segments."""
     is_fsdp_alone: bool = False
     """FSDP2 on one GPU too; frozen weights are kept in fp32 like the others."""
+    micro_batches: int = 1
+    """Of a step in its own tables, where a point does not say."""
+    length: int = 0
+    """Tokens of a sequence in its own recipes, where a point does not say; 0 where it must."""
+    publishes_weights: bool = False
+    """Each step of RL writes the trained weights to a file, and its tables count that time."""
     holds_engine: bool = False
     """The rollout engine sleeps in the trainer's process, and an optimizer step follows every micro-batch."""
 
@@ -96,6 +102,7 @@ TORCHTITAN = Trainer(
     has_master=True,
     is_sharded=True,
     has_fused_step=True,
+    length=8192,
 )
 """Source: torchtitan 2024-12 models/llama/model.py (`repeat_kv`), parallelisms/parallelize_llama.py, optimizer.py."""
 LITGPT = Trainer(
@@ -176,12 +183,19 @@ PRIME_RL = Trainer(
     is_compiled=True,
     accumulates=True,
     is_fsdp_alone=True,
+    micro_batches=2,
+    publishes_weights=True,
 )
 """Source: prime-rl 2026-02 src/prime_rl/trainer/models/layers/lm_head.py (`FusedOutputLinear` over chunks of 2,048
-words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2)."""
+words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2);
+benchmarks/scripts/run_single_benchmark.py (`micro_batches` 2), trainer/rl/train.py (`broadcast_weights` in the window
+of tokens per second), trainer/rl/broadcast/filesystem.py (rank 0 writes all weights, with LoRA the adapters)."""
+AUTOMODEL = Trainer("automodel", ("automodel",), has_master=True, is_sharded=True, recompute=Recompute.NONE)
+"""Source: NeMo AutoModel docs/performance-summary.mdx (FSDP2, expert parallelism, Transformer Engine's modules)."""
 TORCH = Trainer("torch", ())
 """A loop of one's own around torch 2.13, and whatever else is not named."""
 TRAINERS = (
+    AUTOMODEL,
     TORCHTUNE,
     TORCHTITAN,
     LITGPT,

@@ -38,6 +38,8 @@ class Kernels:
     attention: Attention = Attention.FLASH_2
     has_fp8: bool = False
     """Matmuls of the layers in 8-bit floats."""
+    has_fp4: bool = False
+    """Matmuls of the layers in 4-bit floats, where the chip has them."""
     stores_scores: bool = False
     """Attention writes its scores (before FlashAttention)."""
     recompute: Recompute | None = None
@@ -46,6 +48,8 @@ class Kernels:
     """Of a gradient's element on the way."""
     hides_tp: bool = False
     """Tensor parallel collectives run beside the matmuls that they feed (async TP)."""
+    hides_step: bool = True
+    """Reductions and gathers of an optimizer step run beside passes."""
     virtual_stages: int = 1
     """Of an interleaved pipeline."""
     has_plain_rotary: bool = False
@@ -93,13 +97,14 @@ def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
 
 
 @lru_cache(maxsize=4096)
-def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False) -> float:
+def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False, has_fp4: bool = False) -> float:
     """FLOP per second of large matmuls. Raises: SpecError where the chip has no such type.
 
     Counts: the dense peak times `efficiencies.matmul`; 16-bit floats of whichever kind the chip has.
     """
     rates = cluster.gpu.dense_flops_per_s
-    kinds = [ComputeDtype.FLOAT8] if has_fp8 else []
+    kinds = [ComputeDtype.FLOAT4] if has_fp4 else []
+    kinds += [ComputeDtype.FLOAT8] if has_fp8 or has_fp4 else []
     kinds += [ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16]
     found = next((kind for kind in kinds if kind in rates), ComputeDtype.BFLOAT16)
     return cluster.gpu.flops_per_s(found) * cluster.efficiencies.matmul.value

@@ -90,7 +90,8 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     """
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
     num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
-    last = overlap(one, step_traffic(setting, cluster), _layers(setting))
+    step = step_traffic(setting, cluster)
+    last = overlap(one, step, _layers(setting)) if setting.runs.hides_step else one + step
     passes = one.times(num_passes - 1) + last
     return passes + bubble + _imbalance(setting, mini_batch, passes)
 

@@ -89,7 +89,7 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     rows = batch.num_tokens / setting.ranks_of_tokens
     share = _matmul_share(setting, rows)
     flops = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls / ranks
-    matmuls = flops / (matmul_flops_per_s(cluster, has_fp8=runs.has_fp8) * share)
+    matmuls = flops / (matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4) * share)
     reads = sum(_rank_matmuls(setting).values()) * setting.training.dtype.num_bytes
     matmuls = max(matmuls, reads * times.matmuls / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
     head = _head_flops(setting, batch, times) / ranks
@@ -125,7 +125,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     matmuls = 2.0 * layer_parameters(model) * batch.num_tokens * times.matmuls
-    matmuls /= matmul_flops_per_s(cluster, has_fp8=runs.has_fp8)
+    matmuls /= matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4)
     head = _head_flops(setting, batch, times) / matmul_flops_per_s(cluster)
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
     scores /= attention_flops_per_s(cluster, runs)
@@ -180,7 +180,7 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     moved = layers_bytes(model, is_fused=runs.is_fused, has_plain_rotary=runs.has_plain_rotary)
     moved += repeat_bytes(model) if runs.repeats_keys else 0.0
     moved *= times.elementwise * tokens
-    if runs.has_fp8:
+    if runs.has_fp8 or runs.has_fp4:
         moved += cast_bytes(model, is_backward=False) * (times.matmuls - 2 * times.is_training) * tokens
         moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
     if runs.stores_scores:

@@ -216,3 +216,19 @@ def test_random_changes_of_a_snapshot_never_break_the_reader(tmp_path: Path) -> 
             load_plain(bytes(content[: dice.randint(3, len(content))]))
         except NotPlainError:
             continue
+
+
+def test_a_file_of_agilerls_rig_gives_generation_update_and_what_the_engine_left(tmp_path: Path) -> None:
+    knobs = {"seq_len": 512, "micro_batch": 1, "group_size": 4, "lora_rank": 8, "gpu_memory_utilization": 0.2}
+    update = {"phase": "training", "device_peak_bytes": 2.5e9, "sleeping_baseline_bytes": 9.4e8, "knobs": knobs}
+    rig = {
+        "model_id": "Qwen/Qwen2.5-0.5B-Instruct",
+        "device": {"name": "NVIDIA L4"},
+        "framework_versions": {"agilerl": "2.8.0", "vllm": "0.23.0"},
+        "measured": [update, {"phase": "generation", "device_peak_bytes": 5.5e9, "knobs": knobs}],
+    }
+    report = compare(read_points(write(tmp_path, "rig.json", json.dumps(rig))))
+    assert [point.kind for point in report.points] == ["sleeping_engine_residual", "train_peak", "rollout_peak"]
+    assert all(point.status == "predicted" for point in report.points), [point.reason for point in report.points]
+    with pytest.raises(SpecError, match="device"):
+        read_points(write(tmp_path, "broken.json", json.dumps({**rig, "device": {}})))

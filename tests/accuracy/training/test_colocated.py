@@ -9,7 +9,7 @@ from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Prediction, Refusal
-from rlplan.accuracy.training.colocated import TRAINER_KERNELS, asleep_parts
+from rlplan.accuracy.training.colocated import FIRST_KERNELS, asleep_parts
 from rlplan.units import GIB, MIB
 
 RIG = {point.id: point for point in bundled_points() if point.id.startswith("agilerl-")}
@@ -84,7 +84,7 @@ def test_moments_are_in_the_passes_from_the_second_micro_batch_on() -> None:
 
 
 def test_context_counts_once_and_kernels_of_the_trainer_beside_it() -> None:
-    assert parts_of(SMALL)["context"] == TRAINER_KERNELS / GIB
+    assert parts_of(SMALL)["context"] == FIRST_KERNELS / GIB
 
 
 def test_beside_a_base_in_four_bits_everything_else_is_in_fp32() -> None:
@@ -96,12 +96,22 @@ def test_beside_a_base_in_four_bits_everything_else_is_in_fp32() -> None:
     assert four_bits["activations"] - plain["activations"] >= 23 * 896 * 2 * 32768 / GIB  # inputs of waiting layers
 
 
-def test_a_generation_takes_the_engines_fraction_and_what_lies_outside_of_it() -> None:
+def generation(**settings: Any) -> MeasuredPoint:
     measured = {"value": 6.0, "unit": "GiB device used (NVML peak in generation)"}
     point = MeasuredPoint.model_validate(SMALL.model_dump() | {"kind": "rollout_peak", "measured": measured})
-    parts = parts_of(point)
-    outside = parts["driver"] + parts["context"]
+    return changed(point, **settings)
+
+
+def test_a_generation_takes_the_engines_fraction_and_what_lies_outside_of_it() -> None:
+    parts = parts_of(generation())
+    outside = parts["driver"] + parts["context"] + parts["kernels"]
+    assert parts["kernels"] == FIRST_KERNELS / GIB
     assert 0.2 * 22563 / 1024 * 0.8 + outside < sum(parts.values()) <= 0.2 * 22563 / 1024 + outside
+
+
+def test_rollouts_of_a_group_share_the_prefill_of_their_prompt() -> None:
+    few, many = (parts_of(generation(seq=32768, prompt=8192, group_size=num)) for num in (2, 16))
+    assert many["passing"] == pytest.approx(few["passing"] * (8192 + 15 * 16) / (8192 + 16))
 
 
 def test_a_gpu_whose_nvml_total_nobody_said_is_refused() -> None:
