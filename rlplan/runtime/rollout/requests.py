@@ -51,12 +51,22 @@ class RequestMaker:
         )
 
     def answers(self, number: int) -> Group:
-        """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
-        prompt = self.prompt(number)
-        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in prompt.answers]
-        chosen, rejected = (Rollout(prompt, 0, completion) for completion in completions)
-        chosen.reward = 1.0
-        return Group(number, [chosen, rejected], [])
+        """The n-th prompt's given answers as rollouts, the first of which has reward 1, or -1 where it was judged bad.
+
+        Beside a judged answer stands one to another prompt, with reward 0.
+        """
+        prompt, answers = self.prompt(number), [*self.prompt(number).answers]
+        if self.job.algorithm.declaration.given == "judged":
+            answers.append(self._other(number).answers[0])
+        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in answers]
+        rollouts = [Rollout(prompt, 0, completion) for completion in completions]
+        rollouts[0].reward = 1.0 if prompt.is_good else -1.0
+        return Group(number, rollouts, [])
+
+    def _other(self, number: int) -> Prompt:
+        """The next prompt that is another one; itself where there is none."""
+        later = (self.prompt(number + 1 + ahead) for ahead in range(len(self.prompts.train)))
+        return next((one for one in later if one.text != self.prompt(number).text), self.prompt(number))
 
     def evaluation(self) -> list[RolloutRequest]:
         """The responses of each held-out prompt: one greedy one, or samples, the same draws in every evaluation."""
