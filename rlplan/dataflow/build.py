@@ -5,6 +5,8 @@ one action, with a count, for all that are repeated: what a search asks of thous
 Left out: bytes and seconds.
 """
 
+from dataclasses import replace
+
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice
 from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.dataflow.placements import arrange, place, representative
@@ -44,15 +46,22 @@ def build_step_graph(
     """
     start, step = _start_calls(job, takes_all), _step_calls(job, takes_all, counts_repeats)
     graph = StepGraph(start=start, step=step, finish=_finish_calls())
-    return graph if has_engine else _without_engine(graph)
+    return graph if has_engine else _without_engine(graph, scores=job.algorithm.declaration.trains_scalar)
 
 
-def _without_engine(graph: StepGraph) -> StepGraph:
-    """What is left where answers are given and nobody evaluates."""
-    gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, ActionKind.EVALUATE)
+def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
+    """What is left where answers are given: nobody evaluates, but where the trainer itself scores held-out answers."""
+    gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, *(() if scores else (ActionKind.EVALUATE,)))
 
     def kept(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(call for call in calls if call.kind not in gone)
+        stay = [call for call in calls if call.kind not in gone]
+        ids = {call.id for call in stay}
+        before = tuple(name for call in calls if call.kind is ActionKind.SYNC_WEIGHTS for name in call.after)
+        before = tuple(name for name in before if name in ids)
+        return tuple(
+            replace(call, kind=ActionKind.SCORE, after=before) if call.kind is ActionKind.EVALUATE else call
+            for call in stay
+        )
 
     return StepGraph(start=kept(graph.start), step=kept(graph.step), finish=kept(graph.finish))
 

@@ -43,6 +43,8 @@ class Algorithm(Spec):
     chosen and a rejected one; empty where the policy generates."""
     trains_pairs: bool = False
     """A prompt's rollouts meet in one loss, and so in one pass."""
+    trains_scalar: bool = False
+    """What is trained scores whole answers by a scalar head: it generates nothing, not even for evaluation."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
     """Keys of `algorithm:` with other defaults than AlgorithmSpec's."""
 

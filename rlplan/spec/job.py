@@ -99,6 +99,15 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _a_scorer_is_not_judged(self) -> Self:
+        if self.algorithm.declaration.trains_scalar and (self.rewards or self.roles.paths or self.training.lora):
+            raise ValueError(
+                f"{self.algorithm.name} learns from pairs alone and saves a whole model: rewards, roles with paths "
+                f"and training.lora do not apply"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _buffer_holds_a_step(self) -> Self:
         capacity, count = self.placement.max_buffered_groups, self.workload.num_prompts_per_step
         if capacity is not None and capacity < count:

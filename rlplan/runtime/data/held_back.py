@@ -30,7 +30,8 @@ def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Pr
 
 def check_held_back(job: ResolvedJob) -> None:
     """Raises: SpecError where nothing can be held back: of judged answers none is the right one to be judged by."""
-    if job.algorithm.declaration.given in ("pair", "judged"):
+    declared = job.algorithm.declaration
+    if declared.given in ("pair", "judged") and not declared.trains_scalar:
         raise SpecError(
             f"data.heldout is not given, and {job.algorithm.name} trains on pairs or judged answers",
             where="data.heldout",

@@ -63,7 +63,8 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
         is_mixed = len(data.sources) > 1
         is_judged = not (given and data.heldout)
         train = [read(each.path, each.label * is_mixed, given=given, is_judged=is_judged) for each in data.sources]
-        held = [read(place, name)[:most] for name, place in data.heldout_sets.items()]
+        of_held: Given = given if job.algorithm.declaration.trains_scalar else ""
+        held = [read(place, name, given=of_held)[:most] for name, place in data.heldout_sets.items()]
     _check_columns(train, job)
     if data.heldout is None:
         parts = [held_back(prompts, most, job.seed) for prompts in train]

@@ -32,7 +32,7 @@ from rlplan.runtime.rollout.fleet import Fleet
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.runtime.weight_sync.weight_verification import check_fresh
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Phase, Role
 
 
 class ActionRunner:
@@ -80,7 +80,7 @@ class ActionRunner:
         """Do one action and record it. Async rollouts go on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.async_action:
             return self.collector.async_rollouts()
-        if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
+        if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
             return None  # the run has its first evaluation already
         handler = self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
@@ -176,6 +176,8 @@ class ActionRunner:
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
+        if action.phase is Phase.EVALUATE:
+            return self.collector.evaluate_pairs(step, lambda rollouts: self.learner.score(action, rollouts))
         baselines = self.collector.baselines if action.role is Role.REWARD else []
         return self.learner.score(action, [*self.collector.rollouts, *baselines])
 

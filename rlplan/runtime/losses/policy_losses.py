@@ -108,6 +108,17 @@ def prospect(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Det
     return _of_preferences(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
 
 
+def ranking(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over pairs of weight * -log sigmoid(score of the chosen - score of the rejected).
+
+    In place of log-probs stand scores, one a sequence. Source: Ouyang et al. 2022, arXiv:2203.02155, equation 1; the
+    probability that one is preferred is that of Bradley and Terry 1952.
+    """
+    apart, weights = _pairs(inputs, inputs.per_sequence(inputs.logprobs))
+    losses = -torch.nn.functional.logsigmoid(apart)
+    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+
+
 def _margins(inputs: LossInputs) -> torch.Tensor:
     """Of each answer its log-prob less the reference's, [S]."""
     assert inputs.reference_logprobs is not None

@@ -4,6 +4,7 @@ In: a job and its prompts. Out: requests, the same for the same job whoever asks
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from rlplan.runtime.data.prompt_sets import PromptSets, mixture_of
@@ -55,9 +56,12 @@ class RequestMaker:
 
         Beside a judged answer stands one to another prompt, with reward 0.
         """
-        prompt, answers = self.prompt(number), [*self.prompt(number).answers]
-        if self.job.algorithm.declaration.given == "judged":
-            answers.append(self._other(number).answers[0])
+        judged = self.job.algorithm.declaration.given == "judged"
+        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if judged else [])
+
+    def given(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
+        """A prompt's given answers, and others beside them, as rollouts."""
+        answers = [*prompt.answers, *others]
         completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in answers]
         rollouts = [Rollout(prompt, 0, completion) for completion in completions]
         rollouts[0].reward = 1.0 if prompt.is_good else -1.0

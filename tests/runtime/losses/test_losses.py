@@ -263,3 +263,25 @@ def _of_given(
         groups=groups,
     )
     return float(find_loss(spec)(inputs, spec)[0])
+
+
+def test_a_reward_model_s_loss_is_that_of_the_odds_that_the_chosen_answer_wins() -> None:
+    """Scores 2 and 0.5, and -1 and 0: odds of e^1.5 and e^-1; one pair is ranked right."""
+    scores = torch.tensor([2.0, 0.5, -1.0, 0.0], requires_grad=True)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    inputs = LossInputs(
+        logprobs=scores,
+        behaviour_logprobs=scores.detach(),
+        reference_logprobs=None,
+        advantages=signs,
+        weights=torch.full((4,), 0.25),
+        lengths=(1,) * 4,
+        sequence_weights=torch.full((4,), 0.25),
+        sequence_advantages=signs,
+        groups=(0, 0, 1, 1),
+    )
+    spec = AlgorithmSpec(name="reward_modeling")
+    loss, details = find_loss(spec)(inputs, spec)
+    expected = (math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(1))) / 2
+    assert float(loss.detach()) == pytest.approx(expected)
+    assert details["is_ranked_right"].tolist() == [True, False]
