@@ -63,6 +63,8 @@ class StagesRun:
 
     def _words(self, stage: Stage) -> list[str] | None:
         """What `rlplan run` is asked for; None of a stage that has finished. Raises: SpecError."""
+        from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+
         folder, asked = self.folder / stage.name, self.words_of(stage)
         if not (folder / "plan.json").is_file():
             self._put_aside(folder)
@@ -71,7 +73,7 @@ class StagesRun:
         status = folder / "status.json"
         if status.is_file() and json.loads(status.read_text("utf-8")).get("state") == "finished":
             return None
-        if (folder / "checkpoints" / "latest").exists():
+        if (checkpoints_of(folder) / POINTER).exists():
             return ["--resume", str(folder)]
         self._put_aside(folder)
         return [str(self.file), *asked, "--out", str(folder)]
