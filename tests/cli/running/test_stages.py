@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of
+from rlplan_cli.sources import stages_in
 
 from rlplan.errors import SpecError
 from rlplan.planner.plan import write_plan
 from rlplan.planner.search import best_plan
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.spec.files.job_file import load_job
-from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of
-from rlplan_cli.sources import stages_in
 from tests.factories import EXAMPLES
 
 FILE = EXAMPLES / "three-stage.yaml"
