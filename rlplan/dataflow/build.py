@@ -14,8 +14,8 @@ from rlplan.dataflow.schedule import Schedule, located
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Role
 
-SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
-"""Actions in which a trained role keeps what a resumed run needs of it."""
+SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
+"""Actions in which a trained role keeps what a resumed run needs of it, or writes its model."""
 
 
 def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
@@ -151,7 +151,10 @@ def _saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
         return []
     kind = ActionKind.WRITE_STATES if job.checkpoints.writes == "waiting" else ActionKind.SAVE_STATES
     suffix = f"/{role}" if role is not Role.POLICY else ""
-    return [Call(f"save_states{suffix}", kind, role, Phase.CHECKPOINT, (before,), job.checkpoints.every)]
+    saved = Call(f"save_states{suffix}", kind, role, Phase.CHECKPOINT, (before,), job.checkpoints.every)
+    if role is not Role.POLICY or not job.checkpoints.exports_policy:
+        return [saved]
+    return [saved, replace(saved, id="export", kind=ActionKind.CHECKPOINT, after=(saved.id,))]
 
 
 def _finish_calls() -> tuple[Call, ...]:

@@ -166,6 +166,8 @@ class JobSpec(JobRoles):
                 raise ValueError(
                     f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
                 )
+        if kept.exports_policy and not kept.every:
+            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that nothing is exported")
         if kept.best_metric is None:
             return self
         if not kept.every:

@@ -42,7 +42,7 @@ from rlplan.vocabulary import ActionKind, Phase, Role
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
 PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 MOVES = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
-SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
+SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
 
@@ -188,7 +188,11 @@ class GpuTimes:
         return cost if action.repeat == 1 else cost.times(action.repeat)
 
     def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
-        """Trained states copied to the host, or copied and written where the trainer waits."""
+        """Trained states copied to the host, or copied and written where the trainer waits; a model by one rank."""
+        if action.kind is ActionKind.CHECKPOINT:
+            model = self._train_setting(action.role, arrangement, choice).model
+            num_bytes = self.job.training.dtype.num_bytes * model.num_parameters
+            return checkpoint_cost(num_bytes, 1, self._cluster(arrangement, TRAINING))
         saved = self.roles.saved_bytes(action.role, Choice(arrangement, choice, NO_ENGINE))
         cluster = self._cluster(arrangement, TRAINING)
         cost = checkpoint_cost(saved * arrangement.num_training, cluster.num_hosts, cluster)
