@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rlplan.errors import SpecError
 from rlplan.reading import opened
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
+from rlplan.spec.files.stages import open_inputs
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
+
+
+MAKES_WHAT_RUNS = ("emit", "run")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         _refuse_changes(path, (*overrides, *asks))
         plan = _read(path)
         return Question(plan.asked, plan)
+    if verb in MAKES_WHAT_RUNS:
+        check_inputs(path, overrides)
     return Question(load_job(path, (*overrides, *asks), fetch=fetch))
 
 
@@ -106,6 +113,17 @@ def executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan"
     from rlplan.planner.executable import executable_plan
 
     return executable_plan(read_question(verb, asked, fetch=fetch).answer())
+
+
+def check_inputs(path: Path, overrides: Sequence[str]) -> None:
+    """Raises: SpecError for a stage of a job file whose models an earlier stage has still to make."""
+    for key, name in open_inputs(read_yaml(path, "the job file"), overrides, str(path)).items():
+        raise SpecError(
+            f"{key} is what stage {name} leaves, which is not there yet",
+            where=str(path),
+            rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
+            way_out=f"rlplan run {path} runs all stages in their order; {key}=RUN/{name}/policy takes what a run left",
+        )
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:

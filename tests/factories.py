@@ -22,8 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 QUICKSTART = EXAMPLES / "quickstart.yaml"
 ALL_EXAMPLES = sorted(
-    path for pattern in ("*.yaml", "training/*.yaml", "rewards/*.yaml") for path in EXAMPLES.glob(pattern)
+    path
+    for pattern in ("*.yaml", "training/*.yaml", "rewards/*.yaml")
+    for path in EXAMPLES.glob(pattern)
+    if "\nstages:" not in path.read_text("utf-8")
 )
+"""Files with one job."""
 JOB_EXAMPLES = [path for path in ALL_EXAMPLES if "profile: cpu-host" in path.read_text("utf-8")]
 """Jobs that run on a CPU host; the other examples are planned for GPUs."""
 GPU_EXAMPLES = [path for path in ALL_EXAMPLES if path not in JOB_EXAMPLES]

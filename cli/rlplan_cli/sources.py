@@ -1,12 +1,16 @@
 """What a command line speaks of: rlplan/sources.py, asked in the words of typer, and what only commands need."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import HostError
-from rlplan.sources import JobWords, Question, executable, fetched, is_hub_id
+from rlplan.sources import JobWords, Question, check_inputs, executable, fetched, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
+from rlplan.spec.files.stages import CHOICE, Stage, stages_of
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import MODELS
 from rlplan_cli.options import JobArguments
 from rlplan_cli.render.terminal import note
@@ -17,12 +21,38 @@ if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
     from rlplan_cli.options import ForeignArguments
 
-__all__ = ["Question", "fetched", "read_foreign", "read_question", "with_models"]
+__all__ = [
+    "Question",
+    "check_inputs",
+    "each_stage",
+    "fetched",
+    "read_foreign",
+    "read_question",
+    "stages_in",
+    "with_models",
+]
 
 
 def read_question(verb: str, asked: JobArguments, objective: str | None = None, fetch: Fetch | None = None) -> Question:
     """The question of a command line. fetch: brings models; by default their configs. Raises: SpecError."""
     return read_words(verb, JobWords(**vars(asked)), objective, fetch)
+
+
+def each_stage(asked: JobArguments) -> list[tuple[str, JobArguments]]:
+    """(name, words of its job) of every stage that is asked about; of a file with one job that, without a name."""
+    stages = stages_in(asked.source, asked.overrides or ())
+    return [
+        (one.name, replace(asked, overrides=[f"stage={one.name}", *(asked.overrides or ())])) for one in stages
+    ] or [("", asked)]
+
+
+def stages_in(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
+    """The stages of a job file of which no one is chosen; none of anything else. Raises: SpecError."""
+    path = Path(source) if isinstance(source, str | Path) else None
+    is_chosen = any(override.partition("=")[0].strip() == CHOICE for override in overrides)
+    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or is_chosen:
+        return ()
+    return stages_of(read_yaml(path, "the job file"), str(path))
 
 
 def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":

@@ -5,6 +5,8 @@ one action, with a count, for all that are repeated: what a search asks of thous
 Left out: bytes and seconds.
 """
 
+from dataclasses import replace
+
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice
 from rlplan.dataflow.graph import Call, StepGraph
 from rlplan.dataflow.placements import arrange, place, representative
@@ -12,8 +14,8 @@ from rlplan.dataflow.schedule import Schedule, located
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, Phase, Role
 
-SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
-"""Actions in which a trained role keeps what a resumed run needs of it."""
+SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
+"""Actions in which a trained role keeps what a resumed run needs of it, or writes its model."""
 
 
 def build_schedule(job: SettledJob, choice: Choice) -> Schedule:
@@ -44,15 +46,22 @@ def build_step_graph(
     """
     start, step = _start_calls(job, takes_all), _step_calls(job, takes_all, counts_repeats)
     graph = StepGraph(start=start, step=step, finish=_finish_calls())
-    return graph if has_engine else _without_engine(graph)
+    return graph if has_engine else _without_engine(graph, scores=job.algorithm.declaration.trains_scalar)
 
 
-def _without_engine(graph: StepGraph) -> StepGraph:
-    """What is left where answers are given and nobody evaluates."""
-    gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, ActionKind.EVALUATE)
+def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
+    """What is left where answers are given: nobody evaluates, but where the trainer itself scores held-out answers."""
+    gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, *(() if scores else (ActionKind.EVALUATE,)))
 
     def kept(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(call for call in calls if call.kind not in gone)
+        stay = [call for call in calls if call.kind not in gone]
+        ids = {call.id for call in stay}
+        before = tuple(name for call in calls if call.kind is ActionKind.SYNC_WEIGHTS for name in call.after)
+        before = tuple(name for name in before if name in ids)
+        return tuple(
+            replace(call, kind=ActionKind.SCORE, after=before) if call.kind is ActionKind.EVALUATE else call
+            for call in stay
+        )
 
     return StepGraph(start=kept(graph.start), step=kept(graph.step), finish=kept(graph.finish))
 
@@ -142,7 +151,10 @@ def _saving_calls(job: SettledJob, role: Role, before: str) -> list[Call]:
         return []
     kind = ActionKind.WRITE_STATES if job.checkpoints.writes == "waiting" else ActionKind.SAVE_STATES
     suffix = f"/{role}" if role is not Role.POLICY else ""
-    return [Call(f"save_states{suffix}", kind, role, Phase.CHECKPOINT, (before,), job.checkpoints.every)]
+    saved = Call(f"save_states{suffix}", kind, role, Phase.CHECKPOINT, (before,), job.checkpoints.every)
+    if role is not Role.POLICY or not job.checkpoints.exports_policy:
+        return [saved]
+    return [saved, replace(saved, id="export", kind=ActionKind.CHECKPOINT, after=(saved.id,))]
 
 
 def _finish_calls() -> tuple[Call, ...]:

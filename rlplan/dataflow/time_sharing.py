@@ -121,6 +121,7 @@ _USES = (
     ActionKind.SAVE_WEIGHTS,
     ActionKind.SAVE_STATES,
     ActionKind.WRITE_STATES,
+    ActionKind.CHECKPOINT,
 )
 
 

@@ -105,15 +105,16 @@ def _processes(
     job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[_Process]:
     kinds = {action.kind for action in schedule.step}
+    hands_over = bool(kinds & {ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS})
     has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
-            if layout.worker == "policy_trainer":
+            if layout.worker == "policy_trainer" and hands_over:
                 trainer = TrainerForecast(job, model, profile, layout, rank)
                 trainer.has_arena, trainer.stages_states = has_arena, stages_states
                 forecast: Forecast = trainer
-            elif layout.worker == "value_trainer":
+            elif layout.worker in ("policy_trainer", "value_trainer"):
                 value_trainer = ValueForecast(job, model, profile, layout, rank)
                 value_trainer.stages_states = stages_states
                 forecast = value_trainer

@@ -64,8 +64,8 @@ def _offloaded(job: ResolvedJob, placement: Placement) -> Offloaded:
 
 def _sync_mode(job: ResolvedJob, placement: Placement) -> WeightSyncMode:
     content = job.placement.sync_content
-    if job.device_kind == "cuda" and not job.has_rollouts:
-        return ""  # on GPUs no engine is held for evaluations alone
+    if not job.has_engine:
+        return ""
     if content is not SyncContent.FULL:
         return cast(WeightSyncMode, content.value)
     if job.placement.transport != "auto" or job.device_kind == "cpu":

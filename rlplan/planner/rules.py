@@ -195,7 +195,9 @@ def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
     is_asked = arrangement.is_async or (job.device_kind == "cpu" and job.placement.max_staleness)
     if is_asked and placement is not Placement.DISAGGREGATED:
         yield "generation runs beside training (placement.max_staleness) only on devices of its own"
-    if not job.has_rollouts and (placement is Placement.COLOCATED or job.placement.max_staleness):
+    if not job.has_engine and placement is not Placement.HYBRID:
+        yield f"{job.algorithm.name} has no engine, so only the hybrid placement applies"
+    elif not job.has_rollouts and (placement is Placement.COLOCATED or job.placement.max_staleness):
         yield f"{job.algorithm.name} generates nothing, so colocated and async placements do not apply"
     if arrangement.num_training < 1:
         needed = job.hardware.num_devices + 1 - arrangement.num_training

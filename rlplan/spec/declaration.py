@@ -7,7 +7,7 @@ Left out: the loss and the advantage themselves, found by name in `rlplan.runtim
 
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,6 +17,9 @@ from rlplan.spec.base import Spec, validate
 from rlplan.vocabulary import Role
 
 POLICY_ALONE = (Role.POLICY,)
+Given = Literal["", "answer", "judged", "pair"]
+NUM_GIVEN: dict[Given, int] = {"answer": 1, "judged": 2, "pair": 2}
+"""Rollouts of a prompt that are made of what is given: beside a judged answer stands one to another prompt."""
 
 
 class Algorithm(Spec):
@@ -35,10 +38,13 @@ class Algorithm(Spec):
     """Rollouts of a prompt that the advantage must be able to compare."""
     num_baseline_samples: int = Field(default=0, ge=0, le=1)
     """Greedy rollouts of each prompt beside the sampled ones: rewarded, never trained on."""
-    has_rollouts: bool = True
-    """False where the data set holds the answers."""
+    given: Given = ""
+    """What the data set holds in place of rollouts: an answer to imitate, an answer judged good or bad, or a pair of a
+    chosen and a rejected one; empty where the policy generates."""
     trains_pairs: bool = False
     """A prompt's rollouts meet in one loss, and so in one pass."""
+    trains_scalar: bool = False
+    """What is trained scores whole answers by a scalar head: it generates nothing, not even for evaluation."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
     """Keys of `algorithm:` with other defaults than AlgorithmSpec's."""
 
@@ -56,6 +62,11 @@ class Algorithm(Spec):
         64
         """
         return 2 * num_rollouts // num_samples if self.trains_pairs and num_samples > 2 else num_rollouts
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether the policy generates; else the data set holds the answers."""
+        return not self.given
 
     @property
     def has_value(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from rlplan.errors import did_you_mean
+from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.hub_data import HUB_DATA, hub_data
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
@@ -28,6 +29,11 @@ __all__ = ["JobSpec", "PolicySpec"]
 REWARD_MEAN = "reward/mean"
 """The one metric beside those of evaluations that a run can be steered by."""
 
+GIVEN_WORDS = {
+    "answer": "one",
+    "judged": "one, and beside it that of another prompt",
+    "pair": "a chosen and a rejected",
+}
 MODELS = "models"
 """Folder beside a job file in which bundled models are looked for, each as ORG/NAME, where a job names them by id."""
 
@@ -79,16 +85,25 @@ class JobSpec(JobRoles):
         declared, work = self.algorithm.declaration, self.workload
         if self.has_turns and (declared.num_baseline_samples or not declared.has_rollouts):
             raise ValueError(f"rollout.environment: {self.algorithm.name} has rollouts of one turn, or none")
-        if not declared.has_rollouts and work.num_samples_per_prompt != 2:
+        if declared.given and work.num_samples_per_prompt != (count := NUM_GIVEN[declared.given]):
             raise ValueError(
-                f"{self.algorithm.name} is given a chosen and a rejected answer of each prompt: "
-                f"workload.num_samples_per_prompt = {work.num_samples_per_prompt} must be 2"
+                f"{self.algorithm.name} is given its answers ({GIVEN_WORDS[declared.given]} of each prompt): "
+                f"workload.num_samples_per_prompt = {work.num_samples_per_prompt} must be {count}"
             )
         if declared.trains_pairs and work.rollouts_per_mini_batch % work.num_samples_per_prompt:
             raise ValueError(
                 f"{self.algorithm.name} compares answers to one prompt: workload.mini_batch_size = "
                 f"{work.mini_batch_size} must be a multiple of workload.num_samples_per_prompt = "
                 f"{work.num_samples_per_prompt}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_scorer_is_not_judged(self) -> Self:
+        if self.algorithm.declaration.trains_scalar and (self.rewards or self.roles.paths or self.training.lora):
+            raise ValueError(
+                f"{self.algorithm.name} learns from pairs alone and saves a whole model: rewards, roles with paths "
+                f"and training.lora do not apply"
             )
         return self
 
@@ -151,6 +166,8 @@ class JobSpec(JobRoles):
                 raise ValueError(
                     f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
                 )
+        if kept.exports_policy and not kept.every:
+            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that nothing is exported")
         if kept.best_metric is None:
             return self
         if not kept.every:

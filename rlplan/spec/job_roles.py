@@ -9,11 +9,11 @@ from typing import Literal
 from rlplan.errors import SpecError
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
-from rlplan.spec.model import ModelSpec, Parameter, load_model
+from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
-from rlplan.spec.parts.rewards import Evaluation, evaluations_of, runs_elsewhere
-from rlplan.spec.parts.roles import load_role_model
+from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
+from rlplan.spec.parts.roles import load_role_model, with_scalar_head
 from rlplan.spec.parts.training import check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
@@ -36,6 +36,11 @@ class JobRoles(JobParts):
     def has_rollouts(self) -> bool:
         """Whether answers are generated, and not given."""
         return self.algorithm.declaration.has_rollouts
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there is one, to generate rollouts or, on a CPU host, for evaluations alone."""
+        return self.has_rollouts or (not self.is_on_gpus and not self.algorithm.declaration.trains_scalar)
 
     def num_trained_by(self, num_shares: int) -> int:
         """Rollouts of a mini-batch that the largest of so many shares of it trains on; a pair lies in one share."""
@@ -67,10 +72,13 @@ class JobRoles(JobParts):
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The metrics over the held-out prompts; none where only a learned reward judges."""
         work = self.workload
+        heldout_sets = ("",) if self.data is None else tuple(self.data.heldout_sets) or ("",)
+        if self.algorithm.declaration.trains_scalar:
+            return ranking_evaluations(heldout_sets)
         return evaluations_of(
             self.rewards,
             has_environment=self.has_turns,
-            heldout_sets=("",) if self.data is None else tuple(self.data.heldout_sets) or ("",),
+            heldout_sets=heldout_sets,
             num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
         )
 
@@ -81,8 +89,9 @@ class JobRoles(JobParts):
 
     @property
     def num_evaluated_responses(self) -> int:
-        """Responses of all of them."""
-        return self.num_evaluated_prompts * self.workload.num_evaluation_samples
+        """Responses of all of them; given ones where those are scored."""
+        is_given = self.algorithm.declaration.trains_scalar
+        return self.num_evaluated_prompts * (2 if is_given else self.workload.num_evaluation_samples)
 
     @property
     def has_reward_processes(self) -> bool:
@@ -100,7 +109,10 @@ class JobRoles(JobParts):
         On GPUs of any known family: whether the runtime takes it is a rule (planner/rules.py).
         """
         path = self.policy.path
-        model = resolve_model(path, where="policy.path") if self.is_on_gpus else load_model(Path(path))
+        is_scalar = self.algorithm.declaration.trains_scalar
+        load = load_scalar_base if is_scalar else load_model
+        model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
+        model = with_scalar_head(model) if is_scalar else model
         if self.workload.max_seq_len > model.max_position_embeddings:
             limit = model.max_position_embeddings
             raise SpecError(

@@ -112,7 +112,7 @@ def test_every_key_of_a_prompt_row_is_documented() -> None:
     assert line
     row = json.loads(line.group(1))
     assert detect(set(row), Columns()) == "rlplan"
-    assert read_row("rlplan", 1, row, Columns(), wants_pairs=False).id == "train-0000"
+    assert read_row("rlplan", 1, row, Columns(), given="").id == "train-0000"
 
 
 def minimal_job() -> dict[str, Any]:

@@ -84,7 +84,11 @@ def collected_rows() -> tuple[set[str], set[str]]:
         "ratio_max",
         "kl_sum",
         "teacher_kl_sum",
-        *(f"{name}_{what}" for name in ("importance", "is_corrected", "is_ranked_right") for what in ("sum", "count")),
+        *(
+            f"{name}_{what}"
+            for name in ("importance", "is_corrected", "is_ranked_right", "margin")
+            for what in ("sum", "count")
+        ),
     )
     metrics.add_training([dict.fromkeys((*sums, "kl_max"), 1.0)], is_first=True)
     optimizer_step = {"grad_norm": 1.0, "is_clipped": 0.0, "learning_rate": 1e-6}

@@ -99,6 +99,9 @@ def test_a_declaration_s_defaults_are_keys_of_a_job(algorithm: Algorithm) -> Non
     assert set(algorithm.defaults) <= set(AlgorithmSpec.model_fields)
 
 
+TWO = {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}
+
+
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
@@ -107,6 +110,9 @@ def test_a_declaration_s_defaults_are_keys_of_a_job(algorithm: Algorithm) -> Non
         ({"algorithm.name": "online_dpo", "workload.micro_batch_size_per_gpu": 1}, "two longest sequences"),
         ({"algorithm.name": "online_dpo", "workload.mini_batch_size": 2}, "must be a multiple"),
         ({"algorithm.value_warmup_steps": 1}, "has no value model"),
+        ({"algorithm.name": "sft"}, "must be 1"),
+        ({"algorithm.name": "reward_modeling", **TWO}, "learns from pairs alone"),
+        ({"algorithm.name": "reward_modeling", "algorithm.kl_coef": 0.1}, "trains no distribution"),
         (
             {"algorithm.name": "ppo", "algorithm.value_warmup_steps": 1, "roles.value.shares_backbone": True},
             "trained with it",

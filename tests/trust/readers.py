@@ -142,7 +142,7 @@ def _of_data() -> dict[str, Reader]:
     def load(path: Path) -> None:
         rows = path.read_bytes()
         pairs = b"chosen" in rows
-        load_rows(path, Columns(), path.parent, Wanted(pairs=pairs, answers=not pairs))
+        load_rows(path, Columns(), path.parent, Wanted("pair" if pairs else "", answers=not pairs))
 
     lines = tuple(b"\n".join(json.dumps(row).encode() for row in [row, row]) for row in rows)
     lists = tuple(json.dumps([row, row]).encode() for row in rows)

@@ -1,5 +1,6 @@
 """`rlplan estimate`: how much memory each phase, process and kind will need, of a job on a CPU host or on GPUs."""
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,21 +31,25 @@ def command(
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
     from rlplan_cli.render.estimate import show_estimate
-    from rlplan_cli.render.terminal import print_json
+    from rlplan_cli.render.terminal import print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import read_question
+    from rlplan_cli.sources import each_stage, read_question
 
-    question = read_question(NAME, job)
-    if trace:
-        _show_trace(question, as_json=as_json)
-        return
-    with waiting("searching"):
-        plan = question.answer()
-    if as_json:
-        print_json(estimate_as_json(plan))
-    else:
-        show_estimate(plan)
-    check_fits(plan)
+    found = {}
+    for name, asked in each_stage(job):
+        question = read_question(NAME, asked)
+        if trace:
+            _show_trace(question, as_json=as_json)
+            continue
+        with waiting("searching"):
+            found[name] = plan = question.answer()
+        if not as_json:
+            show_stage(name)
+            show_estimate(plan)
+    if as_json and found:
+        print_stages({name: json.dumps(estimate_as_json(plan), indent=1) for name, plan in found.items()})
+    for plan in found.values():
+        check_fits(plan)
 
 
 def _show_trace(question: "Question", *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rlplan.errors import SpecError
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "plan"
@@ -41,24 +42,41 @@ def command(
     from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
     from rlplan_cli.render.plan import show_plan
-    from rlplan_cli.render.terminal import note
+    from rlplan_cli.render.terminal import note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import read_question
+    from rlplan_cli.sources import check_inputs, each_stage, read_question
 
     if lengths is not None:
         from rlplan.spec.measured_lengths import lengths_of_run
 
         job = replace(job, overrides=[*lengths_of_run(lengths), *(job.overrides or ())])
-    question = read_question(NAME, job, objective=objective)
-    with waiting("searching"):
-        plan = question.answer(with_pareto=pareto)
-    if out is not None and plan.fits:
-        write_plan(plan, out)
+    found = {}
+    for name, asked in each_stage(job):
+        question = read_question(NAME, asked, objective=objective)
+        with waiting("searching"):
+            found[name] = plan = question.answer(with_pareto=pareto)
+        if out is not None and name:
+            raise _no_plan_of_all(out, name)
+        if out is not None and question.plan is None and asked.source:
+            check_inputs(Path(asked.source), asked.overrides or ())
+        if out is not None and plan.fits:
+            write_plan(plan, out)
+        if not as_json:
+            show_stage(name)
+            show_plan(plan, top=top)
     if as_json:
-        print(dump_plan(plan, Path.cwd()))
-    else:
-        show_plan(plan, top=top)
-    check_fits(plan)
+        print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in found.items()})
+    for plan in found.values():
+        check_fits(plan)
     if out is not None:
         uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, `rlplan run {out}` runs it"
         note(f"plan written to {out}; {uses}")
+
+
+def _no_plan_of_all(out: Path, name: str) -> SpecError:
+    return SpecError(
+        f"{out} holds one plan, and the file has several stages",
+        where="command line",
+        rule="a plan file is what one job runs by; stages are planned anew when they run",
+        way_out=f"leave --out out, or stage={name}",
+    )

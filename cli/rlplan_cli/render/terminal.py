@@ -96,6 +96,20 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=1))
 
 
+def show_stage(name: str) -> None:
+    """The heading of a stage; nothing of a job that stands alone."""
+    if name:
+        stdout.print(Text(f"Stage {name}", style="bold"))
+
+
+def print_stages(texts: Mapping[str, str]) -> None:
+    """A library value as JSON on stdout, or those of several stages by name."""
+    if "" in texts:
+        print(texts[""])
+    else:
+        print_json({"schema_version": 1, "stages": {name: json.loads(text) for name, text in texts.items()}})
+
+
 def show_error(error: RlplanError) -> None:
     """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal; what is to be typed is
     never broken by us.

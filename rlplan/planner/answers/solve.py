@@ -119,7 +119,7 @@ class _Question:
             raise SpecError(
                 f"{key} has no largest value: {asked.algorithm.name} generates nothing",
                 where=key,
-                rule="an algorithm that is given its answers has two of a prompt and no engine",
+                rule="an algorithm that is given its answers has as many as the data hold, and no engine",
                 way_out="rlplan solve max_response_len, or another algorithm",
             )
         self.asked, self.key, self.listen = asked, key, listen

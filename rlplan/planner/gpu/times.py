@@ -37,12 +37,12 @@ from rlplan.timing.transfer.checkpoints import checkpoint_cost
 from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
 from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Phase, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
 PASSES = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 MOVES = (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE)
-SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
+SAVES = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES, ActionKind.CHECKPOINT)
 GENERATES = (ActionKind.GENERATE, ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
 
 
@@ -65,9 +65,9 @@ class GpuTimes:
         """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
         work = self.job.workload
         evaluating = ("start", "finish") if work.num_steps % work.evaluate_every else ("start",)  # the last one once
-        timed = {("step", kind) for kind in ActionKind} | {(part, ActionKind.EVALUATE) for part in evaluating}
+        timed = {("step", phase) for phase in Phase} | {(part, Phase.EVALUATE) for part in evaluating}
         costs: dict[tuple[Part, str], Cost] = {
-            (part, one.id): self._cost(one, candidate, kv_cache) if (part, one.kind) in timed else NOTHING
+            (part, one.id): self._cost(one, candidate, kv_cache) if (part, one.phase) in timed else NOTHING
             for part, actions in schedule.parts
             for one in actions
         }
@@ -152,7 +152,9 @@ class GpuTimes:
         key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
             actions = self.roles.view(arrangement).step
-            self._seconds[key] = sum(self._floor(action, arrangement) for action in actions if action.kind in PASSES)
+            self._seconds[key] = sum(
+                self._floor(action, arrangement) for action in actions if action.kind in PASSES and action.every == 1
+            )
         return self._seconds[key]
 
     def _floor(self, action: Action, arrangement: Arrangement) -> float:
@@ -186,7 +188,11 @@ class GpuTimes:
         return cost if action.repeat == 1 else cost.times(action.repeat)
 
     def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
-        """Trained states copied to the host, or copied and written where the trainer waits."""
+        """Trained states copied to the host, or copied and written where the trainer waits; a model by one rank."""
+        if action.kind is ActionKind.CHECKPOINT:
+            model = self._train_setting(action.role, arrangement, choice).model
+            num_bytes = self.job.training.dtype.num_bytes * model.num_parameters
+            return checkpoint_cost(num_bytes, 1, self._cluster(arrangement, TRAINING))
         saved = self.roles.saved_bytes(action.role, Choice(arrangement, choice, NO_ENGINE))
         cluster = self._cluster(arrangement, TRAINING)
         cost = checkpoint_cost(saved * arrangement.num_training, cluster.num_hosts, cluster)
@@ -201,8 +207,9 @@ class GpuTimes:
         return train_cost(setting, self._work(self._num_trained, choice), cluster)
 
     def _score(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
-        """A pass over a step's rollouts: by a trained role on its ranks, by a frozen one on those that it lies on."""
-        work = self._work(self.job.workload.num_rollouts_per_step, choice)
+        """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""
+        evaluates, rollouts = action.phase is Phase.EVALUATE, self.job.workload.num_rollouts_per_step
+        work = self._work(self.job.num_evaluated_responses if evaluates else rollouts, choice)
         setting = self._train_setting(action.role, arrangement, choice)
         is_base = action.role is Role.REFERENCE and action.role not in self._frozen
         if is_base:

@@ -23,7 +23,7 @@ from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.models.adapters import MergedWeights, add_adapters, save_adapter
-from rlplan.runtime.models.start_checkpoint import load_language_model, save_policy
+from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, save_policy
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.base import shorten, writing
 from rlplan.spec.resolved import ResolvedJob
@@ -80,7 +80,8 @@ def _filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
     tp = job.training.tp
     held = {parameter.name: parameter.shape for parameter in autotp_parameters(job.load_model(), tp)}
     try:
-        model = load_language_model(str(folder), torch.float32)
+        load = load_scalar_model if job.algorithm.declaration.trains_scalar else load_language_model
+        model = load(str(folder), torch.float32)
     except Exception as error:  # the libraries raise nothing more specific
         raise SpecError(
             f"the policy that the run began from cannot be loaded: {shorten(str(error), 200)}",

@@ -30,6 +30,7 @@ STOP_S = 5.0
 
 _WORKER_CLASSES = {
     "policy_trainer": "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
+    "reward_trainer": "rlplan.runtime.workers.trainer.reward_trainer:RewardTrainer",
     "value_trainer": "rlplan.runtime.workers.trainer.value_trainer:ValueTrainer",
     "rollout_engine": "rlplan.runtime.workers.engine.rollout_engine:RolloutEngine",
     "scorer": "rlplan.runtime.workers.scorer:Scorer",
@@ -172,8 +173,9 @@ class WorkerGroup(Calls):
             extra: Any = worker.role.value
         else:
             extra = (self.spec.vllm if worker.worker == "rollout_engine" else self.spec.deepspeed)[worker.role]
+        is_scalar = worker.worker == "policy_trainer" and self.spec.job.algorithm.declaration.trains_scalar
         return actor.remote(
-            _WORKER_CLASSES[worker.worker],
+            _WORKER_CLASSES["reward_trainer" if is_scalar else worker.worker],
             worker.process,
             str(self.log_folder.resolve()),
             self.spec.job,

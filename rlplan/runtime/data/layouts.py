@@ -1,8 +1,9 @@
 """Layouts: what rows of other people's data sets look like, told by their columns, and what they mean here.
 
 In: rows as dictionaries. Out: rows of ours. Known: our own; verl's (`prompt` a chat, `reward_model.ground_truth`);
-TRL's (`prompt` a text or a chat; preferences as `chosen` and `rejected`, with the prompt in both where there is none
-beside them); OpenRLHF's (`input`, `label`); and columns that the job names.
+TRL's (`prompt` a text or a chat; `completion`, with `label` where it was judged; `messages`, the last of which is the
+answer; preferences as `chosen` and `rejected`, with the prompt in both where there is none beside them); OpenRLHF's
+(`input`, `label`); and columns that the job names.
 """
 
 import json
@@ -12,6 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from rlplan.printable import printable as shown
+from rlplan.spec.declaration import Given
 
 Cells = Mapping[str, Any]
 Chat = list[dict[str, str]]
@@ -100,7 +102,7 @@ def detect(names: set[str], columns: Columns) -> str:
         return "rlplan"
     if {"prompt", "reward_model"} <= names:
         return "verl"
-    if {"chosen", "rejected"} <= names:
+    if {"chosen", "rejected"} <= names or "messages" in names:
         return "trl"
     if "prompt" in names:
         return "trl"
@@ -111,18 +113,35 @@ def detect(names: set[str], columns: Columns) -> str:
     raise BadRowError(f"no column holds a prompt: there are {some}{more}")
 
 
-def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, wants_pairs: bool) -> DataRow:
-    """The row as one of ours. number: from 1, its id where it has none. Raises: BadRowError."""
+def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given: Given = "") -> DataRow:
+    """The row as one of ours. number: from 1, its id where it has none. given: the answers that it must hold.
+
+    Raises: BadRowError.
+    """
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
     used = {prompt_name, "id"}
     chosen = rejected = None
     if columns.prompt and columns.prompt not in cells:
         raise BadRowError(f"there is no column '{columns.prompt}'")
     prompt = cells.get(prompt_name)
-    if wants_pairs:
+    if prompt is None and "messages" in cells:
+        prompt, cells = _split_messages(cells)
+    answer, answer_name = _answer(layout, cells, columns)
+    if given == "pair" or (given == "judged" and "chosen" in cells):
         prompt, chosen, rejected = _pair(cells, prompt)
         used |= {"chosen", "rejected"}
-    answer, answer_name = _answer(layout, cells, columns)
+    elif given == "answer":
+        name = next((name for name in ("completion", "chosen") if name in cells), None)
+        chosen = answer if name is None else _said(cells, name)
+        if not chosen:
+            raise BadRowError("it has no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
+        used |= {"completion", "chosen", "rejected"}
+    elif given:
+        said, is_good = _said(cells, "completion"), _bare(cells.get("label"))
+        if not isinstance(is_good, bool):
+            raise BadRowError("label is not true or false: whether its completion is good")
+        chosen, rejected = (said, None) if is_good else (None, said)
+        used |= {"completion", "label"}
     used |= {"answer"} & {answer_name}  # under another name it goes to functions that ask for that
     name = _bare(cells.get("id", _extra(cells).get("index")))
     return DataRow(
@@ -152,6 +171,25 @@ def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, st
         if not _is_null(cells.get(name)):
             return _plain(cells[name]), name
     return None, None
+
+
+def _split_messages(cells: Cells) -> tuple[Chat, Cells]:
+    """(the prompt, the cells with a completion): all but the last message, and what the assistant says in it."""
+    chat = _text_or_chat(cells["messages"], "messages")
+    if isinstance(chat, str) or len(chat) < 2 or chat[-1]["role"] != "assistant":
+        raise BadRowError("messages must end with one of the assistant's, after at least one other")
+    rest = {name: cell for name, cell in cells.items() if name != "messages"}
+    return chat[:-1], rest | {"completion": chat[-1]["content"]}
+
+
+def _said(cells: Cells, name: str) -> str:
+    """An answer: a text, or one message of the assistant's."""
+    said = _text_or_chat(cells.get(name), name)
+    if isinstance(said, str):
+        return said
+    if len(said) != 1 or said[0]["role"] != "assistant":
+        raise BadRowError(f"{name} must be one message of the assistant's")
+    return said[0]["content"]
 
 
 def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:

@@ -14,6 +14,7 @@ from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, l
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
 from rlplan.spec.base import read_json, shorten
+from rlplan.spec.declaration import Given
 
 MAX_TOLD, MAX_NUMBERS = 10, 3
 """Causes that a message lists, and rows that it names of each."""
@@ -40,8 +41,8 @@ class Loaded:
 class Wanted:
     """What rows must hold."""
 
-    pairs: bool = False
-    """Chosen and rejected answers."""
+    given: Given = ""
+    """Answers to learn from."""
 
     answers: bool = False
     check: Callable[[str], None] = lambda _: None
@@ -63,7 +64,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
                 raise BadRowError(cells)
             near = near or likely_prompt(cells)
             layout = layout or detect(set(cells), columns)
-            row = read_row(layout, number, cells, columns, wants_pairs=wanted.pairs)
+            row = read_row(layout, number, cells, columns, given=wanted.given)
             _check_answer(row, wanted)
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")

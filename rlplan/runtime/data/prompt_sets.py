@@ -18,6 +18,7 @@ from rlplan.runtime.data.tokenizing import tokenize_file
 from rlplan.runtime.models.snapshots import located
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
+from rlplan.spec.declaration import Given
 from rlplan.spec.resolved import ResolvedJob
 
 
@@ -48,20 +49,22 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
         )
     if job.needed_data.heldout is None:
         check_held_back(job)
-    pairs, data, most = not job.algorithm.declaration.has_rollouts, job.needed_data, job.workload.num_heldout_prompts
+    given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
     said: list[str] = []
     judged: list[frozenset[str]] = []
     with ModelText(path.parent) as tokenizer:
 
-        def read(place: str, name: str, *, pairs: bool, is_judged: bool) -> tuple[Prompt, ...]:
-            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, pairs=pairs)
+        def read(place: str, name: str, *, given: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
+            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, given=given)
             said.append(line)
             judged.extend([columns] * is_judged)
             return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
 
         is_mixed = len(data.sources) > 1
-        train = [read(each.path, each.label * is_mixed, pairs=pairs, is_judged=not pairs) for each in data.sources]
-        held = [read(place, name, pairs=False, is_judged=True)[:most] for name, place in data.heldout_sets.items()]
+        is_judged = not (given and data.heldout)
+        train = [read(each.path, each.label * is_mixed, given=given, is_judged=is_judged) for each in data.sources]
+        of_held: Given = given if job.algorithm.declaration.trains_scalar else ""
+        held = [read(place, name, given=of_held)[:most] for name, place in data.heldout_sets.items()]
     _check_columns(train, job)
     if data.heldout is None:
         parts = [held_back(prompts, most, job.seed) for prompts in train]

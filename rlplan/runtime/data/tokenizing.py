@@ -5,6 +5,7 @@ In: a prompt file, a job, the policy's tokenizer. Out: tokenized prompts, and th
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
@@ -15,6 +16,7 @@ from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
+from rlplan.spec.declaration import Given
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 from rlplan.spec.resolved import ResolvedJob
 
@@ -23,20 +25,20 @@ ALWAYS_ENCODED = 1 << 16
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: ModelText, *, pairs: bool
+    path: Path, job: ResolvedJob, tokenizer: ModelText, *, given: Given
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
     """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
 
-    pairs: rows have a chosen and a rejected answer. Raises: SpecError that lists bad rows.
+    given: the answers that rows hold. Raises: SpecError that lists bad rows.
     """
     columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
-    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job))
+    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job))
     encoder = _Encoder(job, tokenizer)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
     for row in loaded.rows:
         try:
-            prompts.append(_prompt(row, encoder, pairs=pairs))
+            prompts.extend(_prompts(row, encoder, given))
         except BadRowError as error:
             faults.append((row.number, str(error)))
     if faults:
@@ -44,7 +46,7 @@ def tokenize_file(
             path,
             faults,
             len(prompts),
-            rule="1 to workload.max_prompt_len tokens a prompt, at most workload.max_response_len an answer of a pair, "
+            rule="1 to workload.max_prompt_len tokens a prompt, at most workload.max_response_len a given answer, "
             "the end of sequence among them",
             way_out="raise the limit, or shorten or remove those rows",
         )
@@ -83,11 +85,18 @@ class _Encoder:
             raise BadRowError(f"{what} has {len(text)} characters, more than {limit} tokens can hold")
 
 
-def _prompt(row: DataRow, encoder: _Encoder, *, pairs: bool) -> Prompt:
-    tokens = encoder.prompt(row)
-    answers = (encoder.answer(row, "chosen"), encoder.answer(row, "rejected")) if pairs else ()
-    right = str(row.chosen if pairs else row.answer or "")
-    return Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers)
+def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
+    """One; of a pair whose answers are judged one by one two."""
+    there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
+    right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
+    answers = tuple(encoder.answer(row, key) for key in there)
+    whole = Prompt(row.id, str(row.prompt), right, encoder.prompt(row), columns=row.others, answers=answers)
+    if given != "judged":
+        return [whole]
+    return [
+        replace(whole, id=f"{row.id}/{key}" if len(there) > 1 else row.id, answers=(tokens,), is_good=key == "chosen")
+        for key, tokens in zip(there, answers, strict=True)
+    ]
 
 
 def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:

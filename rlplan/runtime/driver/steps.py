@@ -12,9 +12,11 @@ from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
+from rlplan.planner.plan import read_plan
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.checkpoints.manifest import RunState
+from rlplan.runtime.checkpoints.model_card import CARD, model_card
 from rlplan.runtime.checkpoints.run_state import give_state, take_state
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
@@ -29,10 +31,11 @@ from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rollout.collector import Collector
 from rlplan.runtime.rollout.fleet import Fleet
+from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.weight_sync.weight_sync_driver import WeightSync
 from rlplan.runtime.weight_sync.weight_verification import check_fresh
-from rlplan.vocabulary import ActionKind, Role
+from rlplan.vocabulary import ActionKind, Phase, Role
 
 
 class ActionRunner:
@@ -80,7 +83,7 @@ class ActionRunner:
         """Do one action and record it. Async rollouts go on until all steps are done."""
         if self.stream is not None and action == self.spec.schedule.async_action:
             return self.collector.async_rollouts()
-        if step == 0 and self.resumption is not None and action.kind is ActionKind.EVALUATE:
+        if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
             return None  # the run has its first evaluation already
         handler = self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
         start_s = time.time()
@@ -176,6 +179,8 @@ class ActionRunner:
         return []
 
     def _score(self, action: Action, step: int) -> list[Measurement]:
+        if action.phase is Phase.EVALUATE:
+            return self.collector.evaluate_pairs(step, lambda rollouts: self.learner.score(action, rollouts))
         baselines = self.collector.baselines if action.role is Role.REWARD else []
         return self.learner.score(action, [*self.collector.rollouts, *baselines])
 
@@ -222,6 +227,12 @@ class ActionRunner:
         return self.checkpoints.save(action, step)
 
     def _checkpoint(self, action: Action, step: int) -> list[Measurement]:
-        """The trained policy, in Hugging Face layout, beside the run's other files."""
-        folder = self.recorder.folder / "policy"
-        return self.worker_group.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
+        """The trained policy, in Hugging Face layout, beside the run's other files; its card comes last."""
+        run_folder = self.recorder.folder
+        folder = run_folder / "policy" if step < 0 else run_folder / "exports" / f"step-{step}"
+        done = self.worker_group.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
+        card = model_card(read_plan(run_folder / "plan.json"), run_folder, step)
+        with writing_file(folder / CARD):
+            folder.mkdir(parents=True, exist_ok=True)  # the trainer may have written it on another host
+            (folder / CARD).write_text(card, encoding="utf-8")
+        return done

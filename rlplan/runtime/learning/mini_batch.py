@@ -79,7 +79,7 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
 def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
     """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
     weights = token_weights(samples, job)
-    units = _units(samples) if job.algorithm.declaration.trains_pairs else [[index] for index in range(len(samples))]
+    units = _units(samples, job)
     lengths = [sum(samples[index].num_tokens for index in unit) for unit in units]
 
     def filled(pack: list[int]) -> Pass:
@@ -90,10 +90,12 @@ def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -
     return [[filled(pack) for pack in packs] for packs in shares]
 
 
-def _units(samples: Sequence[TrainSample]) -> list[list[int]]:
-    """The pair of each group; what is in no pair gives no gradient and is left out."""
+def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
+    """Samples that share a pass: each alone, or the pair of its group, without generated answers that are in none."""
+    if not job.algorithm.declaration.trains_pairs:
+        return [[index] for index in range(len(samples))]
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):
-        if sample.advantage:
+        if sample.advantage or not job.has_rollouts:
             groups.setdefault(sample.group, []).append(index)
     return list(groups.values())

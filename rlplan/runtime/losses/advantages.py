@@ -75,6 +75,11 @@ def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float
     return [value * factors[group] for value, group in zip(centred, groups, strict=True)]
 
 
+def reward_itself(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """The reward as it is: of a given answer what the data say of it."""
+    return list(rewards)
+
+
 def best_against_worst(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
     """1 for a group's best rollout, -1 for its worst, 0 for the others and where all are alike; the first of equals.
 
@@ -253,6 +258,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "group_normalized": _of_answers(group_normalized),
     "group_centred": _of_answers(group_centred),
     "leave_one_out": _of_answers(leave_one_out),
+    "reward": _of_answers(reward_itself),
     "best_against_worst": _of_answers(best_against_worst),
     "batch_normalized": _batch_normalized,
     "group_centred_batch_normalized": _group_centred_batch_normalized,

@@ -75,21 +75,76 @@ def preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, D
     neither). A pair weighs what its two answers weigh together.
     Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7.
     """
-    assert inputs.reference_logprobs is not None
+    apart, weights = _pairs(inputs, _margins(inputs))
+    losses = -torch.nn.functional.logsigmoid(spec.kl_coef * apart)
+    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+
+
+def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over pairs of weight * (margin of the chosen - margin of the rejected - 1 / (2 kl_coef))^2.
+
+    Source: IPO, Azar et al. 2023, arXiv:2310.12036, equation 17. A margin is the mean over its answer's tokens, as in
+    TRL 1.16, whose authors had it so from the paper's.
+    """
+    lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
+    apart, weights = _pairs(inputs, _margins(inputs) / lengths)
+    losses = (apart - 1 / (2 * spec.kl_coef)) ** 2
+    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+
+
+def prospect(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over judged answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))).
+
+    sign: 1 of a good answer, -1 of a bad one. z: the mean margin of the answers to other prompts (advantage 0) of the
+    micro-batch, at least 0 and without gradient: an estimate of KL(policy || reference).
+    Source: KTO, Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8, with lambda 1 for good and bad.
+    """
     assert inputs.sequence_weights is not None
     assert inputs.sequence_advantages is not None
-    margins = inputs.per_sequence(inputs.logprobs - inputs.reference_logprobs)
+    margins, signs = _margins(inputs), inputs.sequence_advantages.sign()
+    others = margins.detach()[signs == 0]
+    above = signs * (margins - (others.mean().clamp(min=0) if len(others) else 0.0))
+    losses = inputs.sequence_weights * signs.abs() * (1 - torch.sigmoid(spec.kl_coef * above))
+    return _of_preferences(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
+
+
+def ranking(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over pairs of weight * -log sigmoid(score of the chosen - score of the rejected).
+
+    In place of log-probs stand scores, one a sequence. Source: Ouyang et al. 2022, arXiv:2203.02155, equation 1; the
+    probability that one is preferred is that of Bradley and Terry 1952.
+    """
+    apart, weights = _pairs(inputs, inputs.per_sequence(inputs.logprobs))
+    losses = -torch.nn.functional.logsigmoid(apart)
+    return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
+
+
+def _margins(inputs: LossInputs) -> torch.Tensor:
+    """Of each answer its log-prob less the reference's, [S]."""
+    assert inputs.reference_logprobs is not None
+    return inputs.per_sequence(inputs.logprobs - inputs.reference_logprobs)
+
+
+def _pairs(inputs: LossInputs, margins: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(margin of the chosen answer less that of the rejected one, what both weigh together) of each pair."""
+    assert inputs.sequence_weights is not None
+    assert inputs.sequence_advantages is not None
     signs = inputs.sequence_advantages.sign().tolist()
     chosen = {group: index for index, (group, sign) in enumerate(zip(inputs.groups, signs, strict=True)) if sign > 0}
     rejected = {group: index for index, (group, sign) in enumerate(zip(inputs.groups, signs, strict=True)) if sign < 0}
     pairs = [(chosen[group], rejected[group]) for group in chosen if group in rejected]
     better, worse = ([pair[side] for pair in pairs] for side in (0, 1))
-    apart = margins[better] - margins[worse]
-    weights = inputs.sequence_weights[better] + inputs.sequence_weights[worse]
-    loss = -(weights * torch.nn.functional.logsigmoid(spec.kl_coef * apart)).sum() + 0.0 * inputs.logprobs.sum()
+    return margins[better] - margins[worse], inputs.sequence_weights[better] + inputs.sequence_weights[worse]
+
+
+def _of_preferences(
+    inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, is_ranked_right: torch.Tensor
+) -> tuple[torch.Tensor, Details]:
+    """The sum of weighed losses, with what every loss has beside it; kl_coef is spent already."""
     details = {
         "ratio": torch.exp(inputs.log_ratio(spec).detach()),
         "is_clipped": torch.zeros_like(inputs.logprobs, dtype=torch.bool),
-        "is_ranked_right": (apart > 0).detach()[weights != 0],
+        "is_ranked_right": is_ranked_right.detach(),
     }
+    loss = losses.sum() + 0.0 * inputs.logprobs.sum()
     return with_others(inputs, spec.model_copy(update={"kl_in": "reward"}), loss, details)

@@ -15,7 +15,10 @@ from rlplan.errors import SpecError, did_you_mean
 from rlplan.runtime.losses.advantages import ADVANTAGES, Advantage
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
-OWN = ("clipped_ratio", "sequence_ratio", "answer_ratio", "log_prob", "clipped_weight", "preference")
+OWN = (
+    *("clipped_ratio", "sequence_ratio", "answer_ratio", "log_prob", "clipped_weight"),
+    *("preference", "squared_preference", "prospect", "ranking"),
+)
 """The losses of policy_losses.py."""
 
 

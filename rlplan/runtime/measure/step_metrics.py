@@ -191,9 +191,9 @@ class StepMetrics:
         row = {
             "policy/loss": sums["loss"] / self.job.workload.num_mini_batches,
             **_of_tokens(sums),
-            **_of_differences(sums),
+            **(_of_differences(sums) if f"{DIFFERENCE}_sum" in sums else {}),
         }
-        for name in ("importance", "is_corrected", "is_ranked_right"):
+        for name in _LOGGED:
             if sums.get(f"{name}_count"):
                 row[_LOGGED[name]] = sums[f"{name}_sum"] / sums[f"{name}_count"]
         return row | self._norm_row(Role.POLICY)
@@ -266,6 +266,7 @@ _LOGGED = {
     "importance": "importance/mean",
     "is_corrected": "importance/corrected_fraction",
     "is_ranked_right": "policy/ranked_right_fraction",
+    "margin": "policy/score_margin",
 }
 _VALUE = "value_"
 

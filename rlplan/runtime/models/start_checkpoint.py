@@ -31,6 +31,7 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
+    model.config.architectures = [type(model).__name__]  # what it is now, for whoever saves it
     return model.eval()
 
 
@@ -81,7 +82,8 @@ def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, toke
     from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 
     tensors, checksums = dict[str, Any](), dict[str, int]()
-    for name, parameter in in_checkpoint(config.architectures[0], weights):
+    family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
+    for name, parameter in in_checkpoint(family, weights):
         checksums |= of_named([(name, parameter)])
         tensors[name] = parameter.detach().to("cpu", copy=True)
     with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, predicting_states
 from rlplan.runtime.models.sequence_parallel import Sharing
-from rlplan.runtime.rollout.experience import SequencePair
+from rlplan.runtime.rollout.experience import SequencePair, TrainSample
 
 
 class ValueModel(nn.Module):
@@ -47,6 +47,6 @@ class PolicyValueModel(LogprobModel):
         return tuple(self.of_all(each, batch) for each in numbers)
 
 
-def whole_sequences(pairs: Sequence[SequencePair]) -> list[SequencePair]:
+def whole_sequences(pairs: Sequence[SequencePair | TrainSample]) -> list[SequencePair]:
     """Sequences whose only value is the one after their last token: one token more stands there, unseen."""
     return [SequencePair((*pair.prompt_tokens, *pair.response_tokens), (0,)) for pair in pairs]

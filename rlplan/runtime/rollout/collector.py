@@ -33,6 +33,8 @@ from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.spec.parts.rewards import PAIR_ACCURACY
+from rlplan.vocabulary import Role
 
 SAMPLES_S = 0.1
 """How long an engine waits for a sample that has ended before it answers with none."""
@@ -134,7 +136,7 @@ class Collector:
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
-        if step == -1 and self.last_step % self.job.workload.evaluate_every == 0:
+        if self._is_evaluated(step):
             return []
         requests = self.requests.evaluation()
         with self._judging_early():
@@ -153,6 +155,22 @@ class Collector:
         add_environment(rollouts, self.job)
         self.metrics.add_evaluation(rollouts)
         return measurements
+
+    def evaluate_pairs(self, step: int, score: Callable[[list[Rollout]], list[Measurement]]) -> list[Measurement]:
+        """How many held-out pairs the trained model ranks right; of equal scores a half."""
+        if self._is_evaluated(step):
+            return []
+        groups = [self.requests.given(prompt, index) for index, prompt in enumerate(self.prompts.heldout)]
+        measurements = score([rollout for group in groups for rollout in group.rollouts])
+        for index, group in enumerate(groups):
+            group.place(index)
+            better, worse = (rollout.scores[Role.POLICY][0] for rollout in group.rollouts)
+            group.rollouts[0].rewards[PAIR_ACCURACY] = ((better > worse) + (better >= worse)) / 2
+        self.metrics.add_evaluation([group.rollouts[0] for group in groups])
+        return measurements
+
+    def _is_evaluated(self, step: int) -> bool:
+        return step == -1 and self.last_step % self.job.workload.evaluate_every == 0
 
     def async_rollouts(self) -> None:
         """Generate ahead of the steps, until the last one's rollouts are there."""

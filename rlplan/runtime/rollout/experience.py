@@ -25,7 +25,11 @@ class Prompt:
     """The row's other columns as a JSON object, for reward functions."""
 
     answers: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the given answers where the policy generates none: (chosen, rejected), each [response_len]."""
+    """Token ids of the given answers where the policy generates none: (chosen, rejected), or one; [response_len] each.
+    """
+
+    is_good: bool = True
+    """What was said of its one answer, where such are judged."""
 
     source: str = ""
     """The name of its data set where there are several."""

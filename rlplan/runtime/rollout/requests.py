@@ -4,6 +4,7 @@ In: a job and its prompts. Out: requests, the same for the same job whoever asks
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from rlplan.runtime.data.prompt_sets import PromptSets, mixture_of
@@ -51,12 +52,25 @@ class RequestMaker:
         )
 
     def answers(self, number: int) -> Group:
-        """The n-th prompt's given answers as rollouts, the chosen one with reward 1."""
-        prompt = self.prompt(number)
-        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in prompt.answers]
-        chosen, rejected = (Rollout(prompt, 0, completion) for completion in completions)
-        chosen.reward = 1.0
-        return Group(number, [chosen, rejected], [])
+        """The n-th prompt's given answers as rollouts, the first of which has reward 1, or -1 where it was judged bad.
+
+        Beside a judged answer stands one to another prompt, with reward 0.
+        """
+        judged = self.job.algorithm.declaration.given == "judged"
+        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if judged else [])
+
+    def given(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
+        """A prompt's given answers, and others beside them, as rollouts."""
+        answers = [*prompt.answers, *others]
+        completions = [Completion(tokens, (0.0,) * len(tokens), "stop") for tokens in answers]
+        rollouts = [Rollout(prompt, 0, completion) for completion in completions]
+        rollouts[0].reward = 1.0 if prompt.is_good else -1.0
+        return Group(number, rollouts, [])
+
+    def _other(self, number: int) -> Prompt:
+        """The next prompt that is another one; itself where there is none."""
+        later = (self.prompt(number + 1 + ahead) for ahead in range(len(self.prompts.train)))
+        return next((one for one in later if one.text != self.prompt(number).text), self.prompt(number))
 
     def evaluation(self) -> list[RolloutRequest]:
         """The responses of each held-out prompt: one greedy one, or samples, the same draws in every evaluation."""

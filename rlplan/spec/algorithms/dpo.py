@@ -7,7 +7,7 @@ ALGORITHM = Algorithm(
     source="Rafailov et al. 2023, arXiv:2305.18290, equation 7",
     advantage="best_against_worst",
     loss="preference",
-    has_rollouts=False,
+    given="pair",
     trains_pairs=True,
     defaults={"kl_coef": 0.1},
 )

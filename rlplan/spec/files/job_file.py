@@ -12,6 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
+from rlplan.spec.files.stages import one_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
@@ -32,7 +33,8 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
 
     Raises: SpecError.
     """
-    data = apply_overrides(JobSpec.long_form(read_yaml(path, "the job file")), overrides)
+    whole, own = one_job(read_yaml(path, "the job file"), overrides, str(path))
+    data = apply_overrides(JobSpec.long_form(whole), own)
     _take_in_the_algorithms_file(data, path.parent)
     job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     for key, name in job.named_models.items():

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplan.spec.algorithms import ALGORITHMS
+from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.hardware.catalogue import is_cpu_host, parse_pools
 
-PAIRED_LEN = 1024
+GIVEN_LEN = 1024
 """Tokens of the longest given answer. Source: half of the 2,048 tokens that Tulu 3 allows a prompt and its answer in
 DPO (arXiv:2411.15124, its table of hyperparameters)."""
 
@@ -32,7 +33,7 @@ def expanded(data: Any) -> Any:
             long[key] = {inner: long[key]}
     if isinstance(long.get("hardware"), str):
         long["hardware"] = hardware_of(long["hardware"])
-    _give_pairs(long)
+    _give_answers(long)
     return long
 
 
@@ -45,12 +46,16 @@ def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
     return named[0] | ({"generation": named[1]} if len(named) > 1 else {})
 
 
-def _give_pairs(data: dict[str, Any]) -> None:
-    """An algorithm that is given pairs of answers has two of a prompt, no longer than such data are, where the job does
-    not say.
+def _give_answers(data: dict[str, Any]) -> None:
+    """An algorithm that is given answers has as many of a prompt as it is given, no longer than such data are, where
+    the job does not say.
     """
     algorithm, workload = data.get("algorithm"), data.get("workload", {})
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
     declared = ALGORITHMS.get(name) if isinstance(name, str) else None
-    if declared is not None and not declared.has_rollouts and isinstance(workload, Mapping):
-        data["workload"] = {"num_samples_per_prompt": 2, "max_response_len": PAIRED_LEN, **workload}
+    if declared is not None and declared.given and isinstance(workload, Mapping):
+        data["workload"] = {
+            "num_samples_per_prompt": NUM_GIVEN[declared.given],
+            "max_response_len": GIVEN_LEN,
+            **workload,
+        }

@@ -41,6 +41,16 @@ def job_schema() -> dict[str, Any]:
     _allow(schema, "policy", _one_of(load_catalogue()))
     _allow(schema, "algorithm", _one_of(ALGORITHMS))
     _allow(schema, "hardware", {"type": "string", "examples": ["8xH100", "8xH100 + 8xL40S", "cpu-host"]})
+    schema["properties"]["stages"] = {
+        "description": "Several jobs in one file: each says what differs from what stands beside.",
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {key: {"$ref": f"#/properties/{key}"} for key in schema["properties"]},
+        },
+    }
     return {"$schema": DIALECT, **schema, "title": "A job of rlplan"}
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
+from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.job_forms import hardware_of
 from rlplan.spec.files.job_schema import HEADER, NAME, job_schema
 from rlplan.spec.hardware.catalogue import is_cpu_host
@@ -103,8 +104,8 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
 
 
 def _has_pairs(answers: Answers) -> bool:
-    """Whether the algorithm is given pairs of answers: then held-out prompts are no part of them."""
-    return not ALGORITHMS[answers.algorithm].has_rollouts
+    """Whether the algorithm is given answers that were judged: then held-out prompts are no part of them."""
+    return ALGORITHMS[answers.algorithm].given in ("pair", "judged")
 
 
 def _job_text(answers: Answers, job_name: str, *, on_cpu: bool) -> str:
@@ -160,7 +161,8 @@ data:   # JSONL, JSON, CSV, parquet or a saved data set, with the columns `promp
 
 
 def _workload(answers: Answers, *, on_cpu: bool) -> str:
-    samples = 2 if _has_pairs(answers) else 4 if on_cpu else 8
+    given = ALGORITHMS[answers.algorithm].given
+    samples = NUM_GIVEN[given] if given else 4 if on_cpu else 8
     steps, prompts, prompt_len, response_len = (20, 8, 256, 128) if on_cpu else (200, 128, 1024, 2048)
     return f"""\
 workload:
@@ -188,5 +190,7 @@ def _rows(answers: Answers, numbers: range, *, pairs: bool | None = None) -> str
         if _has_pairs(answers) if pairs is None else pairs:
             right, wrong = (form.replace("...", str(value)) for value in (a + b, a + b + 10))
             row |= {"chosen": right, "rejected": wrong}
+        elif ALGORITHMS[answers.algorithm].given:
+            row["completion"] = form.replace("...", str(a + b))
         lines.append(json.dumps(row))
     return "\n".join(lines) + "\n"

@@ -50,6 +50,8 @@ class CheckpointsSpec(Spec):
     """In steps; 0 keeps none."""
     keep_last: int = Field(default=2, ge=1, le=1000)
     """Checkpoints that stay."""
+    exports_policy: bool = False
+    """Each time the policy is also written in Hugging Face layout, with a model card; all of these stay."""
     best_metric: str | None = None
     """One of the job's `evaluate/…`, or reward/mean: the checkpoint with its best value stays beside them."""
     best_mode: Mode = "max"

@@ -170,6 +170,12 @@ def evaluations_of(
     return tuple(one if not name else _within(one, name) for name in heldout_sets for one in found)
 
 
+def ranking_evaluations(heldout_sets: Iterable[str]) -> tuple[Evaluation, ...]:
+    """What is evaluated of a model that scores pairs, data set by data set."""
+    one = Evaluation(PAIR_ACCURACY, PAIR_ACCURACY, "pair accuracy", is_share=True)
+    return tuple(one if not name else _within(one, name) for name in heldout_sets)
+
+
 def _sampled(one: Evaluation, num_samples: int) -> Iterator[Evaluation]:
     """avg@n, and of a reward that says right or wrong pass@k for each power of 2 up to n."""
     yield replace(one, name=f"{one.name}/avg@{num_samples}", title=f"{one.title} avg@{num_samples}")
@@ -191,6 +197,8 @@ def _evaluation(reward: RewardSpec, *, is_greedy: bool) -> Evaluation:
 
 
 EVALUATION_PREFIX = "evaluate/"
+PAIR_ACCURACY = "pair_accuracy"
+"""The share of held-out pairs whose chosen answer a reward model scores higher; of equal ones a half."""
 ENVIRONMENT = "environment"
 """The label of an environment's reward among those of a rollout."""
 _OUR_NAMES = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy", "code_executor": "pass_rate"}

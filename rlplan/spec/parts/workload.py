@@ -26,7 +26,7 @@ class WorkloadSpec(Spec):
     num_prompts_per_step: Count = 128
     """Prompts of a step."""
     num_samples_per_prompt: Count = 8
-    """Rollouts of a prompt; 2 of an algorithm that is given pairs of answers."""
+    """Rollouts of a prompt; 1 or 2 of an algorithm that is given its answers."""
     mini_batch_size: Count | None = None
     """Rollouts per optimizer step; None takes all of a step."""
     num_epochs_per_step: int = Field(default=1, ge=1, le=MAX_MINI_BATCHES)

@@ -27,7 +27,7 @@ from rlplan.timing.cpu.host import CpuHost, CpuShare, host_of, when_tasks_end
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, Role, Transport
+from rlplan.vocabulary import ActionKind, Phase, Role, Transport
 
 
 def predict_job(
@@ -88,10 +88,12 @@ class CpuTimes:
             return self.restart_cost()
         if kind in (ActionKind.START_TRAINER, ActionKind.START_ENGINE, ActionKind.START_SCORER):
             return self._start(action)
+        if action.phase is Phase.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
+            return NOTHING  # the last step's own evaluation is not repeated
+        if action.phase is Phase.EVALUATE and kind is ActionKind.SCORE:
+            return self.score_cost(self.job.num_evaluated_responses) + self._call()
         if kind is ActionKind.SYNC_WEIGHTS:
             return self.sync_cost(is_first=part == "start")
-        if kind is ActionKind.EVALUATE and part == "finish" and work.num_steps % work.evaluate_every == 0:
-            return NOTHING  # the last step's own evaluation is not repeated
         trained = next((la for la in self.schedule.layouts if la.role == action.role and "trainer" in la.worker), None)
         if trained is not None and kind in (ActionKind.OFFLOAD_ROLE, ActionKind.RELOAD_ROLE):
             return self.move_states_cost(trained, is_back=kind is ActionKind.RELOAD_ROLE) + self._call()
@@ -152,17 +154,18 @@ class CpuTimes:
         requests = Requests(self.job.num_evaluated_prompts, num_samples, *self._lengths)
         return self.engine.cost(requests) + self._python(requests.num_sequences * (1 + len(self.job.rewards)))
 
-    def score_cost(self) -> Cost:
-        """Forward passes of a model over a step's rollouts, micro-batch by micro-batch, split over its processes.
+    def score_cost(self, num_sequences: int = 0) -> Cost:
+        """Forward passes of a model over so many sequences, or a step's rollouts, micro-batch by micro-batch, split
+        over its processes.
 
         Assumes: each rollout is sent, padded and answered by Python; verifiers beside it take nothing worth counting.
         """
-        work = self.job.workload
+        num_sequences = num_sequences or self.job.workload.num_rollouts_per_step
         layout = self._scoring
         threads = len(self._group("scorer")) if layout.worker == "scorer" else 1
         share = self.host.share(threads, len(layout.devices))
-        passes = self._passes(share, ceil_div(work.num_rollouts_per_step, layout.dp), layout, trains=False)
-        return passes + self._python(2 * work.num_rollouts_per_step)
+        passes = self._passes(share, ceil_div(num_sequences, layout.dp), layout, trains=False)
+        return passes + self._python(2 * num_sequences)
 
     def train_cost(self) -> Cost:
         """Forward and backward passes of a mini-batch on n ranks at once, and what each micro-batch sends.

@@ -89,7 +89,7 @@ def head_flops(model: ModelSpec, role: Role = Role.POLICY) -> float:
     >>> head_flops(find_model("Qwen/Qwen2.5-7B")), head_flops(find_model("Qwen/Qwen2.5-7B"), Role.VALUE)
     (1089994752.0, 7168.0)
     """
-    words = 1 if role in (Role.VALUE, Role.REWARD) else model.vocab_size
+    words = 1 if role in (Role.VALUE, Role.REWARD) else model.head_width
     return 2.0 * model.hidden_size * words
 
 

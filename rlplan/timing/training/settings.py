@@ -61,7 +61,7 @@ class TrainSetting:
     @property
     def loss(self) -> Loss:
         """How log-probs are taken; a value has no vocabulary."""
-        if self.role in (Role.VALUE, Role.REWARD):
+        if self.role in (Role.VALUE, Role.REWARD) or self.model.head_width == 1:
             return Loss.NONE
         return loss_named(self.training.logits, self.target)
 

@@ -225,3 +225,63 @@ def test_what_a_user_s_file_prints_is_no_result(tmp_path: Path, capsys: pytest.C
     spec = AlgorithmSpec.model_validate({"path": f"{tmp_path / 'prints.py'}:M", "custom": declared, "name": "mine"})
     assert callable(find_loss(spec))
     assert capsys.readouterr().out == ""
+
+
+def test_ipo_draws_the_margin_to_half_the_inverse_of_its_coefficient() -> None:
+    """Means of the margins 0.5 and -0.25 are 0.75 apart; 1 / (2 * 0.5) is 1."""
+    loss = _of_given("ipo", margins=[[0.5, 0.5], [-0.25]], advantages=[1.0, -1.0], groups=(0, 0), weights=[0.5, 0.5])
+    assert loss == pytest.approx(0.25**2)
+
+
+def test_kto_compares_each_judged_answer_with_the_mean_margin_of_answers_to_other_prompts() -> None:
+    """z = (1 + 0) / 2; a good answer 1.5 above it with beta 0.5, a bad one 1.5 below."""
+    margins, advantages = [[2.0], [1.0], [-1.0], [0.0]], [1.0, 0.0, -1.0, 0.0]
+    loss = _of_given("kto", margins=margins, advantages=advantages, groups=(0, 0, 1, 1), weights=[0.5, 0, 0.5, 0])
+    assert loss == pytest.approx(1 - 1 / (1 + math.exp(-0.75)))
+
+
+def test_kto_s_mean_margin_is_never_below_zero() -> None:
+    loss = _of_given("kto", margins=[[2.0], [-5.0]], advantages=[1.0, 0.0], groups=(0, 0), weights=[1.0, 0.0])
+    assert loss == pytest.approx(1 - 1 / (1 + math.exp(-1)))
+
+
+def _of_given(
+    name: str, margins: list[list[float]], advantages: list[float], groups: tuple[int, ...], weights: list[float]
+) -> float:
+    """The loss with kl_coef 0.5 of answers whose tokens have such margins over the reference."""
+    each = torch.tensor([value for answer in margins for value in answer])
+    spec = AlgorithmSpec(name=name, kl_coef=0.5)
+    inputs = LossInputs(
+        logprobs=each,
+        behaviour_logprobs=each,
+        reference_logprobs=torch.zeros_like(each),
+        advantages=torch.zeros_like(each),
+        weights=torch.zeros_like(each),
+        lengths=tuple(map(len, margins)),
+        sequence_weights=torch.tensor(weights),
+        sequence_advantages=torch.tensor(advantages),
+        groups=groups,
+    )
+    return float(find_loss(spec)(inputs, spec)[0])
+
+
+def test_a_reward_model_s_loss_is_that_of_the_odds_that_the_chosen_answer_wins() -> None:
+    """Scores 2 and 0.5, and -1 and 0: odds of e^1.5 and e^-1; one pair is ranked right."""
+    scores = torch.tensor([2.0, 0.5, -1.0, 0.0], requires_grad=True)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    inputs = LossInputs(
+        logprobs=scores,
+        behaviour_logprobs=scores.detach(),
+        reference_logprobs=None,
+        advantages=signs,
+        weights=torch.full((4,), 0.25),
+        lengths=(1,) * 4,
+        sequence_weights=torch.full((4,), 0.25),
+        sequence_advantages=signs,
+        groups=(0, 0, 1, 1),
+    )
+    spec = AlgorithmSpec(name="reward_modeling")
+    loss, details = find_loss(spec)(inputs, spec)
+    expected = (math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(1))) / 2
+    assert float(loss.detach()) == pytest.approx(expected)
+    assert details["is_ranked_right"].tolist() == [True, False]

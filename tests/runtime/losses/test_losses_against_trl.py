@@ -135,30 +135,73 @@ def test_rloo_is_trl_s() -> None:
     assert torch.allclose(one.grad, other.grad, atol=1e-6, rtol=0)
 
 
-def test_dpo_is_trl_s_with_empty_and_single_token_answers() -> None:
+@pytest.mark.parametrize(("name", "kind"), [("dpo", "sigmoid"), ("ipo", "ipo")])
+def test_losses_of_pairs_are_trl_s_with_empty_and_single_token_answers(name: str, kind: str) -> None:
     """Answers 0, 1, 2 are chosen, 3, 4, 5 rejected; one is empty, one has one token."""
-    whole = PRESENT.float()
     one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
-    inputs = LossInputs(
-        logprobs=row(one),
-        behaviour_logprobs=row(LOGPS),
-        reference_logprobs=row(REFERENCE),
-        advantages=torch.tensor([1.0, 1, 1, -1, -1, -1]).repeat_interleave(torch.tensor(LENGTHS)),
-        weights=torch.zeros(sum(LENGTHS)),
-        lengths=LENGTHS,
-        sequence_weights=torch.full((6,), 1 / 6),
-        sequence_advantages=torch.tensor([1.0, 1, 1, -1, -1, -1]),
-        groups=(0, 1, 2, 0, 1, 2),
-    )
-    spec = AlgorithmSpec(name="dpo", kl_coef=0.4)
-    loss, _ = find_loss(spec)(inputs, spec)
-    expected = trl_code.dpo_loss(other, REFERENCE, whole, beta=0.4)
+    spec = AlgorithmSpec(name=name, kl_coef=0.4)
+    loss = given_loss(spec, row(one), row(REFERENCE), LENGTHS, [1.0, 1, 1, -1, -1, -1], (0, 1, 2, 0, 1, 2))
+    expected = trl_code.dpo_loss(other, REFERENCE, PRESENT.float(), beta=0.4, kind=kind)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
-    loss.backward()
-    expected.backward()
-    assert one.grad is not None
-    assert other.grad is not None
-    assert torch.allclose(one.grad, other.grad, atol=1e-6, rtol=0)
+    assert torch.allclose(gradient(loss, one), gradient(expected, other), atol=1e-6, rtol=0)
+
+
+def test_kto_is_trl_s() -> None:
+    """Three judged answers, the second of them bad, each beside an answer to another prompt (1, 3, 5)."""
+    shape, judged, others = (6, 4), [0, 2, 4], [1, 3, 5]
+    mine, reference = LOGPS[:, :4].clone(), REFERENCE[:, :4].clone()
+    reference[others] -= 1.0  # so that the estimate of KL is above 0
+    one, other = mine.clone().requires_grad_(), mine.clone().requires_grad_()
+    spec = AlgorithmSpec(name="kto", kl_coef=0.4)
+    signs = [1.0, 0, -1, 0, 1, 0]
+    loss = given_loss(spec, one.reshape(-1), reference.reshape(-1), (4,) * shape[0], signs, (0, 0, 1, 1, 2, 2))
+    apart = mine[others].sum(1), reference[others].sum(1)
+    expected = trl_code.kto_loss(other[judged], reference[judged], apart, [True, False, True], beta=0.4)
+    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
+    assert torch.allclose(gradient(loss, one), gradient(expected, other), atol=1e-6, rtol=0)
+
+
+def test_sft_is_torch_s_cross_entropy_over_the_answers_tokens() -> None:
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(6))
+    words = torch.tensor([3, 1, 4, 1, 5, 9, 2])
+    logprobs = logits.log_softmax(-1).gather(1, words[:, None])[:, 0]
+    spec = AlgorithmSpec(name="sft")
+    loss = given_loss(spec, logprobs, None, (5, 2), [1.0, 1.0], (0, 1))
+    assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, words)), abs=1e-6)
+
+
+def gradient(loss: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, of)[0]
+
+
+def given_loss(
+    spec: AlgorithmSpec,
+    logprobs: torch.Tensor,
+    reference: torch.Tensor | None,
+    lengths: Sequence[int],
+    advantages: list[float],
+    groups: tuple[int, ...],
+) -> torch.Tensor:
+    """Of given answers with one advantage each, weighed as a trainer weighs them."""
+    samples = [
+        TrainSample((1,), (1,) * n, (0.0,) * n, (), (), advantage=advantage)
+        for n, advantage in zip(lengths, advantages, strict=True)
+    ]
+    job = SimpleNamespace(algorithm=spec, workload=SimpleNamespace(max_response_len=8))
+    weights = token_weights(samples, job)  # type: ignore[arg-type]
+    inputs = LossInputs(
+        logprobs=logprobs,
+        behaviour_logprobs=logprobs.detach(),
+        reference_logprobs=reference,
+        advantages=torch.tensor(advantages).repeat_interleave(torch.tensor(lengths)),
+        weights=torch.tensor([w for s, weight in zip(samples, weights, strict=True) for w in s.spread(weight)]),
+        lengths=tuple(lengths),
+        sequence_weights=torch.tensor([s.weighed(w) for s, w in zip(samples, weights, strict=True)]),
+        sequence_advantages=torch.tensor(advantages),
+        groups=groups,
+    )
+    loss: torch.Tensor = find_loss(spec)(inputs, spec)[0]
+    return loss
 
 
 REWARDS = [1.0, 0.0, 0.5, -2.0, 3.0, 3.0, 3.0, 3.0]

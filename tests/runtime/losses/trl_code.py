@@ -100,8 +100,10 @@ def rloo_loss(inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:
     return loss
 
 
-def dpo_loss(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """`DPOTrainer._compute_loss` (sigmoid). Tensors: [chosen then rejected, tokens], the first half being chosen."""
+def dpo_loss(
+    logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, beta: float, kind: str = "sigmoid"
+) -> torch.Tensor:
+    """`DPOTrainer._compute_loss`. kind: `sigmoid` or `ipo`. Tensors: [chosen then rejected, tokens], half of each."""
     whole = torch.cat([torch.zeros(len(mask), 1), mask], dim=1)  # one token of a prompt
     zeros = torch.zeros_like(logps)
 
@@ -117,7 +119,7 @@ def dpo_loss(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, b
         ld_alpha=None,
         precompute_ref_logps=True,
         f_divergence_type="reverse_kl",
-        loss_types=["sigmoid"],
+        loss_types=[kind],
         loss_weights=[1.0],
         beta=beta,
         label_smoothing=0.0,
@@ -128,6 +130,41 @@ def dpo_loss(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, b
     )
     given = {**inputs, "ref_chosen_logps": ref_chosen, "ref_rejected_logps": ref_rejected}
     loss: torch.Tensor = method("dpo_trainer.py", "_compute_loss")(trainer, model, given, False)
+    return loss
+
+
+def kto_loss(
+    logps: torch.Tensor,
+    reference: torch.Tensor,
+    others: tuple[torch.Tensor, torch.Tensor],
+    good: list[bool],
+    beta: float,
+) -> torch.Tensor:
+    """`KTOTrainer._compute_loss`. others: log-probs of policy and reference of answers to other prompts, [answers]."""
+    whole = torch.ones(len(good), logps.shape[1] + 1)
+
+    def model(**_: Any) -> SimpleNamespace:
+        zeros = torch.zeros_like(logps)
+        return SimpleNamespace(log_probs=logps, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=alone(),
+        aux_loss_enabled=False,
+        precompute_ref_logps=True,
+        calculate_KL=True,
+        _compute_kl_logps=lambda *_: others[0],
+        loss_type="kto",
+        desirable_weight=1.0,
+        undesirable_weight=1.0,
+        beta=beta,
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    given = {"input_ids": whole, "attention_mask": whole, "completion_mask": whole, "label": torch.tensor(good)}
+    given |= {"ref_logps": reference.sum(1), "ref_KL_logps": others[1]}
+    loss: torch.Tensor = method("kto_trainer.py", "_compute_loss")(trainer, model, given, False)
     return loss
 
 

@@ -69,3 +69,24 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert end_tokens(tmp_path) == {2, 7}
+
+
+def test_a_judged_answer_stands_beside_one_to_another_prompt() -> None:
+    prompts = PromptSets(
+        tuple(Prompt(f"train-{i}", f"p{i // 2}", "", (i,), answers=((i, 9),), is_good=i % 2 == 0) for i in range(4)), ()
+    )
+    keys = {"algorithm.name": "kto", "algorithm.kl_coef": 0.1, "workload.num_samples_per_prompt": 2}
+    maker = RequestMaker(make_job(**keys, **{"workload.mini_batch_size": 8}), prompts)
+    for number in range(4):
+        judged, other = maker.answers(number).rollouts
+        assert judged.completion.tokens == judged.prompt.answers[0]
+        assert (judged.reward, other.reward) == (1.0 if judged.prompt.is_good else -1.0, 0.0)
+        assert other.prompt == judged.prompt
+        assert other.completion.tokens[0] // 2 != judged.completion.tokens[0] // 2
+
+
+def test_an_answer_to_imitate_stands_alone() -> None:
+    prompts = PromptSets(tuple(Prompt(f"train-{i}", f"p{i}", "", (i,), answers=((i, 9),)) for i in range(4)), ())
+    keys = {"algorithm.name": "sft", "workload.num_samples_per_prompt": 1, "workload.mini_batch_size": 4}
+    (only,) = RequestMaker(make_job(**keys), prompts).answers(0).rollouts
+    assert (only.completion.tokens, only.reward) == (only.prompt.answers[0], 1.0)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
+from rlplan_cli.commands.running.stages import STAGES
 from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note
 
@@ -39,12 +40,22 @@ def command(
             way_out="correct the path; `rlplan run` prints the run folder",
         )
     is_run = source.is_dir() and not (source / "execution.json").exists()
-    page, summary = (_write_run if is_run else _write_plan)(source, out, compare)
-    if as_json:
-        print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
-    else:
-        print(page)
-        note(f"{len(list(page.parent.iterdir()))} files in {page.parent}")
+    for each in _stages_below(source):
+        where = out if each == source or out is None else out / each.name
+        page, summary = (_write_run if is_run else _write_plan)(each, where, compare)
+        if as_json:
+            print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
+        else:
+            print(page)
+            note(f"{len(list(page.parent.iterdir()))} files in {page.parent}")
+
+
+def _stages_below(source: Path) -> list[Path]:
+    """The run folders of the stages that have begun; a run or a plan is its own."""
+    if not (source / STAGES).is_file():
+        return [source]
+    names = json.loads((source / STAGES).read_text(encoding="utf-8"))["stages"]
+    return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 
 def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:

@@ -64,6 +64,8 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
     if with_report:
         _check_report_extra()
+    if _run_stages(asked, out, with_report=with_report, as_json=as_json):
+        return
 
     from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run, run_task
     from rlplan.runtime.fault_tolerance.resuming import bundle_of, run_to_resume
@@ -103,6 +105,25 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
         from rlplan_cli.render.running.run_summary import show_summary
 
         show_summary(folder)
+
+
+def _run_stages(asked: RunArguments, out: Path | None, *, with_report: bool, as_json: bool) -> bool:
+    """Run all stages of a file that has some. Returns: whether it has. Exits with the code of a stage that fails."""
+    from rlplan_cli.commands.running.stages import StagesRun, folder_of
+    from rlplan_cli.sources import stages_in
+
+    stages = stages_in(asked.what, asked.overrides or ())
+    if not stages or asked.what is None:
+        return False
+    folder = folder_of(str(stages[0].data["name"]).removesuffix(f"-{stages[0].name}"), out, asked.resume)
+    more = [*(["--report"] * with_report), *(["--json"] * as_json), "--sandbox", asked.sandbox]
+    more += ["--address", asked.address] if asked.address else []
+    whole = StagesRun(asked.what, tuple(asked.overrides or ()), folder, stages, tuple(more))
+    if asked.dry_run:
+        whole.rehearse()
+    elif code := whole.run():
+        raise typer.Exit(code)
+    return True
 
 
 def _say_what_would_run(task: "Task", folder: Path, *, as_json: bool) -> None:

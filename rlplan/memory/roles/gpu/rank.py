@@ -145,7 +145,7 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
     Assumes: routing that is balanced: as many rows for a rank's experts as it has tokens times top_k.
     """
     training, choice, micro_batch, model = trained.training, trained.choice, trained.micro_batch, trained.model
-    is_value = trained.role in (Role.VALUE, Role.REWARD)
+    is_value = trained.role in (Role.VALUE, Role.REWARD) or model.head_width == 1
     layers = stage.layers if choice.pp > 1 else None
     first, *more = cut_layers(model, layers, choice.tp, is_fused=trained.target == "megatron")
     exported = trained.target != "rlplan"

@@ -59,6 +59,8 @@ class PolicyTrainer(Worker):
     """See the module docstring. Every rank runs the same calls with its own samples."""
 
     role = Role.POLICY
+    is_scalar = False
+    """Whether the model has a scalar head in place of the language head."""
 
     def __init__(self, process: str, job: ResolvedJob, config: dict[str, Any], num_threads: int) -> None:
         super().__init__(process)
@@ -93,7 +95,7 @@ class PolicyTrainer(Worker):
     def _take_over(self, model_folder: str) -> None:
         if self._is_cut_from_the_start:
             language_model = build_cut(
-                model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.role is Role.VALUE
+                model_folder, self.config, TORCH_DTYPES[self.job.training.dtype], is_scalar=self.is_scalar
             )
         else:
             language_model = self.load(model_folder)

@@ -23,6 +23,7 @@ class ValueTrainer(PolicyTrainer):
     """See the module docstring. Every rank runs the same calls with its own samples."""
 
     role = Role.VALUE
+    is_scalar = True
 
     def load(self, model_folder: str) -> Any:
         return load_scalar_model(model_folder, TORCH_DTYPES[self.job.training.dtype])

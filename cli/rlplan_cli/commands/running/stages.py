@@ -1,0 +1,149 @@
+"""A file with stages, run stage by stage: each in a process of its own and in a folder of its own.
+
+A stage that has finished is not run again; one that was interrupted goes on from its last checkpoint.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlplan.errors import SpecError
+from rlplan.spec.files.stages import Stage
+from rlplan_cli.render.terminal import note
+
+STAGES = "stages.json"
+"""In the folder of all stages: their names."""
+
+
+@dataclass(frozen=True)
+class StagesRun:
+    """What is to run, and where. more: options of `rlplan run` for each stage."""
+
+    file: Path
+    overrides: tuple[str, ...]
+    folder: Path
+    stages: tuple[Stage, ...]
+    more: tuple[str, ...] = ()
+
+    def run(self) -> int:
+        """The exit code of the last stage that ran."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = [stage.name for stage in self.stages]
+        (self.folder / STAGES).write_text(json.dumps({"schema_version": 1, "stages": names}) + "\n", encoding="utf-8")
+        for stage in self.stages:
+            words = self._words(stage)
+            if words is None:
+                note(f"stage {stage.name}: has finished in {self.folder / stage.name}")
+                continue
+            note(f"stage {stage.name}:")
+            if code := _in_a_process([*words, *self.more]):
+                note(f"stage {stage.name}: exit code {code}; `rlplan run {self.file} --resume {self.folder}` goes on")
+                return code
+        return 0
+
+    def rehearse(self) -> None:
+        """Check what a run checks of stages that need no other, and plan those that do. Raises: RlplanError."""
+        from rlplan.planner.executable import check_fits
+        from rlplan.planner.search import best_plan
+        from rlplan.spec.files.job_file import load_job
+
+        for stage in self.stages:
+            words = [f"stage={stage.name}", *self.overrides]
+            if not stage.inputs and (code := _in_a_process([str(self.file), *words, "--dry-run"])):
+                raise SystemExit(code)
+            check_fits(best_plan(load_job(self.file, words)))
+            needs = ", ".join(dict.fromkeys(stage.inputs.values()))
+            note(f"stage {stage.name}: fits" + (f"; its data is checked when {needs} has finished" if needs else ""))
+
+    def _words(self, stage: Stage) -> list[str] | None:
+        """What `rlplan run` is asked for; None of a stage that has finished. Raises: SpecError."""
+        from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+
+        folder, asked = self.folder / stage.name, self.words_of(stage)
+        if not (folder / "plan.json").is_file():
+            self._put_aside(folder)
+            return [str(self.file), *asked, "--out", str(folder)]
+        self._check_same(folder, asked)
+        status = folder / "status.json"
+        if status.is_file() and json.loads(status.read_text("utf-8")).get("state") == "finished":
+            return None
+        if (checkpoints_of(folder) / POINTER).exists():
+            return ["--resume", str(folder)]
+        self._put_aside(folder)
+        return [str(self.file), *asked, "--out", str(folder)]
+
+    def words_of(self, stage: Stage) -> list[str]:
+        """Overrides that make the file this stage's job, with what earlier ones have left."""
+        given = {override.partition("=")[0] for override in self.overrides}
+        left = [
+            f"{key}={json.dumps(str((self.folder / name / 'policy').resolve()))}"
+            for key, name in stage.inputs.items()
+            if key not in given
+        ]
+        return [f"stage={stage.name}", *self.overrides, *left]
+
+    def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
+        """Raises: SpecError where the stage that was begun there is another job."""
+        from rlplan.planner.plan import read_plan
+        from rlplan.spec.files.job_file import load_job
+
+        begun, now = read_plan(folder / "plan.json").asked, load_job(self.file, asked)
+        if begun != now:
+            changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(begun, key)]
+            raise SpecError(
+                f"{folder} was begun as another job: {', '.join(changed)}",
+                where=str(self.file),
+                rule="a stage goes on, or stands as finished, as the job that it was begun as",
+                way_out="undo the change, or run into another --out",
+            )
+
+    def _put_aside(self, folder: Path) -> None:
+        """What a stage left that ended before its first checkpoint makes room."""
+        if folder.exists():
+            aside = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+            shutil.move(folder, aside)
+            note(f"{folder} had no checkpoint: moved to {aside}")
+
+
+def folder_of(job_name: str, out: Path | None, resume: str | None) -> Path:
+    """Of all stages: a new one, or that of an earlier run. Raises: SpecError."""
+    if resume is None:
+        folder = out or Path("runs") / job_name / time.strftime("%Y%m%d-%H%M%S")
+        if folder.exists() and any(folder.iterdir()):
+            raise _no_folder(f"{folder} is not empty", f"--resume {folder} goes on there")
+        return folder
+    if out is not None:
+        raise _no_folder(f"--out {out} and --resume {resume}", f"--resume {resume} alone goes on there")
+    known = sorted(Path("runs").glob(f"*/*/{STAGES}"), key=lambda path: path.stat().st_mtime_ns)
+    if resume == "latest" and not known:
+        raise _no_folder("no run below runs has stages", "run without --resume")
+    folder = known[-1].parent if resume == "latest" else Path(resume)
+    if not (folder / STAGES).is_file():
+        raise _no_folder(f"{folder} holds no stages", "name the folder that the run said when it began")
+    return folder
+
+
+def _no_folder(what: str, way_out: str) -> SpecError:
+    return SpecError(
+        what, where="command line", rule="stages run in an empty folder, or go on in theirs", way_out=way_out
+    )
+
+
+def _in_a_process(words: list[str]) -> int:
+    """`rlplan run` with such words; a signal to end goes to it, and it is waited for."""
+    child = subprocess.Popen([sys.executable, "-m", "rlplan_cli", "run", *words])
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal has told the child too
+    finally:
+        signal.signal(signal.SIGTERM, before)

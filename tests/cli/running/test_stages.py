@@ -1,0 +1,77 @@
+"""Which stages of a file a run still has to run, and with which words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of
+from rlplan_cli.sources import stages_in
+
+from rlplan.errors import SpecError
+from rlplan.planner.plan import write_plan
+from rlplan.planner.search import best_plan
+from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.spec.files.job_file import load_job
+from tests.factories import EXAMPLES
+
+FILE = EXAMPLES / "three-stage.yaml"
+
+
+def run_in(folder: Path, *overrides: str) -> StagesRun:
+    return StagesRun(FILE, overrides, folder, stages_in(FILE, ()))
+
+
+def begun(folder: Path) -> Path:
+    """A stage's run folder that holds its plan alone."""
+    (folder / "sft").mkdir(parents=True)
+    write_plan(best_plan(load_job(FILE, ["stage=sft"])), folder / "sft" / "plan.json")
+    return folder / "sft"
+
+
+def words(run: StagesRun) -> list[str] | None:
+    return run._words(run.stages[0])
+
+
+def test_a_stage_that_was_never_begun_runs_in_its_own_folder(tmp_path: Path) -> None:
+    assert words(run_in(tmp_path, "seed=1")) == [str(FILE), "stage=sft", "seed=1", "--out", str(tmp_path / "sft")]
+
+
+def test_a_later_stage_takes_what_earlier_ones_have_left(tmp_path: Path) -> None:
+    ppo = run_in(tmp_path).words_of(stages_in(FILE, ())[2])
+    sft, reward = (json.dumps(str(tmp_path / name / "policy")) for name in ("sft", "reward"))
+    expected = [f"policy.path={sft}", f"roles.reward.path={reward}", f"roles.value.path={reward}"]
+    assert ppo == ["stage=ppo", *expected]
+
+
+def test_a_stage_that_has_finished_is_not_run_again(tmp_path: Path) -> None:
+    (begun(tmp_path) / "status.json").write_text('{"state": "finished"}')
+    assert words(run_in(tmp_path)) is None
+
+
+def test_an_interrupted_stage_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    checkpoints = checkpoints_of(begun(tmp_path))
+    checkpoints.mkdir()
+    (checkpoints / POINTER).touch()
+    assert words(run_in(tmp_path)) == ["--resume", str(tmp_path / "sft")]
+
+
+def test_what_ended_without_a_checkpoint_is_put_aside(tmp_path: Path) -> None:
+    begun(tmp_path)
+    assert words(run_in(tmp_path)) == [str(FILE), "stage=sft", "--out", str(tmp_path / "sft")]
+    (aside,) = tmp_path.iterdir()
+    assert aside.name.startswith("sft-")
+
+
+def test_a_stage_that_was_begun_as_another_job_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(SpecError, match="was begun as another job: seed"):
+        words(run_in(tmp_path, "seed=1"))
+
+
+def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="holds no stages"):
+        folder_of("job", None, str(tmp_path))
+    (tmp_path / STAGES).write_text("{}")
+    assert folder_of("job", None, str(tmp_path)) == tmp_path
+    with pytest.raises(SpecError, match="is not empty"):
+        folder_of("job", tmp_path, None)
