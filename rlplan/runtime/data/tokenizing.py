@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
@@ -23,14 +23,14 @@ ALWAYS_ENCODED = 1 << 16
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: ModelText, *, pairs: bool
+    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, pairs: bool
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
     """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
 
     pairs: rows have a chosen and a rejected answer. Raises: SpecError that lists bad rows.
     """
     columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
-    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job))
+    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(pairs=True) if pairs else _wanted(job), chats)
     encoder = _Encoder(job, tokenizer)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
@@ -63,7 +63,8 @@ class _Encoder:
     def prompt(self, row: DataRow) -> tuple[int, ...]:
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
-        tokens = self.tokenizer.tokens(str(row.prompt))
+        # A template writes a sequence's first token itself, where there is one.
+        tokens = self.tokenizer.tokens(str(row.prompt), adds_special_tokens=row.chat is None)
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
@@ -87,7 +88,8 @@ def _prompt(row: DataRow, encoder: _Encoder, *, pairs: bool) -> Prompt:
     tokens = encoder.prompt(row)
     answers = (encoder.answer(row, "chosen"), encoder.answer(row, "rejected")) if pairs else ()
     right = str(row.chosen if pairs else row.answer or "")
-    return Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers)
+    chat = "" if row.chat is None else json.dumps(row.chat)
+    return Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat)
 
 
 def _shared_columns(rows: Sequence[DataRow]) -> frozenset[str]:
