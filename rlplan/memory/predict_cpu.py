@@ -14,6 +14,7 @@ from typing import Protocol
 from rlplan.dataflow.layouts import Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
+from rlplan.memory.machine.environments import environment_bytes
 from rlplan.memory.machine.overheads import heap_bytes
 from rlplan.memory.machine.sinks import sink_bytes
 from rlplan.memory.machine.verifiers import verifier_bytes
@@ -192,7 +193,7 @@ def _host_rows(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -
         bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
         others.append(row(VERIFIER_PROCESS, bound))
     if job.has_turns and (each := overheads.environment) is not None:
-        size = each.model_copy(update={"value": each.value * job.rollout.environment.num_workers})
+        size = each.model_copy(update={"value": environment_bytes(job, each.value)})
         others.append(row("environment", size))
     if job.metrics.sinks:
         size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")

@@ -245,11 +245,9 @@ class JobSpec(JobRoles):
         if self.data is not None:
             changed["data"] = self.data.with_paths(of_data)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
-        path = self.rollout.environment.path
-        if path is not None:
-            file, _, function = path.rpartition(":")
-            environment = self.rollout.environment.model_copy(update={"path": f"{change(file)}:{function}"})
-            changed["rollout"] = self.rollout.model_copy(update={"environment": environment})
+        changed["rollout"] = self.rollout.model_copy(
+            update={"environment": self.rollout.environment.with_paths(change)}
+        )
         return self.model_copy(update=changed)
 
     def resolved(self, folder: Path) -> Self:

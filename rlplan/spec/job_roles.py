@@ -65,8 +65,8 @@ class JobRoles(JobParts):
 
     @property
     def has_turns(self) -> bool:
-        """Whether an environment answers the policy, so that a rollout may have several turns."""
-        return self.rollout.environment.path is not None
+        """Whether an environment or tools answer the policy, so that a rollout may have several turns."""
+        return self.rollout.environment.is_given
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -77,7 +77,7 @@ class JobRoles(JobParts):
             return ranking_evaluations(heldout_sets)
         return evaluations_of(
             self.rewards,
-            has_environment=self.has_turns,
+            has_environment=self.rollout.environment.path is not None,
             heldout_sets=heldout_sets,
             num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
         )

@@ -67,7 +67,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
     rollout = Rollout(
         prompt,
         0,
-        Completion((3, 4), (-0.1, -0.2), "stop"),
+        Completion((3, 4), (-0.1, -0.2), "stop", calls=("ok",)),
         rewards={**{spec.kind: 1.0 for spec in job.rewards}, "reward_model": 0.5, "environment": 1.0},
     )
     with metrics.timing("generate"):

@@ -25,7 +25,7 @@ OF_OLDER = {
 """What a checkpoint that does not say it has: others were not saved then."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
-    "workload.temperature", "workload.max_response_len",
+    "data.system_prompt", "workload.temperature", "workload.max_response_len",
 )  # fmt: skip
 """What may change on purpose: a run that goes on says that it has."""
 
@@ -89,6 +89,7 @@ def _said(job: ResolvedJob) -> dict[str, str]:
         "roles": ", ".join(f"{role} {_model(path)}" for role, path in job.roles.paths.items()),
         "data.prompt_column": str(job.needed_data.prompt_column),
         "data.answer_column": str(job.needed_data.answer_column),
+        "data.system_prompt": _short(job.needed_data.system_prompt or ""),
         "workload.temperature": str(work.temperature),
         "workload.max_response_len": str(work.max_response_len),
         "rollout.environment": _short(job.rollout.environment.model_dump_json()),

@@ -79,6 +79,9 @@ class DataRow:
     others: str = "{}"
     """The other columns as a JSON object."""
 
+    chat: Chat | None = None
+    """What the policy's template has made `prompt` of; None where it is a text of the file's own."""
+
     number: int = field(default=0, compare=False)
     """Where it stands in its file, from 1."""
 

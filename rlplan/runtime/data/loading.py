@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
-from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow, detect, likely_prompt, read_row
+from rlplan.runtime.data.layouts import BadRowError, Chat, Columns, DataRow, detect, likely_prompt, read_row
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
 from rlplan.spec.base import read_json, shorten
@@ -52,7 +52,25 @@ class Wanted:
     """What `check` holds an answer to, for people."""
 
 
-def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) -> Loaded:
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """What every prompt becomes a chat for; without either, a text stays a text."""
+
+    system: str | None = None
+    """The first message of a chat that has no system message."""
+
+    tools: tuple[Any, ...] = ()
+    """Schemas of the functions that the policy may call."""
+
+    def of(self, prompt: str | Chat) -> str | Chat:
+        if self.system is None and not self.tools:
+            return prompt
+        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        has_system = self.system is None or chat[0]["role"] == "system"
+        return chat if has_system else [{"role": "system", "content": str(self.system)}, *chat]
+
+
+def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, chats: Chats = Chats()) -> Loaded:
     """The rows of a table. Raises: SpecError that lists bad rows; HostError when a package is missing."""
     rows: list[DataRow] = []
     faults: list[tuple[int, str]] = []
@@ -90,7 +108,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted) 
             rule="at least one row",
             way_out="add rows, or name another file",
         )
-    return _with_texts(rows, layout, model_folder)
+    return _with_texts([replace(row, prompt=chats.of(row.prompt)) for row in rows], layout, model_folder, chats)
 
 
 def _check_answer(row: DataRow, wanted: Wanted) -> None:
@@ -126,14 +144,19 @@ def _numbered(rows: Sequence[int]) -> str:
     return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:MAX_NUMBERS]))}{more}"
 
 
-def _with_texts(rows: list[DataRow], layout: str, model_folder: Path) -> Loaded:
+def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Chats) -> Loaded:
     """Chats made texts: by the policy's template, or, where it has none, as their contents one after the other."""
     chats = [row.prompt for row in rows if not isinstance(row.prompt, str)]
     if not chats:
         return Loaded(tuple(rows), layout, "text")
     template = chat_template(model_folder)
-    texts = iter(_rendered(chats, model_folder, template) if template else [_joined(chat) for chat in chats])
-    made = [row if isinstance(row.prompt, str) else replace(row, prompt=next(texts)) for row in rows]
+    if template is None and style != Chats():
+        raise no_template(model_folder)
+    texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
+    made = [
+        row if isinstance(row.prompt, str) else replace(row, prompt=next(texts), chat=row.prompt if template else None)
+        for row in rows
+    ]
     how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
     return Loaded(tuple(made), layout, how)
 
@@ -165,6 +188,24 @@ def _joined(chat: Any) -> str:
     return "\n".join(message["content"] for message in chat)
 
 
-def _rendered(chats: Sequence[Any], model_folder: Path, template: str) -> list[str]:
-    with ModelText(model_folder, template, _tokenizer_config(model_folder)) as model:
-        return model.rendered(chats)
+def no_template(model_folder: Path) -> SpecError:
+    """What a job that needs chats is told."""
+    return SpecError(
+        "the policy has no chat template, and data.system_prompt or tools make chats of the prompts",
+        where=str(model_folder),
+        rule="a model that was trained on chats has chat_template.jinja, or chat_template in tokenizer_config.json",
+        way_out="put the model's template there, or take a policy that has one",
+    )
+
+
+def open_chats(model_folder: Path) -> ModelText:
+    """The process that renders chats by the policy's template. Raises: SpecError."""
+    template = chat_template(model_folder)
+    if template is None:
+        raise no_template(model_folder)
+    return ModelText(model_folder, template, _tokenizer_config(model_folder))
+
+
+def _rendered(chats: Sequence[Any], model_folder: Path, tools: Sequence[Any]) -> list[str]:
+    with open_chats(model_folder) as model:
+        return model.rendered(chats, tools)

@@ -63,9 +63,14 @@ class ModelText:
         """Token ids of a text. Raises: SpecError where the tokenizer fails."""
         return tuple(self._ask({"text": text, "special": adds_special_tokens}, ANSWER_S, is_chat=False)["tokens"])
 
-    def rendered(self, chats: Sequence[Any]) -> list[str]:
-        """Chats as texts. Raises: SpecError where the template fails."""
-        return [str(self._ask({"chat": chat}, ANSWER_S, is_chat=True)["text"]) for chat in chats]
+    def rendered(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
+        """Chats as texts, up to where the policy speaks. tools: their schemas. Raises: SpecError where it fails."""
+        asked = [{"chat": chat, "tools": list(tools)} for chat in chats]
+        return [str(self._ask(request, ANSWER_S, is_chat=True)["text"]) for request in asked]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
         try:
@@ -118,7 +123,11 @@ class _Answers:
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "chat" in request:
             text = self.chats.apply_chat_template(
-                request["chat"], chat_template=self.template, tokenize=False, add_generation_prompt=True
+                request["chat"],
+                tools=request["tools"] or None,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=True,
             )
             return {"text": text}
         return {"tokens": self.tokenizer.encode(request["text"], add_special_tokens=request["special"]).ids}

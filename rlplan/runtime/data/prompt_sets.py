@@ -12,9 +12,13 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.runtime.data.held_back import check_held_back, held_back
+from rlplan.runtime.data.loading import Chats
 from rlplan.runtime.data.mixing import Mixture, Share
 from rlplan.runtime.data.model_text import ModelText
+from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.data.tokenizing import tokenize_file
+from rlplan.runtime.environments.chat import ChatTurns
+from rlplan.runtime.environments.pool import NOTHING, Described, describe
 from rlplan.runtime.models.snapshots import located
 from rlplan.runtime.rollout.experience import Prompt
 from rlplan.spec.base import shorten
@@ -36,6 +40,14 @@ class PromptSets:
     columns: frozenset[str] = frozenset()
     """That every row has whose responses are judged; empty where no reward function asks for any."""
 
+    environment: Described = NOTHING
+    """What answers the policy between its turns, where anything does."""
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether any prompt was made by the policy's chat template."""
+        return any(prompt.chat for prompt in (*self.train, *self.heldout))
+
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts over the limit."""
@@ -50,12 +62,14 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     if job.needed_data.heldout is None:
         check_held_back(job)
     given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
+    environment = describe(job.rollout.environment) if job.has_turns else NOTHING
+    chats = Chats(data.system_prompt, environment.schemas)
     said: list[str] = []
     judged: list[frozenset[str]] = []
     with ModelText(path.parent) as tokenizer:
 
         def read(place: str, name: str, *, given: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
-            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, given=given)
+            prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, chats, given=given)
             said.append(line)
             judged.extend([columns] * is_judged)
             return tuple(replace(one, id=f"{name}/{one.id}", source=name) for one in prompts) if name else prompts
@@ -72,7 +86,8 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
         texts = {one.text for part in held for one in part}  # which another data set may have, too
         train = [tuple(one for one in part if one.text not in texts) for part, _ in parts]
         said.append(f"{sum(map(len, held))} of these prompts are held out, as data.heldout names none")
-    sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged))
+    sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged), environment)
+    _check_turns(sets, job)
     _check_sets(sets, job)
     mixture_of(sets.train, job)
     return sets
@@ -112,6 +127,18 @@ def _difficulties(train: Sequence[Prompt], job: ResolvedJob) -> list[float]:
                 way_out="add it, or name another column",
             )
     return [float(value) for value in found]
+
+
+def _check_turns(sets: PromptSets, job: ResolvedJob) -> None:
+    """The chat template takes what will be said between the policy's turns. Raises: SpecError."""
+    if not job.has_turns or not sets.has_chats:
+        return
+    folder = Path(job.policy.path)
+    chat = ChatTurns(folder, TextTokenizer(folder), sets.environment.schemas)
+    try:
+        chat.check(["tool"] * bool(sets.environment.schemas) + ["user"] * (job.rollout.environment.path is not None))
+    finally:
+        chat.close()
 
 
 def _check_columns(train: Sequence[Sequence[Prompt]], job: ResolvedJob) -> None:

@@ -25,12 +25,17 @@ class TextTokenizer:
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
-    def text(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int], *, keeps_special: bool = False) -> str:
         """Text of tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not keeps_special))
 
     def tokens(self, text: str, *, adds_special_tokens: bool = False) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=adds_special_tokens).ids)
+
+    def cut(self, text: str, most: int) -> str:
+        """A text of at most so many tokens: what is longer loses its end."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return text if len(encoded.ids) <= most else text[: encoded.offsets[most - 1][1]]
 
 
 def end_tokens(model_folder: Path) -> frozenset[int]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
-from rlplan.runtime.data.loading import Wanted, load_rows, report
+from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
@@ -25,14 +25,14 @@ ALWAYS_ENCODED = 1 << 16
 
 
 def tokenize_file(
-    path: Path, job: ResolvedJob, tokenizer: ModelText, *, given: Given
+    path: Path, job: ResolvedJob, tokenizer: ModelText, chats: Chats, *, given: Given
 ) -> tuple[tuple[Prompt, ...], str, frozenset[str]]:
     """(prompts in the file's order, a line about what was read, columns of every row where a function wants any).
 
     given: the answers that rows hold. Raises: SpecError that lists bad rows.
     """
     columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
-    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job))
+    loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job), chats)
     encoder = _Encoder(job, tokenizer)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
@@ -65,7 +65,8 @@ class _Encoder:
     def prompt(self, row: DataRow) -> tuple[int, ...]:
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
-        tokens = self.tokenizer.tokens(str(row.prompt))
+        # A template writes a sequence's first token itself, where there is one.
+        tokens = self.tokenizer.tokens(str(row.prompt), adds_special_tokens=row.chat is None)
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
         return tokens
@@ -90,7 +91,9 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
     there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
     right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
     answers = tuple(encoder.answer(row, key) for key in there)
-    whole = Prompt(row.id, str(row.prompt), right, encoder.prompt(row), columns=row.others, answers=answers)
+    chat = "" if row.chat is None else json.dumps(row.chat)
+    tokens = encoder.prompt(row)
+    whole = Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat)
     if given != "judged":
         return [whole]
     return [

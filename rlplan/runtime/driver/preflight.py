@@ -13,7 +13,6 @@ from rlplan.errors import HostError, SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.plan import Plan
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
-from rlplan.runtime.environments.pool import check_environment
 from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
@@ -34,8 +33,6 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_loggers(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
-    if spec.job.has_turns:
-        check_environment(spec.job.rollout.environment)
     check_role_tokenizers(spec.job)
     check_algorithm(spec.job.algorithm)
 

@@ -1,44 +1,103 @@
-"""The process in which a job's environment answers: a loop over lines of JSON.
+"""The process in which a job's environment and tools answer: a loop over lines of JSON.
 
-In: one line a question, {"messages": [...], "answer": "..."}. Out: one line an answer, {"observation": ...} or
-{"reward": ...} as the function gave it, or {"error": "..."}. The first line out says whether the function was found.
-What the function prints goes to the run's log. It is the job's own code, and runs with the user's rights.
+In: a setting as its argument; then one line a question: `play` (all turns, of a function), `reset`, `step` and `finish`
+(of a rollout's own environment, by `session`), `call` (of a tool). Out: one line an answer, {"said": ...}, or
+{"error": "...", "kind": "..."}. The first line out says what was found. What is printed goes to the run's log, and so
+does what raises. It is the job's own code, and runs with the user's rights.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable
+import traceback
 from typing import Any
 
+from rlplan.runtime.environments.protocols import Environment, load_environment
+from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import run_file
 
+LOST = "its state was lost with its process, which another rollout had ended"
 
-def main(file: str, function: str) -> None:
+
+class Answers:
+    """What the setting names. path, tools: `file.py:name`. describes: whether schemas are asked for."""
+
+    def __init__(self, path: str | None, tools: list[str], *, describes: bool) -> None:
+        self.environment: Environment | None = None
+        self.tools: dict[str, Tool] = {}
+        self.sessions: dict[str, Any] = {}
+        self.hello: dict[str, Any] = {}
+        try:
+            if path is not None:
+                self.environment = load_environment(_found(path))
+            self.tools = {tool.name: tool for tool in (Tool(_found(tool), tool) for tool in tools)}
+            methods = self.environment.tools(str(path)) if self.environment else {}
+            self.hello = {
+                "is_stateful": self.environment is not None and self.environment.is_stateful,
+                "has_tools_alone": self.environment is not None and self.environment.has_tools_alone,
+                "methods": [*methods],
+                "schemas": describe_tools([*self.tools.values(), *methods.values()]) if describes else [],
+            }
+        except ToolError as error:
+            self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
+            self.hello["way_out"] = error.way_out
+        except BaseException as error:  # a file can end its process
+            self.hello = {"error": _words(error)}
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        session = question["session"]
+        if "call" in question:
+            name, arguments = question["call"], question["arguments"]
+            tool = self.tools[name] if session is None else self._session(session).tool(name)
+            return tool.call(arguments)
+        assert self.environment is not None, "there is one"
+        if "play" in question:
+            return {"said": self.environment.play(question["play"], question["answer"])}
+        if "reset" in question:
+            self.sessions[session] = self.environment.begin()
+            return {"said": self.sessions[session].reset(question["reset"])}
+        if "step" in question:
+            return {"said": self._session(session).step(question["step"])}
+        ended = self._session(session)
+        del self.sessions[session]
+        return {"said": ended.finish()}
+
+    def _session(self, name: str) -> Any:
+        if name not in self.sessions:
+            raise RuntimeError(LOST)
+        return self.sessions[name]
+
+
+def main(setting: dict[str, Any]) -> None:
+    """Answer until nobody asks any more."""
     die_with_parent()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the function prints is no answer
-    answer, error = _found(file, function)
-    _say(answers, {"error": error} if error else {})
-    if answer is None:
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the job's code prints is no answer
+    answers = Answers(setting["path"], setting["tools"], describes=setting["describes"])
+    _say(out, answers.hello)
+    if "error" in answers.hello:
         return
     for line in sys.stdin:
-        question = json.loads(line)
         try:
-            said = answer(question["messages"], question["answer"])
-            _say(answers, {"said": said})
+            said = answers.answer(json.loads(line))
         except Exception as failure:
-            _say(answers, {"error": f"{type(failure).__name__}: {failure}"})
+            traceback.print_exc()
+            said = {"error": _words(failure), "kind": "raised"}
+        _say(out, said)
 
 
-def _found(file: str, function: str) -> tuple[Callable[..., Any] | None, str]:
-    """(the function, why there is none)."""
-    try:
-        found = getattr(run_file(file, "job_environment"), function, None)
-    except Exception as failure:
-        return None, f"{type(failure).__name__}: {failure}"
-    return (found, "") if callable(found) else (None, f"there is no function '{function}'")
+def _found(path: str) -> Any:
+    """What `file.py:name` names. Raises: whatever the file does; AttributeError where it has no such name."""
+    file, _, name = path.rpartition(":")
+    found = getattr(run_file(file, f"job_{os.path.basename(file)[:-3]}"), name, None)  # noqa: PTH119
+    if not callable(found):
+        raise AttributeError(f"there is no function '{name}'")
+    return found
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _say(answers: Any, what: dict[str, Any]) -> None:
@@ -46,10 +105,10 @@ def _say(answers: Any, what: dict[str, Any]) -> None:
     try:
         line = json.dumps(what)
     except (TypeError, ValueError) as failure:
-        line = json.dumps({"error": f"the answer is not JSON: {failure}"})
+        line = json.dumps({"error": f"the answer is not JSON: {failure}", "kind": "wrong_result"})
     answers.write(line + "\n")
     answers.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(json.loads(sys.argv[1]))

@@ -1,113 +1,45 @@
 """Conversations: rollouts of several turns, on engines that know of single turns only.
 
 In: requests for whole rollouts, as the engines themselves take them. Out: finished requests, whose completions have the
-policy's turns and what an environment said between them in one row of tokens.
+policy's turns and what was said between them in one row of tokens.
 
-Each rollout goes on by itself: when its turn has ended the environment is asked, and what it says is appended and sent
-back to the same engine, where keys and values of everything before lie in the prefix cache. A rollout never has more
-tokens than `workload.max_response_len`, so that no process needs more memory than for one long turn.
-Left out: where the environment runs (pool.py); what a reward is worth (rewards/total.py).
+Each rollout goes on by itself: when its turn has ended, the tools that it calls are run, or the environment is asked;
+what they say is appended, by the chat template where the prompt is a chat, and sent back to the same engine, where keys
+and values of everything before lie in the prefix cache. A rollout never has more tokens than
+`workload.max_response_len`, so that no process needs more memory than for one long turn.
+Left out: where environment and tools run (pool.py); what a reward is worth (rewards/total.py).
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
-from rlplan.errors import RunError
+from rlplan.errors import RunError, SpecError
 from rlplan.runtime.data.text_tokens import TextTokenizer
-from rlplan.runtime.environments.pool import Answer, EnvironmentPool
+from rlplan.runtime.environments.chat import ChatTurns, Message
+from rlplan.runtime.environments.conversation import (
+    ANSWERED,
+    CONTEXT,
+    FAILED,
+    FINAL,
+    MAX_TURNS,
+    Conversation,
+)
+from rlplan.runtime.environments.pool import EnvironmentPool, Said, read_answer
+from rlplan.runtime.environments.tool_calls import OK, read_calls
 from rlplan.runtime.measure.memory_meter import Measurement, merged
-from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest, WeightSpan
+from rlplan.runtime.rollout.experience import Completion, FinishedRequest, Prompt, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
-from rlplan.spec.parts.environment import EnvironmentSpec
 
 COLLECT_S = 0.2
 """How long engines wait for a turn to end before they answer with none."""
 
 ANSWER_S = 0.01
 """The same while an environment may answer meanwhile."""
-
-TURN_STRIDE = 1 << 40
-"""How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
-
-
-@dataclass(slots=True)
-class Conversation:
-    """One rollout under way. R: its response tokens so far; C: those of them that the policy chose."""
-
-    request: RolloutRequest
-    """For the whole group."""
-
-    sample: int
-    """Its number in the group, from 0."""
-
-    prompt: Prompt
-    tokens: list[int] = field(default_factory=list)
-    """Token ids of the response so far, [R]."""
-
-    logprobs: list[float] = field(default_factory=list)
-    """The engine's log-probs of the chosen tokens, [C]."""
-
-    spans: list[WeightSpan] = field(default_factory=list)
-    """The weights that tokens were sampled from; places in `tokens`."""
-
-    observed: list[tuple[int, int]] = field(default_factory=list)
-    """(start, end) in `tokens` of what the environment said."""
-
-    messages: list[dict[str, str]] = field(default_factory=list)
-    """What was said, as chat messages (role, content)."""
-
-    num_turns: int = 0
-    """The policy's turns so far."""
-
-    finish_reason: str = ""
-    """Of the policy's last turn."""
-
-    @property
-    def num_left(self) -> int:
-        return self.request.max_tokens - len(self.tokens)
-
-    def next_turn(self) -> RolloutRequest:
-        """What the engine is asked for now."""
-        whole = self.request
-        return RolloutRequest(
-            id=f"{whole.id}#{self.sample}.{self.num_turns}",
-            prompt=(*whole.prompt, *self.tokens),
-            num_samples=1,
-            temperature=whole.temperature,
-            seed=whole.seed + self.sample + self.num_turns * TURN_STRIDE,
-            max_tokens=self.num_left,
-            session=whole.id,
-        )
-
-    def append_policy_turn(self, turn: Completion, text: str) -> None:
-        first = len(self.tokens)
-        self.tokens += turn.tokens
-        self.logprobs += turn.logprobs
-        self.spans += [WeightSpan(span.version, first + span.start, first + span.end) for span in turn.spans]
-        self.messages.append({"role": "assistant", "content": text})
-        self.num_turns += 1
-        self.finish_reason = turn.finish_reason
-
-    def append_observation(self, text: str, tokens: Sequence[int]) -> None:
-        self.observed.append((len(self.tokens), len(self.tokens) + len(tokens)))
-        self.tokens += tokens
-        self.messages.append({"role": "user", "content": text})
-
-    def completion(self, answer: Answer) -> Completion:
-        """The whole, as far as it went. A game that ends without a reward has won none."""
-        return Completion(
-            tokens=tuple(self.tokens),
-            logprobs=tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            spans=tuple(self.spans),
-            observed=tuple(self.observed),
-            num_turns=self.num_turns,
-            reward=None if answer.failure else answer.reward or 0.0,
-            failure=answer.failure,
-        )
 
 
 class Conversations:
@@ -121,11 +53,14 @@ class Conversations:
         self,
         fleet: Fleet,
         pool: EnvironmentPool,
-        spec: EnvironmentSpec,
         words: TextTokenizer,
         prompt_of: Callable[[str], Prompt],
+        chat: ChatTurns | None = None,
+        max_prompt_len: int | None = None,
     ) -> None:
-        self.fleet, self.pool, self.spec, self.words, self.prompt_of = fleet, pool, spec, words, prompt_of
+        """chat: where prompts are chats. max_prompt_len: tokens of a prompt that the environment has added to."""
+        self.fleet, self.pool, self.words, self.prompt_of = fleet, pool, words, prompt_of
+        self.spec, self.described, self.chat, self.max_prompt_len = pool.spec, pool.described, chat, max_prompt_len
         self._talking: dict[str, Conversation] = {}
         self._finished: dict[str, dict[int, Completion]] = {}
         self._requests: dict[str, RolloutRequest] = {}
@@ -148,8 +83,7 @@ class Conversations:
                 self._requests[request.id], self._finished[request.id] = request, {}
                 prompt = self.prompt_of(request.id)
                 for sample in range(request.num_samples):
-                    messages = [{"role": "user", "content": prompt.text}]
-                    self._begin_turn(Conversation(request, sample, prompt, messages=messages))
+                    self._begin(Conversation(request, sample, prompt, _messages(prompt)))
             self._send(timeout_s)
 
     def collect(
@@ -181,43 +115,171 @@ class Conversations:
                 )
         return [finished[request.id] for request in requests], measurements
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that answer, and of the one that renders chats."""
+        return [*self.pool.pids, *([] if self.chat is None else [self.chat.text.pid])]
+
     def close(self) -> None:
         self.pool.close()
+        if self.chat is not None:
+            self.chat.close()
 
     def _move_on(self, max_wait_s: float, timeout_s: float) -> list[Measurement]:
-        for name, answer in self.pool.ready():
+        for (name, what), said in self.pool.ready():
             self._num_asked -= 1
-            self._hear(self._talking.pop(name), answer)
+            self._hear(self._talking[name], what, said)
         self._send(timeout_s)
         wait_s = min(max_wait_s, ANSWER_S) if self._num_asked else max_wait_s
         turns, measurements = self.fleet.collect(wait_s, 1, timeout_s)
         for turn in turns:
-            conversation = self._talking[turn.id]
+            conversation = self._talking[turn.id.rpartition(".")[0]]
             (completion,) = turn.completions
             conversation.append_policy_turn(completion, self.words.text(completion.tokens))
-            self.pool.ask(turn.id, conversation.messages, conversation.prompt.answer)
-            self._num_asked += 1
+            self._answer(conversation, completion)
         return measurements
 
-    def _hear(self, conversation: Conversation, answer: Answer) -> None:
-        """Go on with another turn, where the environment wants one and there is room for it."""
-        if answer.failure or answer.observation is None or answer.reward is not None:
-            return self._end(conversation, answer)
-        tokens = self.words.tokens(answer.observation)[: self.spec.max_observation_len]
-        if conversation.num_turns == self.spec.max_turns or len(tokens) >= conversation.num_left:
-            return self._end(conversation, answer)
-        conversation.append_observation(answer.observation, tokens)
+    def _ask(self, conversation: Conversation, what: int | str, question: dict[str, Any], *, is_shared: bool) -> None:
+        session = None if is_shared else conversation.name
+        self.pool.ask((conversation.name, what), question, session)
+        self._num_asked += 1
+
+    def _begin(self, conversation: Conversation) -> None:
+        """The first turn, or, where each rollout has an environment of its own, its reset before."""
+        self._talking[conversation.name] = conversation
+        if not self.described.is_stateful:
+            return self._begin_turn(conversation)
+        prompt = conversation.prompt
+        row = {**json.loads(prompt.columns), "prompt": conversation.messages, "answer": prompt.answer}
+        return self._ask(conversation, "reset", {"reset": row}, is_shared=False)
+
+    def _answer(self, conversation: Conversation, turn: Completion) -> None:
+        """Have the turn that has just ended answered: by the tools that it calls, else by the environment."""
+        names = self.described.tool_names
+        text = self.words.text(turn.tokens, keeps_special=True) if names else ""
+        conversation.calls = read_calls(text, self.spec.call_pattern, names) if names else []
+        if conversation.calls:
+            return self._call(conversation)
+        if self.spec.path is None or self.described.has_tools_alone:
+            return self._end(conversation, FINAL)
+        if self.described.is_stateful:
+            question: dict[str, Any] = {"step": conversation.messages[-1]["content"]}
+        else:
+            question = {"play": conversation.messages, "answer": conversation.prompt.answer}
+        return self._ask(conversation, "step", question, is_shared=not self.described.is_stateful)
+
+    def _call(self, conversation: Conversation) -> None:
+        """Run the tools that the turn calls, all at once; what cannot be run is answered with what is wrong."""
+        if conversation.num_turns == self.spec.max_turns:
+            return self._end(conversation, MAX_TURNS)
+        if conversation.num_left <= 1:
+            return self._end_at_the_limit(conversation)
+        conversation.results = {}
+        for place, call in enumerate(conversation.calls):
+            if call.fault:
+                conversation.end_call(place, call.fault, f"error: {call.why}")
+                continue
+            question = {"call": call.name, "arguments": call.arguments}
+            self._ask(conversation, place, question, is_shared=call.name not in self.described.methods)
+        return self._go_on_after_calls(conversation)
+
+    def _go_on_after_calls(self, conversation: Conversation) -> None:
+        """With what all of them gave, in their order."""
+        if len(conversation.results) == len(conversation.calls):
+            said = [conversation.results[place] for place in range(len(conversation.calls))]
+            named = [call.name or "unknown" for call in conversation.calls]
+            tools = [{"role": "tool", "name": n, "content": text} for n, text in zip(named, said, strict=True)]
+            self._go_on(conversation, tools)
+
+    def _hear(self, conversation: Conversation, what: int | str, said: Said) -> None:
+        """what: the question: the place of a call, `reset`, `step` or `finish`."""
+        if isinstance(what, int):
+            text = said.value if isinstance(said.value, str) else f"error: {said.failure}"
+            conversation.end_call(what, said.kind or OK, text)
+            return self._go_on_after_calls(conversation)
+        if what == "finish":
+            return self._finish(conversation, said)
+        answer = read_answer(said)
+        if answer.failure:
+            return self._end(conversation, FAILED, answer.failure)
+        if what == "reset":
+            return self._reset(conversation, answer.said)
+        conversation.add_reward(answer.reward)
+        if answer.is_end:
+            return self._end(conversation, ANSWERED)
+        return self._go_on(conversation, answer.said)
+
+    def _reset(self, conversation: Conversation, said: Sequence[Message]) -> None:
+        """Begin with what the environment adds to the last message of the prompt, if anything."""
+        added = "".join(message["content"] for message in said)
+        if not added:
+            return self._begin_turn(conversation)
+        prompt, last = conversation.prompt, conversation.messages[-1]
+        conversation.messages[-1] = {**last, "content": last["content"] + added}
+        try:
+            tokens = self._chat_of(prompt).prompt(conversation.messages) if prompt.chat else None
+        except SpecError as error:
+            return self._end(conversation, FAILED, str(error))
+        tokens = tokens or self.words.tokens(prompt.text + added, adds_special_tokens=True)
+        if self.max_prompt_len is not None and len(tokens) > self.max_prompt_len:
+            why = (
+                f"with what reset adds a prompt has {len(tokens)} tokens, workload.max_prompt_len={self.max_prompt_len}"
+            )
+            return self._end(conversation, FAILED, why)
+        conversation.prompt, conversation.is_changed = replace(prompt, tokens=tuple(tokens)), True
         return self._begin_turn(conversation)
 
-    def _begin_turn(self, conversation: Conversation) -> None:
-        turn = conversation.next_turn()
-        self._talking[turn.id] = conversation
-        self._unsent.append(turn)
+    def _go_on(self, conversation: Conversation, said: Sequence[Message]) -> None:
+        """Go on with another turn, where there is one left and room for it."""
+        if conversation.num_turns == self.spec.max_turns:
+            return self._end(conversation, MAX_TURNS)
+        try:
+            tokens = self._tokens(conversation, said)
+        except SpecError as error:
+            return self._end(conversation, FAILED, str(error))
+        if len(tokens) >= conversation.num_left:
+            return self._end_at_the_limit(conversation)
+        conversation.append_observation(said, tokens)
+        return self._begin_turn(conversation)
 
-    def _end(self, conversation: Conversation, answer: Answer) -> None:
+    def _tokens(self, conversation: Conversation, said: Sequence[Message]) -> list[int]:
+        """What was said as tokens, each message without what is beyond max_observation_len."""
+        most = self.spec.max_observation_len
+        if not conversation.prompt.chat:
+            return self.words.tokens("".join(message["content"] for message in said))[:most]
+        cut = [{**message, "content": self.words.cut(message["content"], most)} for message in said]
+        return self._chat_of(conversation.prompt).between(cut, conversation.tokens[-1])
+
+    def _chat_of(self, prompt: Prompt) -> ChatTurns:
+        assert self.chat is not None, f"{prompt.id} is a chat"
+        return self.chat
+
+    def _begin_turn(self, conversation: Conversation) -> None:
+        self._unsent.append(conversation.next_turn())
+
+    def _end_at_the_limit(self, conversation: Conversation) -> None:
+        why = ""
+        if self.spec.at_context_limit == "mask":
+            why = f"the next turn does not fit workload.max_response_len={conversation.request.max_tokens}"
+        self._end(conversation, CONTEXT, why)
+
+    def _end(self, conversation: Conversation, why: str, failure: str = "") -> None:
+        conversation.ended, conversation.failure = why, failure
+        if self.described.is_stateful:
+            return self._ask(conversation, "finish", {"finish": conversation.name}, is_shared=False)
+        return self._finish(conversation, Said())
+
+    def _finish(self, conversation: Conversation, said: Said) -> None:
+        """said: the last words of an environment of the rollout's own, a reward maybe."""
+        if not conversation.failure and said != Said():
+            answer = read_answer(said)
+            conversation.add_reward(answer.reward)
+            conversation.failure = answer.failure
+        del self._talking[conversation.name]
+        self.pool.forget(conversation.name)
         name = conversation.request.id
         samples = self._finished[name]
-        samples[conversation.sample] = conversation.completion(answer)
+        samples[conversation.sample] = conversation.completion()
         if len(samples) == conversation.request.num_samples:
             whole = FinishedRequest(name, tuple(samples[index] for index in range(len(samples))))
             self._ready.setdefault(_kind(name), []).append(whole)
@@ -229,6 +291,10 @@ class Conversations:
         if self._unsent:
             self.fleet.submit(self._unsent, timeout_s)
             self._unsent = []
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    return list(json.loads(prompt.chat)) if prompt.chat else [{"role": "user", "content": prompt.text}]
 
 
 def _kind(request_id: str) -> str:

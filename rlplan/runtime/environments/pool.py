@@ -1,8 +1,9 @@
 """EnvironmentPool: processes that answer the policy between its turns, each question with a deadline.
 
-In: questions by key. Out: answers by key, as they come, in any order. A process that dies, hangs or says what is no
-answer is a failure with its reason, never a silent zero; it is killed, and another takes its place.
-Left out: what becomes of an answer (conversations.py).
+In: questions by key. Out: what was said, by key, as it comes, in any order. A process that dies, hangs or says what is
+no answer is a failure with its reason, never a silent zero; it is killed, and another takes its place. Questions of one
+session go to one process, which keeps its state; with the process the state of all its sessions is lost, and their next
+question is a failure. Left out: what becomes of an answer (conversations.py).
 """
 
 import json
@@ -10,13 +11,16 @@ import math
 import os
 import queue
 import threading
+from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
+from rlplan.runtime.environments.tool_calls import DIED, TIMED_OUT
+from rlplan.runtime.processes.line_process import Deadline, LateError, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -27,51 +31,113 @@ START_S, CLOSE_S = 60.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What an environment says of a turn: an observation for another turn, a reward at the end, both or neither.
+class Described:
+    """What a job's environment and tools are, as their process has found them."""
 
-    failure: why there is none.
-    """
+    is_stateful: bool = False
+    """Whether each rollout has an environment of its own."""
 
-    observation: str | None = None
-    reward: float | None = None
+    has_tools_alone: bool = False
+    """Whether that has nothing but methods which the policy calls."""
+
+    methods: tuple[str, ...] = ()
+    """Their names."""
+
+    schemas: tuple[Any, ...] = ()
+    """Of every tool, as a chat template takes them."""
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [schema["function"]["name"] for schema in self.schemas]
+
+
+NOTHING = Described()
+"""Neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a process has said to a question. failure: why it has not; kind: that in a word of tool_calls.OUTCOMES."""
+
+    value: Any = None
     failure: str = ""
+    kind: str = ""
 
 
-def check_environment(spec: EnvironmentSpec, where: str = "rollout.environment.path") -> None:
-    """Start one process and end it. Raises: SpecError when the function cannot be had."""
-    child = _Child(spec, None)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an environment says of a turn."""
+
+    said: tuple[dict[str, Any], ...] = ()
+    """Messages for another turn."""
+
+    reward: float | None = None
+    is_end: bool = True
+    failure: str = ""
+    """Why there is none."""
+
+
+def describe(spec: EnvironmentSpec) -> Described:
+    """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
+    child = _Child(spec, None, describes=True)
     try:
         child.start()
+        found = child.hello
     except NoAnswerError as error:
-        raise SpecError(
-            f"the environment cannot be used: {error}",
-            where=f"{where}: {spec.path}",
-            rule="a Python file that can be loaded, and a function in it",
-            way_out="correct it; python -m rlplan.runtime.environments.child FILE FUNCTION shows more",
-        ) from None
+        found = {"error": str(error)}
     finally:
         child.kill()
+    if "error" in found:
+        key = found.get("key", "path")
+        raise SpecError(
+            f"the {'tool' if key == 'tools' else 'environment'} cannot be used: {found['error']}",
+            where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",
+            rule=found.get("rule", "a Python file that can be loaded, and a function or a class in it"),
+            way_out=found.get("way_out", "correct it; docs/runtime.md, Several turns, shows what it may be"),
+        )
+    names = [schema["function"]["name"] for schema in found["schemas"]]
+    if len(set(names)) < len(names):
+        raise SpecError(
+            f"two tools have one name: {', '.join(names)}",
+            where="rollout.environment.tools",
+            rule="the functions of tools and the methods of the environment each have a name of their own",
+            way_out="rename one",
+        )
+    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), tuple(found["schemas"]))
 
 
 class EnvironmentPool:
     """See the module docstring. `close` ends every process."""
 
-    def __init__(self, spec: EnvironmentSpec, log: Path) -> None:
+    def __init__(self, spec: EnvironmentSpec, log: Path, described: Described = NOTHING) -> None:
         """log: what the processes print."""
-        self.spec = spec
-        self._questions: queue.SimpleQueue[tuple[Any, str] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, Answer]] = queue.SimpleQueue()
+        self.spec, self.described = spec, described
+        self._work = threading.Condition()
+        self._is_closed = False
+        self._shared: deque[tuple[Any, str]] = deque()
+        self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
+        self._place: dict[str, int] = {}
+        self._answers: queue.SimpleQueue[tuple[Any, Said]] = queue.SimpleQueue()
         self._children = [_Child(spec, log) for _ in range(spec.num_workers)]
-        self._threads = [threading.Thread(target=self._serve, args=(child,), daemon=True) for child in self._children]
+        self._threads = [
+            threading.Thread(target=self._serve, args=place, daemon=True) for place in enumerate(self._children)
+        ]
         for thread in self._threads:
             thread.start()
 
-    def ask(self, key: Any, messages: list[dict[str, str]], answer: str) -> None:
-        """Begin to ask. messages: the turns so far; answer: the prompt's right answer."""
-        self._questions.put((key, json.dumps({"messages": messages, "answer": answer})))
+    def ask(self, key: Any, question: dict[str, Any], session: str | None = None) -> None:
+        """Begin to ask. session: whose state it is about; None: any process may answer."""
+        line = json.dumps({**question, "session": session})
+        with self._work:
+            self._queue_of(session).append((key, line))
+            self._work.notify_all()
 
-    def ready(self) -> list[tuple[Any, Answer]]:
+    def forget(self, session: str) -> None:
+        """Nothing more is asked in a session."""
+        with self._work:
+            self._place.pop(session, None)
+
+    def ready(self) -> list[tuple[Any, Said]]:
         found = []
         while not self._answers.empty():
             found.append(self._answers.get())
@@ -81,16 +147,10 @@ class EnvironmentPool:
     def pids(self) -> list[int]:
         return [child.process.pid for child in self._children if child.process is not None]
 
-    def resident_bytes(self) -> int:
-        total = 0
-        for pid in self.pids:
-            with suppress(OSError, IndexError):
-                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return total
-
     def close(self) -> None:
-        for _ in self._threads:
-            self._questions.put(None)
+        with self._work:
+            self._is_closed = True
+            self._work.notify_all()
         for child in self._children:
             child.close()
         for thread in self._threads:
@@ -98,42 +158,60 @@ class EnvironmentPool:
         for child in self._children:
             child.kill()
 
-    def _serve(self, child: "_Child") -> None:
-        while (question := self._questions.get()) is not None:
+    def _queue_of(self, session: str | None) -> deque[tuple[Any, str]]:
+        if session is None:
+            return self._shared
+        if session not in self._place:
+            load = Counter(self._place.values())
+            self._place[session] = min(range(len(self._pinned)), key=lambda place: load[place])
+        return self._pinned[self._place[session]]
+
+    def _next(self, place: int) -> tuple[Any, str] | None:
+        with self._work:
+            self._work.wait_for(lambda: self._is_closed or self._pinned[place] or self._shared)
+            return None if self._is_closed else (self._pinned[place] or self._shared).popleft()
+
+    def _serve(self, place: int, child: "_Child") -> None:
+        while (question := self._next(place)) is not None:
             key, line = question
             self._answers.put((key, child.ask(line)))
 
 
 class _Child:
-    """One process, started when it is first needed."""
+    """One process, started when it is first needed. hello: what it has said of itself."""
 
-    def __init__(self, spec: EnvironmentSpec, log: Path | None) -> None:
-        self.spec, self.log = spec, log
+    def __init__(self, spec: EnvironmentSpec, log: Path | None, *, describes: bool = False) -> None:
+        self.spec, self.log, self.describes = spec, log, describes
         self.process: LineProcess | None = None
+        self.hello: dict[str, Any] = {}
         self._is_closed = False
 
-    def ask(self, line: str) -> Answer:
+    def ask(self, line: str) -> Said:
         try:
             process = self.process or self.start()
             deadline = Deadline(self.spec.timeout_s)
             process.say(line, deadline)
-            return read_answer(process.hear(deadline))
+            said = process.hear(deadline)
         except NoAnswerError as error:
             self.kill()
-            return Answer(failure=str(error))
+            return Said(failure=str(error), kind=TIMED_OUT if isinstance(error, LateError) else DIED)
+        if "error" in said:
+            return Said(failure=str(said["error"])[:500], kind=str(said.get("kind", DIED)))
+        return Said(said.get("said"))
 
     def start(self) -> LineProcess:
-        """Start it and hear whether the function is there. Raises: NoAnswerError."""
+        """Start it and hear whether everything is there. Raises: NoAnswerError."""
         if self._is_closed:
             raise NoAnswerError("the run has ended")
-        command = module_command("rlplan.runtime.environments.child", str(self.spec.file), self.spec.function)
+        setting = {"path": self.spec.path, "tools": self.spec.tools, "describes": self.describes}
+        command = module_command("rlplan.runtime.environments.child", json.dumps(setting))
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:
             self.close()
-        said = process.hear(Deadline(scaled(START_S), " before it was ready"))
-        if "error" in said:
-            raise NoAnswerError(str(said["error"]))
+        self.hello = process.hear(Deadline(scaled(START_S), " before it was ready"))
+        if "error" in self.hello and not self.describes:
+            raise NoAnswerError(str(self.hello["error"]))
         return process
 
     def kill(self) -> None:
@@ -149,23 +227,41 @@ class _Child:
             process.kill()
 
 
-def read_answer(said: dict[str, Any]) -> Answer:
+def resident_bytes(pids: Sequence[int]) -> int:
+    """Of processes, those that have ended left out."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def read_answer(said: Said) -> Answer:
     """What a process said, checked: an answer that is none is a failure.
 
-    >>> read_answer({"said": {"observation": "too low"}}).observation, read_answer({"said": {"reward": "1"}}).failure
+    >>> read_answer(Said({"observation": "too low"})).said[0]["content"], read_answer(Said({"reward": "1"})).failure
     ('too low', "reward is '1', not a finite number")
     """
-    if "error" in said:
-        return Answer(failure=str(said["error"])[:500])
-    answer = said.get("said")
-    if not isinstance(answer, dict) or not set(answer) <= {"observation", "reward"}:
+    answer = said.value
+    if said.failure:
+        return Answer(failure=said.failure)
+    if not isinstance(answer, dict) or not set(answer) <= {"observation", "reward", "done"}:
         return Answer(failure=f"the answer is {str(answer)[:200]!r}, not a dict with observation, reward or both")
     observation, reward = answer.get("observation"), answer.get("reward")
-    if observation is not None and not isinstance(observation, str):
+    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
+    if observation is not None and not all(_is_message(message) for message in messages):
         return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text")
     if reward is not None and not _is_number(reward):
         return Answer(failure=f"reward is {str(reward)[:200]!r}, not a finite number")
-    return Answer(observation, None if reward is None else float(reward))
+    is_end = answer.get("done", observation is None or reward is not None)
+    if not isinstance(is_end, bool):
+        return Answer(failure=f"done is {str(is_end)[:200]!r}, neither true nor false")
+    number = None if reward is None else float(reward)
+    return Answer(() if observation is None else tuple(messages), number, is_end)
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
 def _is_number(value: object) -> bool:

@@ -144,6 +144,7 @@ def whitened(rollouts: Sequence[Sequence[float]], num_learned: Sequence[int] | N
 
 def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
     """The reward on the last token that is learned from, less kl_coef * KL of each one where that is in the rewards.
+    What an environment gave for an earlier turn stands on that turn's last token.
 
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
@@ -156,7 +157,10 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
             for index, (own, other) in enumerate(zip(mine, reference, strict=True))
         ]
     if rewards:
-        rewards[rollout.num_learned - 1] += rollout.reward  # the last one where none is
+        for num_chosen, value in rollout.turn_rewards:
+            rewards[num_chosen - 1] += value
+        rest = rollout.reward - math.fsum(value for _, value in rollout.turn_rewards)
+        rewards[rollout.num_learned - 1] += rest  # the last one where none is
     return rewards
 
 

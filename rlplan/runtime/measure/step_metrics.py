@@ -6,11 +6,13 @@ Learning metrics hold nothing that depends on the clock, so that two seeded runs
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rlplan.runtime.environments.conversation import CONTEXT, MAX_TURNS
+from rlplan.runtime.environments.tool_calls import OUTCOMES
 from rlplan.runtime.learning.logprob_mismatch import DIFFERENCE, differences_of
 from rlplan.runtime.rewards.verdict import EXHAUSTED
 from rlplan.runtime.rollout.experience import Rollout
@@ -64,6 +66,12 @@ class StepMetrics:
         observed = sum(len(each.tokens) - len(each.logprobs) for each in all_of_them)
         self.learning["environment/observed_tokens_mean"] = observed / count
         self.learning["environment/failed_fraction"] = sum(bool(each.failure) for each in all_of_them) / count
+        for why in (MAX_TURNS, CONTEXT):
+            self.learning[f"environment/{why}_fraction"] = sum(each.ended == why for each in all_of_them) / count
+        calls = Counter(call for each in all_of_them for call in each.calls)
+        if self.job.rollout.environment.tools or calls:
+            self.learning["tools/calls_mean"] = calls.total() / count
+            self.learning |= {f"tools/{outcome}": calls[outcome] for outcome in OUTCOMES}
 
     def add_replaced(self, num_groups: int) -> None:
         """Groups whose rollouts all had the same reward, and that other prompts' were generated for."""

@@ -25,6 +25,10 @@ class NoAnswerError(Exception):
     """Nothing came that is an answer; says why."""
 
 
+class LateError(NoAnswerError):
+    """Nothing came in time."""
+
+
 class GarbledError(NoAnswerError):
     """What came is no answer."""
 
@@ -45,11 +49,11 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def wait_for(self, pipe: int, event: int) -> None:
-        """Until a pipe can be read or written. Raises: NoAnswerError at the deadline."""
+        """Until a pipe can be read or written. Raises: LateError at the deadline."""
         poll = select.poll()
         poll.register(pipe, event)
         if not poll.poll(1000 * max(0.0, self.at - time.monotonic())):
-            raise NoAnswerError(f"timeout after {self.seconds:.4g} s{self.during}")
+            raise LateError(f"timeout after {self.seconds:.4g} s{self.during}")
 
 
 class LineProcess:

@@ -64,7 +64,7 @@ def signature_of(function: Callable[..., Any]) -> str:
     parameters = inspect.signature(function).parameters
     if {"solution_str", "ground_truth"} <= set(parameters):
         return "verl"
-    if "completions" in parameters and ("prompts" in parameters or _taken_by(function) is None):
+    if "completions" in parameters and ("prompts" in parameters or taken_by(function) is None):
         return "trl"
     raise TypeError(
         f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
@@ -74,14 +74,14 @@ def signature_of(function: Callable[..., Any]) -> str:
 
 def check_parameters(function: Callable[..., Any], kind: str, columns: Collection[str] | None) -> None:
     """Bind what a call will give to the function's parameters. Raises: TypeError when that cannot be done."""
-    takes, signature = _taken_by(function), inspect.signature(function)
+    takes, signature = taken_by(function), inspect.signature(function)
     if takes is not None and not takes & RESPONSE[kind]:
         raise TypeError(f"it takes ({', '.join(signature.parameters)}), and no {' or '.join(sorted(RESPONSE[kind]))}")
     offered = set(GIVEN[kind])
     if kind == "trl":
         offered |= set(signature.parameters if columns is None else columns)
     try:
-        signature.bind(**_chosen(takes, dict.fromkeys(offered)))
+        signature.bind(**chosen(takes, dict.fromkeys(offered)))
     except TypeError as error:
         names = ", ".join([*GIVEN[kind], *sorted(offered - set(GIVEN[kind]))])
         raise TypeError(f"{error}; given by name are {names}") from None
@@ -93,7 +93,7 @@ def _is_no_plain_function(function: Any) -> bool:
     return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
 
 
-def _taken_by(function: Callable[..., Any]) -> set[str] | None:
+def taken_by(function: Callable[..., Any]) -> set[str] | None:
     """Names of what a function can be given by name; None: whatever there is."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -101,12 +101,12 @@ def _taken_by(function: Callable[..., Any]) -> set[str] | None:
     return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
-def _chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
+def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
 def _as_verl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    takes = _taken_by(function)
+    takes = taken_by(function)
 
     def call(request: dict[str, Any]) -> Any:
         columns = request["columns"]
@@ -116,14 +116,14 @@ def _as_verl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
             "ground_truth": request["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = function(**_chosen(takes, everything))
+        values = function(**chosen(takes, everything))
         return values["score"] if isinstance(values, dict) else values
 
     return call
 
 
 def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    takes = _taken_by(function)
+    takes = taken_by(function)
 
     def call(request: dict[str, Any]) -> Any:
         columns = {"answer": request["answer"], **request["columns"]}
@@ -133,7 +133,7 @@ def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
             "completions": [request["text"]],
             "completion_ids": [request["tokens"]],
         }
-        values = function(**_chosen(takes, everything))
+        values = function(**chosen(takes, everything))
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise TypeError(f"it gave {type(values).__name__}, not a list with one number for each completion")
         if len(values) != 1:

@@ -30,9 +30,14 @@ def overlong_penalty(rollout: Rollout, job: ResolvedJob) -> float:
 
 def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
     """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
+    environment = job.rollout.environment
     for rollout in rollouts if job.has_turns else ():
-        rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
-        rollout.reward += job.rollout.environment.weight * rollout.rewards[ENVIRONMENT]
+        if environment.path is not None:
+            rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
+            rollout.reward += environment.weight * rollout.rewards[ENVIRONMENT]
+            rollout.turn_rewards = tuple(
+                (at, environment.weight * value) for at, value in rollout.completion.turn_rewards
+            )
         if rollout.completion.failure:
             rollout.has_failed, rollout.num_ignored = True, len(rollout.completion.logprobs)
             rollout.failure = rollout.failure or rollout.completion.failure
@@ -77,5 +82,5 @@ def finish_rewards(
         rewards = [rollout.reward for rollout in judged]
         random.Random(f"{job.seed}/shuffle/{step}").shuffle(rewards)
         for rollout, reward in zip(judged, rewards, strict=True):
-            rollout.reward = reward
+            rollout.reward, rollout.turn_rewards = reward, ()
     return [each for each in (*rollouts, *baselines) if each.has_failed and id(each) not in had_failed]

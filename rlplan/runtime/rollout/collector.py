@@ -19,8 +19,10 @@ from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
 from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
-from rlplan.runtime.environments.pool import EnvironmentPool
+from rlplan.runtime.environments.pool import EnvironmentPool, resident_bytes
+from rlplan.runtime.environments.tool_calls import BY_THE_TOOL
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rewards.judge import Response
@@ -29,7 +31,7 @@ from rlplan.runtime.rewards.total import add_environment, finish_rewards
 from rlplan.runtime.rollout.buffer import ExperienceBuffer
 from rlplan.runtime.rollout.experience import FinishedRequest, Rollout, RolloutRequest
 from rlplan.runtime.rollout.fleet import Fleet
-from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, gather
+from rlplan.runtime.rollout.groups import Finished, Group, GroupMaker, as_begun, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.rollout.rollout_stream import RolloutStream, StreamSettings
 from rlplan.runtime.run_folder.recorder import Recorder
@@ -128,11 +130,15 @@ class Collector:
     def _watch_environment(self, step: int) -> None:
         """Note what its processes hold. Masked rollouts must not go unseen."""
         if isinstance(self.generation, Conversations):
-            self.recorder.record_beside("environment", step, self.generation.pool.resident_bytes())
+            self.recorder.record_beside("environment", step, resident_bytes(self.generation.pids))
         unanswered = [rollout.failure for rollout in self.rollouts if rollout.completion.failure]
         if unanswered:
             text = f"{len(unanswered)} of {len(self.rollouts)} rollouts are masked, such as: {unanswered[0]}"
             self.recorder.write_alarm(step, "environment", text, num_masked=len(unanswered))
+        faults = Counter(call for each in self.rollouts for call in each.completion.calls if call in BY_THE_TOOL)
+        if faults:
+            text = f"calls of tools that did not end well: {', '.join(f'{n} {fault}' for fault, n in faults.items())}"
+            self.recorder.write_alarm(step, "tools", text, num_calls=faults.total())
 
     def evaluate(self, action: Action, step: int) -> list[Measurement]:
         """Results on the held-out prompts. The last step's own evaluation is not repeated while finishing."""
@@ -143,7 +149,13 @@ class Collector:
             groups, measurements = self._complete(action, requests)
         text = self.groups.words.text
         rollouts = [
-            Rollout(prompt, index, completion, text(completion.chosen), id=f"evaluate/{index}/{sample}")
+            Rollout(
+                as_begun(prompt, completion),
+                index,
+                completion,
+                text(completion.chosen),
+                id=f"evaluate/{index}/{sample}",
+            )
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
             for sample, completion in enumerate(completions)
         ]
@@ -210,11 +222,14 @@ class Collector:
         )
 
     def _with_environment(self) -> Conversations:
-        """The engines, and between the policy's turns the job's environment."""
-        environment = self.job.rollout.environment
-        pool = EnvironmentPool(environment, self.recorder.folder / "logs" / "environment.log")
-        self.worker_group.pids_outside_ray = lambda: pool.pids
-        return Conversations(self.fleet, pool, environment, self.groups.words, self.requests.named)
+        """The engines, and between the policy's turns what the job has to answer them."""
+        log, described = self.recorder.folder / "logs" / "environment.log", self.prompts.environment
+        pool = EnvironmentPool(self.job.rollout.environment, log, described)
+        words, max_prompt_len = self.groups.words, self.job.workload.max_prompt_len
+        chat = ChatTurns(Path(self.job.policy.path), words, described.schemas) if self.prompts.has_chats else None
+        talks = Conversations(self.fleet, pool, words, self.requests.named, chat, max_prompt_len)
+        self.worker_group.pids_outside_ray = lambda: talks.pids
+        return talks
 
     def _made(self, finished: Iterable[Finished]) -> list[Group]:
         """Groups of finished completions, rewarded where it must be known which have variance."""

@@ -34,6 +34,9 @@ class Prompt:
     source: str = ""
     """The name of its data set where there are several."""
 
+    chat: str = ""
+    """The messages that the policy's template made `text` of, as JSON; empty where there were none."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
@@ -105,7 +108,19 @@ class Completion:
 
     num_turns: int = 1
     reward: float | None = None
-    """The environment's reward; None without an environment."""
+    """The environment's reward, of all turns together; None without an environment."""
+
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """(chosen tokens up to the turn's end, reward) of turns before the last that the environment gave a reward for."""
+
+    ended: str = ""
+    """Why the rollout of several turns went no further: a word of conversation.py's ENDS."""
+
+    calls: tuple[str, ...] = ()
+    """How each call of a tool ended: a word of tool_calls.py's OUTCOMES."""
+
+    prompt_tokens: tuple[int, ...] = ()
+    """Token ids of the prompt where the environment's `reset` has added to it; empty: the prompt's own."""
 
     failure: str = ""
     """Why the environment has not answered; then nothing is learned from the completion. Empty: it has."""
@@ -152,6 +167,9 @@ class Rollout:
 
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By scored role: one number a chosen token, [C]; of a reward model one in all, [1]."""
+
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """(chosen tokens up to the turn's end, part of `reward` that came with it) of turns before the last."""
 
     advantage: float = 0.0
     """Of the whole response."""

@@ -6,7 +6,7 @@ Left out: where completions come from (an engine asked now, or a stream), and re
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlplan.runtime.data.text_tokens import TextTokenizer
@@ -67,13 +67,18 @@ class GroupMaker:
         learned, text = self._num_said(completion), self.text(completion)
         if self.job.algorithm.masks_truncated and completion.finish_reason == "length":
             learned = 0
-        return Rollout(prompt, 0, completion, text, len(completion.logprobs) - learned)
+        return Rollout(as_begun(prompt, completion), 0, completion, text, len(completion.logprobs) - learned)
 
     def _num_said(self, completion: Completion) -> int:
         """Tokens up to the first end of sequence, which a forced length goes beyond."""
         chosen = completion.chosen
         ends = [index for index, token in enumerate(chosen) if token in self.end_tokens]
         return ends[0] + 1 if ends and self.job.controls.forces_lengths else len(chosen)
+
+
+def as_begun(prompt: Prompt, completion: Completion) -> Prompt:
+    """The prompt with what an environment's `reset` has added to it for this rollout."""
+    return replace(prompt, tokens=completion.prompt_tokens) if completion.prompt_tokens else prompt
 
 
 def gather(

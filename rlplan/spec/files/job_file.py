@@ -43,7 +43,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     for key, place in (
         *((key, place) for key, place in data_files if not place.startswith(HUB_DATA)),
         *((f"rewards[].path of {r.label}", r.file) for r in job.rewards if isinstance(r, FunctionSpec)),
-        *([("rollout.environment.path", str(job.rollout.environment.file))] if job.has_turns else []),
+        *job.rollout.environment.files,
     ):
         fault = _fault(Path(place))
         if fault:

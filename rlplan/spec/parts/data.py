@@ -46,6 +46,8 @@ class DataSpec(Spec):
     """Whether each epoch has an order of its own, from the seed; else each data set is taken as it stands."""
     difficulty_column: str | None = None
     """A column of numbers: each epoch of each data set begins with the smallest."""
+    system_prompt: str | None = Field(default=None, max_length=100_000)
+    """Goes before every prompt that has none of its own; prompts are then chats, whatever they are in their file."""
 
     @field_validator("prompts")
     @classmethod

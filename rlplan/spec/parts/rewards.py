@@ -24,7 +24,8 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-def _has_group(pattern: str) -> str:
+def pattern_with_group(pattern: str) -> str:
+    """A regular expression that holds something. Raises: ValueError."""
     if re.compile(_compiles(pattern)).groups < 1:
         raise ValueError("the pattern needs one (group) that holds the answer")
     return pattern
@@ -53,7 +54,7 @@ class AnswerMatcherSpec(_Reward):
     timeout_s: float = Field(default=5.0, gt=0, le=600)
     """For one comparison of mathematics."""
 
-    _pattern_has_group = field_validator("pattern")(_has_group)
+    _pattern_has_group = field_validator("pattern")(pattern_with_group)
 
 
 class FormatCheckerSpec(_Reward):
@@ -84,7 +85,7 @@ class CodeExecutorSpec(_Reward):
     max_processes: int = Field(default=32, ge=4, le=4096)
     """Of the whole sandbox."""
 
-    _pattern_has_group = field_validator("pattern")(_has_group)
+    _pattern_has_group = field_validator("pattern")(pattern_with_group)
 
     @field_validator("template")
     @classmethod

@@ -90,9 +90,9 @@ Game = tuple[EnvironmentPool, EnvironmentSpec]
 def rollouts(
     game: Game, *, max_tokens: int, turn_len: int = 4, num_samples: int = 4
 ) -> tuple[Engines, FinishedRequest]:
-    pool, spec = game
+    pool, _ = game
     engines = Engines(turn_len)
-    talks = Conversations(engines, pool, spec, WORDS, lambda name: PROMPT)  # type: ignore[arg-type]
+    talks = Conversations(engines, pool, WORDS, lambda name: PROMPT)  # type: ignore[arg-type]
     request = RolloutRequest("generate/1/0", PROMPT.tokens, num_samples, 1.0, 7, max_tokens)
     finished, _ = talks.generate([request], 30.0)
     return engines, finished[0]

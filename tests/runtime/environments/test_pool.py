@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.runtime.environments.pool import Answer, EnvironmentPool, check_environment
+from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, describe, read_answer
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
@@ -49,17 +49,21 @@ def pool(tmp_path: Path) -> Iterator[EnvironmentPool]:
 
 def asked(pool: EnvironmentPool, *words: str) -> list[Answer]:
     for index, word in enumerate(words):
-        pool.ask(index, [{"role": "assistant", "content": word}], "42")
-    found: dict[int, Answer] = {}
+        pool.ask(index, {"play": [{"role": "assistant", "content": word}], "answer": "42"})
+    found: dict[int, Said] = {}
     wait_for(lambda: found.update(pool.ready()) or len(found) == len(words), 30, pause_s=0.005)
-    return [found[index] for index in range(len(words))]
+    return [read_answer(found[index]) for index in range(len(words))]
+
+
+def words_of(answer: Answer) -> str | None:
+    return answer.said[0]["content"] if answer.said else None
 
 
 def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: EnvironmentPool, tmp_path: Path) -> None:
     again, won, both, neither = asked(pool, "again", "won", "both", "neither")
-    assert (again.observation, again.reward) == ("42", None)
-    assert (won.observation, won.reward) == (None, 1.0)
-    assert (both.observation, both.reward) == ("over", 0.5)
+    assert (words_of(again), again.reward, again.is_end) == ("42", None, False)
+    assert (words_of(won), won.reward, won.is_end) == (None, 1.0, True)
+    assert (words_of(both), both.reward, both.is_end) == ("over", 0.5, True)
     assert neither == Answer()
     assert "heard again" in (tmp_path / "log.txt").read_text()
 
@@ -103,7 +107,7 @@ def test_a_killed_process_is_replaced_and_none_is_left_when_the_pool_is_closed(p
     assert asked(pool, "won", "won")[1] == Answer(reward=1.0)
     second = pool.pids
     assert second != first
-    pool.ask(0, [{"role": "assistant", "content": "hang"}], "42")
+    pool.ask(0, {"play": [{"role": "assistant", "content": "hang"}], "answer": "42"})
     time.sleep(0.1)
     pool.close()
     assert alive([*first, *second]) == []
@@ -122,21 +126,21 @@ def test_a_function_that_cannot_be_had_is_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "game.py").write_text(text)
     with pytest.raises(SpecError, match=reason):
-        check_environment(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
+        describe(EnvironmentSpec(path=f"{tmp_path / 'game.py'}:{function}"))
 
 
 def test_the_example_s_game_is_won_by_the_largest_digit_and_gives_hints() -> None:
     spec = EnvironmentSpec(path=f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play")
-    check_environment(spec)
+    assert not describe(spec).is_stateful
     pool = EnvironmentPool(spec, Path(os.devnull))
     turns = [{"role": "user", "content": "Sort: 52914"}]
     said = []
     for guess in ("<answer>5", "no", "9"):
         turns.append({"role": "assistant", "content": guess})
-        pool.ask(0, turns, "12459")
-        found: list[tuple[object, Answer]] = []
+        pool.ask(0, {"play": turns, "answer": "12459"})
+        found: list[tuple[object, Said]] = []
         wait_for(lambda: found.extend(pool.ready()) or found, 60, pause_s=0.005)  # noqa: B023
-        said.append(found[0][1])
-        turns.append({"role": "user", "content": str(said[-1].observation)})
+        said.append(read_answer(found[0][1]))
+        turns.append({"role": "user", "content": str(words_of(said[-1]))})
     pool.close()
-    assert [(each.observation, each.reward) for each in said] == [("+", None), ("?", None), (None, 0.25)]
+    assert [(words_of(each), each.reward) for each in said] == [("+", None), ("?", None), (None, 0.25)]

@@ -48,14 +48,14 @@ def test_a_process_beside_the_run_does_not_look_into_the_current_folder(traps: P
     spec = EnvironmentSpec(path=f"{tmp_path / 'own' / 'game.py'}:play", num_workers=1)
     pool = EnvironmentPool(spec, tmp_path / "log.txt")
     try:
-        pool.ask(0, [{"role": "assistant", "content": "x"}], "42")
+        pool.ask(0, {"play": [{"role": "assistant", "content": "x"}], "answer": "42"})
         deadline, found = time.monotonic() + 30, []
         while not found and time.monotonic() < deadline:
             found = pool.ready()
             time.sleep(0.01)
     finally:
         pool.close()
-    assert [answer.observation for _, answer in found] == ["42"]
+    assert [said.value for _, said in found] == [{"observation": "42"}]
     assert not traps.exists(), traps.read_text()
 
 

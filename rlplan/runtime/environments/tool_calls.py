@@ -1,0 +1,73 @@
+"""Tool calls: what a turn of the policy's asks for, as JSON that a model wrote, and how each call ended.
+
+In: the text of a turn. Out: calls, each with what is wrong with it. Left out: running them (tools.py).
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import regex
+
+from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
+
+MAX_CALLS = 32
+"""Of one turn; those beyond are answered with an error."""
+OK, NOT_JSON, UNKNOWN, WRONG, TOO_MANY = "ok", "not_json", "unknown_tool", "wrong_arguments", "too_many"
+RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED = "raised", "wrong_result", "too_long", "timed_out", "died"
+BY_THE_POLICY = (NOT_JSON, UNKNOWN, WRONG, TOO_MANY)
+BY_THE_TOOL = (RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED)
+OUTCOMES = (OK, *BY_THE_POLICY, *BY_THE_TOOL)
+"""How a call can end: well, by a fault of the policy's, or by one of the tool's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call, or what stands in a call's place. fault: its outcome where it cannot be made; why: in words."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    fault: str = ""
+    why: str = ""
+
+
+def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall]:
+    """The calls in a turn, in their order. names: of the tools that there are.
+
+    >>> turn = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "ad'
+    >>> [(call.name, call.fault) for call in read_calls(turn, r"<tool_call>(.*?)(?:</tool_call>|$)", ["add"])]
+    [('add', ''), ('', 'not_json')]
+    """
+    try:
+        found = regex.finditer(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)
+        groups = [match.group(1) or "" for match in found]
+    except TimeoutError:
+        return [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
+    calls = [call for group in groups for call in _calls_in(group, names)]
+    return [
+        call if index < MAX_CALLS else ToolCall(call.name, fault=TOO_MANY, why=f"more than {MAX_CALLS} calls in a turn")
+        for index, call in enumerate(calls)
+    ]
+
+
+def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
+        return
+    for each in found if isinstance(found, list) else [found]:
+        yield _call(each, names)
+
+
+def _call(found: Any, names: Collection[str]) -> ToolCall:
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str):
+        return ToolCall("", fault=NOT_JSON, why="a call is an object with name and arguments")
+    if name not in names:
+        return ToolCall(name, fault=UNKNOWN, why=f"there is no tool {name[:80]}; there are {', '.join(sorted(names))}")
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return ToolCall(name, fault=WRONG, why="arguments is no object")
+    return ToolCall(name, arguments)

@@ -1,0 +1,105 @@
+"""Tools: Python functions that the policy calls, in the process where they run.
+
+In: functions with annotations and docstrings. Out: schemas as transformers makes them, and what calls gave, as text.
+Arguments are what a model wrote: they are checked against the annotations, strictly, before anything is called.
+"""
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, get_type_hints
+
+from rlplan.runtime.environments.awaiting import awaited
+
+MAX_RESULT = 1 << 16
+"""Characters of what a call gave."""
+
+
+class ToolError(Exception):
+    """A function that cannot be a tool, as the parts of a message."""
+
+    rule = "a plain function whose arguments each have a type annotation and a line under `Args:` of its docstring"
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(what)
+        self.where = where
+        self.way_out = "such as: def add(a: int): with a docstring of a summary, `Args:`, and `a: What it is.`"
+
+
+class Tool:
+    """One function. where: its `file.py:name`, for messages. Raises: ToolError where its arguments have no types."""
+
+    def __init__(self, function: Callable[..., Any], where: str) -> None:
+        self.function, self.where = function, where
+        self.name = where.rpartition(":")[2]
+        self.parameters = inspect.signature(function).parameters
+        for parameter in self.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ToolError(f"{self.name} takes {parameter}, which a model cannot be told to give by name", where)
+            if parameter.annotation is parameter.empty:
+                raise ToolError(f"argument {parameter.name} of {self.name} has no type annotation", where)
+
+    @cached_property
+    def adapters(self) -> dict[str, Any]:
+        """What reads each argument."""
+        from pydantic import TypeAdapter
+
+        hints = get_type_hints(self.function)
+        return {name: TypeAdapter(hints[name]) for name in self.parameters}
+
+    def call(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What it gave as text, or an error with its outcome."""
+        try:
+            given = self._read(arguments)
+        except ValueError as error:
+            return {"error": f"wrong arguments of {self.name}: {str(error)[:300]}", "kind": "wrong_arguments"}
+        try:
+            result = awaited(self.function(**given))
+        except BaseException as error:  # also SystemExit: the run decides when this process ends
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {str(error)[:300]}", "kind": "raised"}
+        return self._as_text(result)
+
+    def _read(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Raises: ValueError that says what is wrong."""
+        if unknown := set(arguments) - set(self.parameters):
+            raise ValueError(f"there is no {', '.join(sorted(unknown))}; it takes {', '.join(self.parameters)}")
+        needed = {name for name, each in self.parameters.items() if each.default is each.empty}
+        if missing := needed - set(arguments):
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        given = {}
+        for name, value in arguments.items():
+            try:
+                given[name] = self.adapters[name].validate_json(json.dumps(value), strict=True)
+            except ValueError as error:
+                why = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
+                raise ValueError(f"{name}: {why}") from None
+        return given
+
+    def _as_text(self, result: Any) -> dict[str, Any]:
+        try:
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            return {"error": f"{self.name} gave what is no text and no JSON: {error}", "kind": "wrong_result"}
+        if len(text) > MAX_RESULT:
+            why = f"{self.name} gave {len(text)} characters, the limit is {MAX_RESULT}"
+            return {"error": why, "kind": "too_long"}
+        return {"said": text}
+
+
+def describe_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Schemas, as chat templates take them. Raises: ToolError for a function that cannot be described."""
+    if not tools:
+        return []
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    schemas = []
+    for tool in tools:
+        try:
+            schemas.append(get_json_schema(tool.function))
+            assert tool.adapters is not None, "its types can be read"
+        except Exception as error:
+            raise ToolError(f"{tool.name} cannot be described: {str(error)[:300]}", tool.where) from None
+    return schemas
