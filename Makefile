@@ -50,7 +50,7 @@ NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
 
-.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning clean
+.PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning site clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -150,6 +150,9 @@ trl: setup ## GRPO side by side with TRL, which gets an environment of its own: 
 learning: setup ## every algorithm in three seeds and two controls, an hour and a half, then GRPO beside TRL: reports/learning
 	@$(VENV)/bin/python -m benchmarks.learning.curves $(ARGS)
 	exec $(VENV)/bin/python -m benchmarks.learning.against_trl
+
+site: setup ## the pages of docs/ as a site, below build/docs
+	@exec $(VENV)/bin/python -m benchmarks.docs_site $(ARGS)
 
 clean: ## remove build outputs and caches; .venv and runs/ stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

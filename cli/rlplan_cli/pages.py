@@ -32,7 +32,7 @@ class Section:
     """What stands between two headings."""
 
     page: str
-    """Such as `job`."""
+    """Such as `job` or `guides/start`."""
     heading: str
     body: str
 
@@ -80,11 +80,14 @@ class Section:
 
 def pages() -> dict[str, str]:
     """Titles by page."""
-    return {path.stem: path.read_text("utf-8").splitlines()[0].lstrip("# ") for path in _paths()}
+    return {name: path.read_text("utf-8").splitlines()[0].lstrip("# ") for name, path in _paths()}
 
 
-def _paths() -> list[Path]:
-    return sorted(pages_folder().glob("*.md"))
+def _paths() -> list[tuple[str, Path]]:
+    """Pages by name, such as `guides/start`: those on top first."""
+    folder = pages_folder()
+    found = sorted(folder.rglob("*.md"), key=lambda path: (len(path.parts), path))
+    return [(path.relative_to(folder).with_suffix("").as_posix(), path) for path in found]
 
 
 @cache
@@ -94,8 +97,8 @@ def sections() -> tuple[Section, ...]:
 
 
 def _sections() -> Iterator[Section]:
-    for path in _paths():
-        heading, lines, in_code = path.stem, list[str](), False
+    for name, path in _paths():
+        heading, lines, in_code = name, list[str](), False
         for line in path.read_text("utf-8").splitlines():
             in_code ^= line.startswith("```")
             match = None if in_code else _HEADING.fullmatch(line)
@@ -103,9 +106,9 @@ def _sections() -> Iterator[Section]:
                 lines.append(line)
                 continue
             if lines:
-                yield Section(path.stem, heading, "\n".join(lines))
+                yield Section(name, heading, "\n".join(lines))
             heading, lines = match[2], []
-        yield Section(path.stem, heading, "\n".join(lines))
+        yield Section(name, heading, "\n".join(lines))
 
 
 def look_up(words: str) -> list[Section]:

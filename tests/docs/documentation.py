@@ -3,7 +3,11 @@
 In: Markdown files, pydantic models. Out: sections, table rows, key paths, plans.
 """
 
+import os
 import re
+import subprocess
+import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -12,9 +16,11 @@ from pydantic.fields import FieldInfo
 
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import find_plan
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.base import Spec
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
+from tests.hub_server import serve_hub
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "examples"
@@ -80,3 +86,34 @@ ALL_KEYS = set(keys_of(JobSpec))
 def plan_of(job: str) -> Plan:
     """The plan of an example job, made by the code as it is."""
     return find_plan(load_job(EXAMPLES / f"{job}.yaml"))
+
+
+def run_commands(text: str, folder: Path, within_s: float) -> None:
+    """Runs the `sh` blocks of a text, and looks for each line of the `text` block that follows. Spaces count once."""
+    blocks = re.findall(r"```(sh|text)\n(.*?)```", text, re.DOTALL)
+    commands, answers = ([block for kind, block in blocks if kind == one] for one in ("sh", "text"))
+    assert len(commands) == len(answers) > 0
+    began = time.monotonic()
+    with serve_hub() as hub:
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
+            "HOME": str(folder),
+            "HF_ENDPOINT": hub.address,
+        }
+        for command, answer in zip(commands, answers, strict=True):
+            done = subprocess.run(
+                ["bash", "-ec", command],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=scaled(within_s),
+                check=False,
+            )
+            said = done.stdout + done.stderr
+            assert [line for line in answer.splitlines() if folded(line) not in folded(said)] == [], said
+    assert time.monotonic() - began < scaled(within_s)
+
+
+def folded(text: str) -> str:
+    return " ".join(text.split())

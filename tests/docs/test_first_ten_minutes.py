@@ -1,22 +1,22 @@
-"""The four people of docs/first-ten-minutes.md get the answers that the page shows, within a minute each."""
+"""The four people of docs/first-ten-minutes.md, and readers of the guides, get the answers that the pages show."""
 
-import os
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from rlplan.runtime.processes.machine_speed import scaled
-from tests.docs.documentation import DOCS, read
-from tests.hub_server import serve_hub
+from tests.docs.documentation import DOCS, read, run_commands
 
 WITHIN_S = 60.0
-"""From the first command to the answer, all of a person's commands together."""
-PAGE = read(DOCS / "first-ten-minutes.md")
-PEOPLE = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+"""From the first command to the answer, all commands of a person or a guide together."""
+PEOPLE = dict(
+    re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", read(DOCS / "first-ten-minutes.md"), re.MULTILINE | re.DOTALL)
+)
+GUIDES = {path.stem: path for path in sorted((DOCS / "guides").glob("*.md"))}
+AT_ONCE = ("start", "from-verl", "write-a-reward")
+"""The guides that `make test` runs; all others at night."""
+MAX_WORDS = 700
+"""Two screens."""
 
 
 def test_there_are_four_people() -> None:
@@ -25,26 +25,17 @@ def test_there_are_four_people() -> None:
 
 @pytest.mark.parametrize("person", PEOPLE)
 def test_each_of_them_has_the_answer_within_a_minute(person: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"```(sh|text)\n(.*?)```", PEOPLE[person], re.DOTALL)
-    commands, answers = ([text for kind, text in blocks if kind == one] for one in ("sh", "text"))
-    assert len(commands) == len(answers) > 0
-    began = time.monotonic()
-    with serve_hub() as hub:
-        environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
-            "HOME": str(tmp_path),
-            "HF_ENDPOINT": hub.address,
-        }
-        for command, answer in zip(commands, answers, strict=True):
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=scaled(WITHIN_S),
-                check=False,
-            )
-            said = done.stdout + done.stderr
-            assert [line for line in answer.splitlines() if line not in said] == [], said
-    assert time.monotonic() - began < scaled(WITHIN_S)
+    run_commands(PEOPLE[person], tmp_path, WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    "guide", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in AT_ONCE)) for name in GUIDES]
+)
+def test_commands_of_a_guide_answer_what_it_shows(guide: str, tmp_path: Path) -> None:
+    run_commands(read(GUIDES[guide]), tmp_path, WITHIN_S)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_is_short_and_named_on_the_first_page(guide: str) -> None:
+    assert len(read(GUIDES[guide]).split()) <= MAX_WORDS
+    assert f"(guides/{guide}.md)" in read(DOCS / "index.md")

@@ -39,7 +39,7 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in (
         "*.md",
-        "docs/*.md",
+        "docs/**/*.md",
         "examples/**/*.md",
         "hardware_profiles/*.md",
         "reports/*.md",
