@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from bench_planner import Case, search_seconds, shell_seconds
 
 import rlplan
-from rlplan.report.plans.money import draw_comparison
+from rlplan.report.plans.comparison import side_of, write_comparison
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
 COUNTS = (8, 64, 1024, 16384)
@@ -50,8 +50,10 @@ def main() -> None:
 
 def rent() -> None:
     """`rlplan compare` of the 7B example on what people rent."""
-    found = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED).rows()
-    draw_comparison(found, FOLDER / "rent.png")
+    compared = rlplan.compare(str(FOLDER.parents[1] / "examples" / "grpo-7b-8xh100.yaml"), hardware=RENTED)
+    sides = [side_of(one.plan, row) for one, row in zip(compared.results, compared.rows(), strict=True)]
+    write_comparison(sides, FOLDER / "rent.html")
+    found = compared.rows()
     with (FOLDER / "rent.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow((*RENT_COLUMNS, "price_of_a_gpu_hour", "price_read_on"))

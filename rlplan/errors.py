@@ -92,7 +92,7 @@ class InterruptedRunError(RlplanError):
     exit_code = 130
 
 
-EXTRAS = {"pandas": "report", "matplotlib": "report", "jinja2": "report"} | dict.fromkeys(
+EXTRAS = {"pandas": "report", "jinja2": "report"} | dict.fromkeys(
     ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
     "cpu",
 )

@@ -1,7 +1,7 @@
 """Evaluations: which metrics over the held-out prompts runs have, and what became of each.
 
 In: runs and their metrics. Out: Evaluations, values before and after, and a sentence where there are none.
-Left out: drawing (result_charts.py), tiles and tables (html.py).
+Left out: drawing (curves.py), tiles and tables (html.py).
 """
 
 from collections.abc import Sequence

@@ -1,73 +1,45 @@
-"""The report as one self-contained HTML page.
+"""Pages as self-contained HTML: templates, charts that a script inlined in them draws, and how numbers become words.
 
-In: Findings, their summary, and the figures. Out: HTML text; all values are data and pass through autoescape.
-Left out: working anything out (summary.py, dataframes.py); here numbers only become words.
+In: values for a template, charts as data. Out: HTML text; all values are data and pass through autoescape.
+Left out: what a page says (run_page.py, plans/).
 """
 
-from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from matplotlib.figure import Figure
 
+from rlplan import __version__
 from rlplan.report import style
-from rlplan.report.dataframes import PEAK_TOLERANCE, held_memory
-from rlplan.report.evaluations import change_text, missing, value_text
-from rlplan.report.plans.plan_page import others_of
-from rlplan.report.summary import Findings
-from rlplan.units import format_bytes, format_rate, format_seconds
+from rlplan.report.evaluations import change_text, value_text
+from rlplan.units import format_bytes, format_seconds
 
-TEMPLATE = "report.html.j2"
-FLAT_POINTS = 0.05
-"""A control whose share of held-out prompts moved less than this counts as flat."""
-
-_STATES = {
-    "finished": ("good", "The run finished."),
-    "running": ("bad", "The run had not ended when this report was written: everything below is what it had so far."),
-    "interrupted": ("bad", "The run was interrupted: everything below ends where it was stopped."),
-    "failed": ("bad", "The run failed: everything below ends where it broke."),
-    "unknown": ("bad", "The run left no readable status, as when it is killed: below is what it wrote until then."),
-}
+SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
 
 
-def render_page(findings: Findings, summary: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
-    """The page. figures: `learning`, `memory_timeline`, `memory_by_process`, `prediction`."""
-    page: str = (
-        environment()
-        .get_template(TEMPLATE)
-        .render(
-            summary=summary,
-            state=_STATES.get(
-                summary["status"]["state"], ("bad", f"The run's state is '{summary['status']['state']}'.")
-            ),
-            tiles=_tiles(findings, summary),
-            pictures={name: style.data_uri(figure) for name, figure in figures.items()},
-            peaks=summary["memory"]["process_peaks"],
-            kinds_at_peak=_kinds_at_peak(findings),
-            exactness=findings.exactness.astype(object).where(findings.exactness.notna(), None).to_dict("records"),
-            workload=_workload(findings),
-            schedule=findings.run.plan.schedule,
-            others=others_of(findings.run.plan),
-            commands=_commands(findings),
-            evaluations=summary["learning"][0]["evaluations"],
-            no_evaluation=missing(findings.run),
-            flat_points=FLAT_POINTS,
-            tolerance=PEAK_TOLERANCE,
-        )
-    )
-    return page
+def render(template: str, **values: Any) -> str:
+    """A page."""
+    text: str = environment().get_template(template).render(version=__version__, **values)
+    return text
 
 
+@cache
 def environment() -> Environment:
     """Where every page is made: templates of this package, their values escaped, and how numbers become words."""
     made = Environment(
-        loader=FunctionLoader(_template), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FunctionLoader(lambda name: _file("templates", name)), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    made.globals |= {
+        "scripts": "\n".join(_file("assets", name) for name in SCRIPTS),
+        "licence": _file("assets", "uplot.LICENSE").replace("*/", ""),
+        "styles": "\n".join(_file("assets", name) for name in ("uplot.min.css", "page.css")),
+    }
     made.filters |= {
         "bytes": _or_dash(format_bytes),
+        "exactly": _or_dash(lambda value: f"{int(value):,}"),
         "seconds": _or_dash(format_seconds),
         "percent": _or_dash(style.percent),
         "signed_percent": _or_dash(lambda value: style.percent(value, signed=True)),
@@ -77,144 +49,15 @@ def environment() -> Environment:
         "ratio": _or_dash(lambda value: f"{value:.2f}"),
         "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
+        "raw": lambda value: "" if value is None or pd.isna(value) else value,
     }
     return made
 
 
-def _template(name: str) -> str:
-    return (resources.files("rlplan.report") / "templates" / name).read_text(encoding="utf-8")
+def _file(folder: str, name: str) -> str:
+    return (resources.files("rlplan.report") / folder / name).read_text(encoding="utf-8")
 
 
 def _or_dash(show: Any) -> Any:
     """A filter that shows what is unknown as a dash."""
     return lambda value: "\u2013" if value is None or pd.isna(value) else show(value)
-
-
-def _tiles(findings: Findings, summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The answers that a reader came for: what, how much, and whether it is as it should be."""
-    return [
-        *_evaluation_tiles(summary),
-        _exactness_tile(summary["memory"]["persistent_kinds"]),
-        _peak_tile(summary["memory"]["process_peaks"]),
-        _host_tile(summary["memory"]["host_peak"]),
-        _time_tile(findings, summary),
-    ]
-
-
-def _evaluation_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The first metric over held-out prompts; none where none was recorded, which a sentence says."""
-    run = summary["learning"][0]
-    if not run["evaluations"]:
-        return []
-    main = run["evaluations"][0]
-    before, after, is_share = main["before"], main["after"], main["is_share"]
-    title = f"{style.sentence(main['title'])}, held out"
-    steps = f"{run['num_steps_done']} of {summary['job']['num_steps']} steps"
-    start = "" if before is None else value_text(before, is_share=is_share)
-    if after is None:
-        begins = f"{start} before; " if start else ""
-        return [_tile(title, "unknown", f"{begins}no later evaluation, {steps}", "quiet")]
-    value = value_text(after, is_share=is_share)
-    gained = "" if before is None else f"{change_text(main['change'], is_share=is_share)} in "
-    grows = before is not None and (after > before) != run["is_control"]
-    return [_tile(title, f"{start} \u2192\u00a0{value}" if start else value, gained + steps,
-                  "good" if grows else "quiet")]  # fmt: skip
-
-
-def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:
-    samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
-    if not samples:
-        return _tile("Persistent kinds exact", "unknown", "none was measured", "quiet")
-    wrong = ", ".join(style.name_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
-    note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
-    return _tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
-
-
-def _peak_tile(peaks: list[dict[str, Any]]) -> dict[str, str]:
-    known = [peak for peak in peaks if peak["error_fraction"] is not None]
-    if not known:
-        return _tile("Worst process peak", "unknown", "no process was measured", "quiet")
-    worst = min(known, key=lambda peak: (peak["error_fraction"] >= 0, -abs(peak["error_fraction"])))
-    under = sum(peak["error_fraction"] < 0 for peak in known)
-    side = f"{under} of {len(known)} predicted too small" if under else f"none of {len(known)} predicted too small"
-    fine = all(peak["is_within_tolerance"] for peak in known)
-    value = style.percent(worst["error_fraction"], signed=True)
-    return _tile("Worst process peak", value, f"{worst['process']}; {side}", "good" if fine else "bad")
-
-
-def _host_tile(host: Mapping[str, Any]) -> dict[str, str]:
-    predicted, measured, capacity = host["predicted_bytes"], host["measured_bytes"], host["capacity_bytes"]
-    value = "unknown" if measured is None else format_bytes(measured)
-    note = "" if predicted is None else f"{format_bytes(predicted)} predicted; "
-    return _tile("Host memory, peak", value, f"{note}capacity {format_bytes(capacity)}", "quiet")
-
-
-def _time_tile(findings: Findings, summary: Mapping[str, Any]) -> dict[str, str]:
-    seconds, timings = summary["status"]["seconds"], findings.timings
-    notes = []
-    if "step_s" in timings and timings["step_s"].notna().any():
-        notes.append(f"{format_seconds(timings['step_s'].mean())} a step")
-    if "throughput/tokens_per_sec" in timings and timings["throughput/tokens_per_sec"].notna().any():
-        notes.append(format_rate(timings["throughput/tokens_per_sec"].mean()))
-    value = "unknown" if seconds is None else format_seconds(seconds)
-    return _tile("Time", value, ", ".join(notes) or "no step was timed", "quiet")
-
-
-def _tile(title: str, value: str, note: str, mood: str) -> dict[str, str]:
-    return {"title": title, "value": value, "note": note, "mood": mood}
-
-
-def _kinds_at_peak(findings: Findings) -> list[dict[str, Any]]:
-    """For each process, its rows at the predicted peak; measured: the largest sample of that kind after that action."""
-    held, joined = held_memory(findings.run.plan.ledger), findings.joined
-    provenance = {
-        (row.run_phase, row.action_id, row.process, str(row.role), str(row.kind)): str(row.provenance)
-        for row in findings.run.plan.ledger.rows
-    }
-    groups = []
-    for _, peak in findings.peaks.iterrows():
-        where = ["run_phase", "action_id", "process"]
-        mine, seen = held, joined[joined["statistic"] == "resident"]
-        for column in where:
-            mine, seen = mine[mine[column] == peak[column]], seen[seen[column] == peak[column]]
-        rows = []
-        for _, row in mine[(mine["peak_bytes"] > 0) | (mine["resident_bytes"] > 0)].iterrows():
-            sample = seen[(seen["kind"] == row["kind"]) & (seen["role"] == row["role"])]["measured_bytes"].max()
-            rows.append(
-                {
-                    "role": row["role"],
-                    "kind": row["kind"],
-                    "color": style.KIND_COLORS.get(row["kind"], style.MUTED),
-                    "peak_bytes": int(row["peak_bytes"]),
-                    "resident_bytes": int(row["resident_bytes"]),
-                    "measured_bytes": None if pd.isna(sample) else int(sample),
-                    "provenance": provenance.get((*(peak[name] for name in where), row["role"], row["kind"]), ""),
-                }
-            )
-        if rows:
-            rows.sort(key=lambda row: -row["peak_bytes"])
-            groups.append({name: peak[name] for name in where} | {"rows": rows})
-    return groups
-
-
-def _workload(findings: Findings) -> list[tuple[str, str]]:
-    """The job in words, without any path of this machine."""
-    job = findings.run.plan.job
-    work = job.workload
-    rewards = ", ".join(f"{reward.label} (weight {reward.weight:g})" for reward in job.rewards)
-    ladder = f"{work.num_prompts_per_step} prompts with {work.num_samples_per_prompt} samples each"
-    return [
-        ("Algorithm", f"{job.algorithm.name}, learning rate {job.algorithm.learning_rate:g}, seed {job.seed}"),
-        ("Rollouts a step", f"{work.num_rollouts_per_step} ({ladder})"),
-        ("Mini-batch, micro-batch", f"{work.mini_batch_size}, {work.micro_batch_size_per_gpu} rollouts"),
-        ("Lengths", f"at most {work.max_prompt_len} prompt and {work.max_response_len} response tokens"),
-        ("Rewards", rewards),
-        ("Hardware", f"{job.hardware.profile}, {job.hardware.num_devices} devices"),
-    ]
-
-
-def _commands(findings: Findings) -> list[str]:
-    """What to type to get this report again: the run, each run beside it, then the report."""
-    commands = [f"rlplan run {findings.run.name}/plan.json"]
-    commands += [f"rlplan run {other.name}/plan.json" for other in findings.others]
-    return [*commands, f"rlplan report {findings.run.name}"]

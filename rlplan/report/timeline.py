@@ -1,7 +1,7 @@
 """A schedule on its own clock: what every process was predicted and measured to hold at every second.
 
-In: a Course, whose spans say when each action ran (a run folder) or is said to run (a plan, a simulation). Out: step
-functions of bytes, phase blocks and windows of time. Left out: drawing.
+In: a TracedSchedule, whose spans say when each action ran (a run folder) or is said to run (a plan, a simulation).
+Out: step functions of bytes, phase blocks and windows of time. Left out: drawing.
 
 Inside an action a process holds its peak; from its end to the process's next action it holds what was resident then. A
 process without actions of its own (the driver, Ray) holds a sample from when it was taken on, and its first from the
@@ -223,15 +223,6 @@ def choose_windows(blocks: tuple[Block, ...]) -> tuple[Window, ...]:
             title = _title([step for step in group if step > 0], 0 in group, has_finish and -1 in group)
             windows.append(Window(title, min(b.start_s for b in mine), max(b.end_s for b in mine)))
     return tuple(windows)
-
-
-def ticks_of(traced: TracedSchedule, window: Window) -> tuple[list[float], list[str]]:
-    """(middles, names) of the actions of a window; those that run at the same time share a name of several lines."""
-    names: dict[tuple[float, float], list[str]] = defaultdict(list)
-    for (action, _, _), (start_s, end_s) in intervals(traced).items():
-        if window.start_s <= start_s and end_s <= window.end_s:
-            names[(start_s, end_s)].append(action)
-    return [sum(pair) / 2 for pair in sorted(names)], ["\n".join(names[pair]) for pair in sorted(names)]
 
 
 def _title(steps: list[int], is_start: bool, is_finish: bool) -> str:

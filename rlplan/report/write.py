@@ -1,7 +1,7 @@
-"""write_report: a run folder in, a folder with the page, the pictures and the tables out.
+"""write_report: a run folder in, a folder with the page and the tables out.
 
 In: a run folder, a place to write, and runs to lay beside it. Out: the files of ReportFiles; run folders are only read.
-Left out: what the files say (summary.py, html.py, charts.py, result_charts.py). No output names a path of this machine.
+Left out: what the files say (summary.py, run_page.py). No output names a path of this machine.
 """
 
 import json
@@ -12,7 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from rlplan.errors import SpecError
-from rlplan.report import charts, dataframes, html, perfetto, result_charts, style
+from rlplan.report import dataframes, perfetto
+from rlplan.report.run_page import render_page
 from rlplan.report.summary import Findings, find, summarize
 
 
@@ -22,14 +23,6 @@ class ReportFiles:
 
     page: Path
     """The report as HTML."""
-    memory_timeline: Path
-    """Predicted and measured memory over time."""
-    memory_by_process: Path
-    """The same by process."""
-    learning: Path
-    """Evaluations and metrics over steps."""
-    prediction: Path
-    """Predicted against measured memory."""
     metrics: Path
     """A row a step, as CSV."""
     memory: Path
@@ -44,10 +37,6 @@ class ReportFiles:
         """The names that every report uses."""
         return ReportFiles(
             page=folder / "index.html",
-            memory_timeline=folder / "memory_timeline.png",
-            memory_by_process=folder / "memory_by_process.png",
-            learning=folder / "learning.png",
-            prediction=folder / "prediction.png",
             metrics=folder / "metrics.csv",
             memory=folder / "memory.csv",
             summary=folder / "report.json",
@@ -65,19 +54,11 @@ def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> 
     files = ReportFiles.within(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        figures = {
-            "memory_timeline": charts.memory_timeline(findings.run),
-            "memory_by_process": charts.memory_by_process(findings.run),
-            "learning": result_charts.learning(findings.runs, findings.labels),
-            "prediction": result_charts.prediction(findings.run, findings.peaks),
-        }
-        for name, figure in figures.items():
-            style.save_png(figure, getattr(files, name))
         dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")
         _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")
         perfetto.write_trace(findings.run, files.trace)
         files.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        files.page.write_text(html.render_page(findings, summary, figures), encoding="utf-8")
+        files.page.write_text(render_page(findings, summary), encoding="utf-8")
     except OSError as error:
         raise SpecError(
             f"the report cannot be written: {error.strerror}",

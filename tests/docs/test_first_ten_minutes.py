@@ -9,9 +9,7 @@ from tests.docs.documentation import DOCS, read, run_commands
 
 WITHIN_S = 60.0
 """From the first command to the answer, all commands of a person or a guide together."""
-PEOPLE = dict(
-    re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", read(DOCS / "first-ten-minutes.md"), re.MULTILINE | re.DOTALL)
-)
+PEOPLE = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", read(DOCS / "first-ten-minutes.md"), re.MULTILINE | re.DOTALL))
 GUIDES = {path.stem: path for path in sorted((DOCS / "guides").glob("*.md"))}
 AT_ONCE = ("start", "from-verl", "write-a-reward")
 """The guides that `make test` runs; all others at night."""

@@ -28,7 +28,7 @@ def test_the_site_builds_with_strict_links_and_asks_no_other_server(tmp_path: Pa
     assert (site / "guides" / "out-of-memory" / "index.html").is_file()
     home = (site / "index.html").read_text("utf-8")
     assert "fonts.googleapis.com" not in home
-    assert not [line for line in home.splitlines() if "<script src=\"http" in line]
+    assert not [line for line in home.splitlines() if '<script src="http' in line]
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

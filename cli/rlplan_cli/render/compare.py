@@ -1,6 +1,6 @@
 """A comparison in a terminal: a row for each cluster, plan, simulation or run, then what the prices are worth.
 
-In: a CompareResult. Out: stdout. Left out: the picture (rlplan/report/plans/money.py).
+In: a CompareResult. Out: stdout. Left out: the page (rlplan/report/plans/comparison.py).
 """
 
 import shlex

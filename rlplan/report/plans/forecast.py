@@ -1,6 +1,6 @@
 """Forecast: a plan on a clock, so that it is drawn by the same hands as a run.
 
-In: a Plan. Out: a Course whose spans are predicted, and the windows to draw.
+In: a Plan. Out: a TracedSchedule whose spans are predicted, and the windows to draw.
 Left out: drawing. Simulated plans bring their own trace.
 
 A plan tells seconds of a steady step alone, so the first step is drawn with the same, and what comes before and after

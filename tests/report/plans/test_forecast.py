@@ -10,8 +10,8 @@ from rlplan.memory.ledger import Bound
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.report import timeline
+from rlplan.report.drawn.scenes import lanes_of
 from rlplan.report.plans.forecast import Forecast, forecast
-from rlplan.report.plans.gantt import lanes_of
 from rlplan.report.run_folder import read_run_folder
 from rlplan.spec.files.job_file import load_job
 from rlplan.units import MIB
@@ -84,14 +84,14 @@ def test_in_order_every_action_is_as_long_as_any_other() -> None:
 def test_no_process_does_two_things_at_once() -> None:
     for budget in every_budget():
         told = forecast(budget, "plan.json")
-        for lane in lanes_of(told, told.windows):
+        for lane in lanes_of(told):
             ordered = sorted(lane.bars, key=lambda bar: bar[1:])
             assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(ordered))
 
 
 def test_lanes_of_one_group_lie_together() -> None:
     told = forecast(split(), "plan.json")
-    groups = [lane.group for lane in lanes_of(told, told.windows)]
+    groups = [lane.group for lane in lanes_of(told)]
     assert groups == sorted(groups, key=["training", "generation", "host"].index)
     assert set(groups) == {"training", "generation", "host"}
 
@@ -99,12 +99,6 @@ def test_lanes_of_one_group_lie_together() -> None:
 @pytest.fixture(name="job")
 def _job(tmp_path: Path) -> Forecast:
     return forecast(read_run_folder(make_run(tmp_path / "run", RunShape())).plan, "plan.json")
-
-
-def test_actions_of_a_job_that_wait_for_the_same_share_a_place(job: Forecast) -> None:
-    _, names = timeline.ticks_of(job, next(window for window in job.windows if window.title == "Every later step"))
-    assert names[:2] == ["generate", "verify\nscore/reference"] or names[:2] == ["generate", "score/reference\nverify"]
-    assert job.timing is None
 
 
 def test_the_plan_of_a_job_holds_what_its_run_was_predicted_to_hold(job: Forecast) -> None:

@@ -6,17 +6,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.report import style
 from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.plan_page import plan_page
-from rlplan.report.plans.write import draw, render, write_report_of
+from rlplan.report.plans.write import draw, write_report_of
 from rlplan.report.run_folder import read_run_folder
-from rlplan.units import format_bytes, format_seconds
+from rlplan.units import format_bytes
 from tests.factories import gpu_job
 from tests.report.factory import RunShape, make_run
 
@@ -26,79 +25,57 @@ def budget(*overrides: str, gpus: str = "2xH100") -> Plan:
     return best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus}, overrides))
 
 
-def words(figure: Figure) -> str:
-    figure.canvas.draw()
-    return " | ".join(text.get_text() for text in figure.findobj(lambda part: hasattr(part, "get_text")))
-
-
-def test_a_plan_for_gpus_becomes_a_page_and_three_pictures(tmp_path: Path) -> None:
+def test_a_plan_becomes_a_page_its_data_and_a_trace(tmp_path: Path) -> None:
     files = write_report_of(budget(), "plan.json", tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert names == ["actions.png", "gantt.png", "report.html", "report.json", "timeline.png", "trace.pftrace"]
-    assert all(path.stat().st_size > 2000 for path in files.page.parent.iterdir())
+    assert names == ["report.html", "report.json", "trace.pftrace"]
     assert json.loads(files.summary.read_text())["title"] == "Qwen/Qwen2.5-0.5B on 2x h100-sxm"
-
-
-def test_a_job_without_seconds_has_no_second_picture_of_its_memory(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", RunShape())
-    out = tmp_path / "report"
-    write_report_of(budget(), "plan.json", out)
-    write_report_of(read_plan(tmp_path / "run" / "plan.json"), "plan.json", out)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "gantt.png",
-        "report.html",
-        "report.json",
-        "timeline.png",
-        "trace.pftrace",
-    ]
 
 
 def test_the_page_stands_alone_and_names_no_path_of_this_machine(tmp_path: Path) -> None:
     page = write_report_of(budget(), "plan.json", tmp_path / "report").page.read_text()
     assert str(tmp_path) not in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
-    assert page.count("<img ") == 3
     assert "nothing on this page was measured" in page
 
 
-def test_pictures_say_what_binds_and_how_much_there_is() -> None:
-    figures = draw(forecast(budget(), "plan.json"))
-    shown = words(figures["timeline"])
-    peak = budget().ledger.device_peak("cuda:0").num_bytes
-    assert f"predicted peak {format_bytes(peak)}" in shown
-    assert f"capacity {format_bytes(budget().binding_capacity)}" in shown
+def test_a_chart_says_what_binds_and_how_much_there_is() -> None:
+    chart = draw(forecast(budget(), "plan.json")).timeline["others"][0]
+    scene, peak = chart["scenes"][0], budget().ledger.device_peak("cuda:0").num_bytes
+    assert f"predicted peak {format_bytes(peak)}" in scene["words"]
+    assert scene["capacity"] == budget().binding_capacity
+    assert sum(kind["at_peak"] for kind in scene["kinds"]) == peak
     longest = max(budget().timing.step.actions, key=lambda action: action.cost.seconds)
-    assert f"{format_seconds(longest.cost.seconds)}, {longest.cost.bound_by}-bound" in words(figures["gantt"])
-    assert "What limits a steady step" in words(figures["gantt"])
+    notes = {action["name"]: action.get("note") for action in chart["actions"]}
+    assert notes[style.name_of(longest.action_id)] == f"{longest.cost.bound_by}-bound"
+    assert chart["windows"][chart["first"]]["title"] == "Every later step"
 
 
-def test_the_legend_beside_a_picture_holds_every_kind_that_is_drawn() -> None:
+def test_a_step_in_seconds_is_drawn_with_an_equal_width_for_each_action_too() -> None:
+    views = draw(forecast(budget(), "plan.json")).timeline["others"]
+    assert [view["name"] for view in views] == ["in seconds", "an equal width for each action"]
+
+
+def test_the_legend_of_a_chart_holds_every_kind_that_is_drawn() -> None:
     large = best_plan(gpu_job({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}))
-    held = {
-        row.kind for row in large.ledger.rows if row.space == "device" and row.peak_bytes and row.run_phase == "steady"
-    }
-    peak = {kind for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
-    assert held - peak, "the question is only put where the peak does not hold every kind"
-    figures = draw(forecast(large, "plan.json"))
-    for name in ("timeline", "actions"):
-        shown = words(figures[name]).split(" | ")
-        assert {style.name_of(str(kind)) for kind in held} <= set(shown), name
+    held = {str(row.kind) for row in large.ledger.rows if row.space == "device" and row.peak_bytes}
+    peak = {str(kind) for _, _, kind, size in large.ledger.device_peak("cuda:0").rows if size}
+    assert "kv_cache" in held - peak, "the question is only put where the peak does not hold every kind"
+    for view in draw(forecast(large, "plan.json")).timeline["others"]:
+        assert {kind["kind"] for kind in view["scenes"][0]["kinds"]} == held
 
 
-def test_every_phase_and_resource_of_a_gantt_chart_has_a_legend_entry() -> None:
-    figure = draw(forecast(budget(), "plan.json"))["gantt"]
-    shown = set(words(figure).split(" | "))
-    drawn = {action.phase for action in budget().schedule.step}
+def test_every_phase_and_resource_has_a_legend_entry() -> None:
+    drawing = draw(forecast(budget(), "plan.json"))
+    phases = {phase["name"] for phase in drawing.timeline["others"][0]["phases"]}
+    assert {str(action.phase) for action in budget().schedule.step} <= phases
     waits = {name for row in plan_page(budget()).phases for name, seconds in row.parts.items() if seconds}
-    legends = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert legends == {str(phase) for phase in drawn}
-    assert {style.name_of(name) for name in waits} <= shown
+    assert {style.name_of(name) for name in waits} <= set(drawing.waits.legend)
 
 
-def test_a_step_of_several_groups_has_a_picture_of_each() -> None:
-    shown = words(draw(forecast(budget("placement.placement=disaggregated"), "plan.json"))["timeline"])
-    assert "The GPU, training" in shown
-    assert "The GPU, generation" in shown
+def test_a_step_of_several_groups_has_a_scene_of_each() -> None:
+    chart = draw(forecast(budget("placement.placement=disaggregated"), "plan.json")).timeline["others"][0]
+    assert [scene["title"] for scene in chart["scenes"]][:2] == ["The GPU, training", "The GPU, generation"]
 
 
 def test_seconds_of_the_phases_add_up_to_the_step() -> None:
@@ -135,5 +112,6 @@ def test_a_jobs_page_has_bytes_of_every_process(tmp_path: Path) -> None:
     plan = read_run_folder(make_run(tmp_path / "run", RunShape())).plan
     page = plan_page(plan)
     assert {place.name for place in page.places} == {"The fullest host", *plan.ledger.processes}
-    assert "in order, not in seconds" in words(draw(forecast(plan, "plan.json"))["gantt"])
-    assert "Where the time went" not in render(page, draw(forecast(plan, "plan.json")), "plan.json")
+    (chart,) = draw(forecast(plan, "plan.json")).timeline["others"]
+    assert chart["name"] == "in order"
+    assert not any(window["timed"] for window in chart["windows"])

@@ -174,8 +174,7 @@ def test_the_report_of_the_quickstart_is_written_by_the_run(quickstart_run: Fini
     report = json.loads((quickstart_run.folder / "report" / "report.json").read_text())
     assert report["learning"][0]["evaluations"][0]["change"] >= 0.5
     assert all(kind["is_exact"] for kind in report["memory"]["persistent_kinds"])
-    assert (quickstart_run.folder / "report" / "memory_timeline.png").stat().st_size > 10_000
-    assert "data:image/" in (quickstart_run.folder / "report" / "index.html").read_text()
+    assert "data-chart" in (quickstart_run.folder / "report" / "index.html").read_text()
 
 
 def test_the_trained_policy_is_left_in_hugging_face_layout(quickstart_run: FinishedRun) -> None:

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_options
+
+if TYPE_CHECKING:
+    from rlplan.comparison import CompareResult
 
 NAME = "compare"
 EXAMPLES = (
@@ -35,8 +38,9 @@ PriceFile = Annotated[Path | None, typer.Option(help="Your prices: a YAML file."
 Budget = Annotated[
     float | None, typer.Option(help="Dollars an hour: what it buys of each kind of GPU.", show_default=False)
 ]
-Picture = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Draw time against money: a .png or .svg file.", show_default=False)
+PageFile = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write a page that lays them side by side: a .html file.", show_default=False),
 ]
 
 
@@ -60,7 +64,7 @@ class Compared:
 
 
 @with_grouped_options
-def command(asked: Compared, out: Picture = None, as_json: AsJson = False) -> None:
+def command(asked: Compared, out: PageFile = None, as_json: AsJson = False) -> None:
     """Say what a job takes and costs on several clusters. Without clusters: jobs, plans and runs side by side."""
     from rlplan.api import compare
     from rlplan.sources import split_words
@@ -70,7 +74,7 @@ def command(asked: Compared, out: Picture = None, as_json: AsJson = False) -> No
 
     sources, overrides = split_words(asked.words or [])
     if out is not None:
-        _check_picture(out)
+        _check_page(out)
     named: list[Any] = [*sources, *_named(asked.model, asked.algorithm)]
     if not named:
         raise _nothing_to_compare()
@@ -84,15 +88,13 @@ def command(asked: Compared, out: Picture = None, as_json: AsJson = False) -> No
             listen=listen,
         )
     if out is not None:
-        from rlplan.report.plans.money import draw_comparison
-
-        draw_comparison(found.rows(), out)
+        _write_page(found, out)
     if as_json:
         print_json(found.as_json())
     else:
         show_comparison(found)
     if out is not None:
-        note(f"picture written to {out}")
+        note(f"page written to {out}")
     if not any(one.fits for one in found.results):
         raise NoFeasiblePlanError(
             f"none of {len(found.results)} fits",
@@ -111,13 +113,21 @@ def _named(model: str | None, algorithm: str | None) -> list[dict[str, str]]:
     return [] if model is None else [{"policy": model} | ({"algorithm": algorithm} if algorithm else {})]
 
 
-def _check_picture(out: Path) -> None:
-    if out.suffix not in (".png", ".svg"):
+def _write_page(found: "CompareResult", out: Path) -> None:
+    from rlplan.report.plans.comparison import side_of, write_comparison
+    from rlplan.results import RunResult
+
+    pairs = zip(found.results, found.rows(), strict=True)
+    write_comparison([side_of(one.run if isinstance(one, RunResult) else one.plan, row) for one, row in pairs], out)
+
+
+def _check_page(out: Path) -> None:
+    if out.suffix != ".html":
         raise SpecError(
-            f"'{out.name}' is no picture",
+            f"'{out.name}' is no page",
             where="command line: --out",
-            rule="a file that ends in .png or .svg",
-            way_out=f"--out {out.with_suffix('.png')}",
+            rule="a file that ends in .html",
+            way_out=f"--out {out.with_suffix('.html')}",
         )
 
 

@@ -1,4 +1,4 @@
-"""`rlplan report RUN_DIR|PLAN|JOB`: draw what happened against what was predicted, or what is predicted."""
+"""`rlplan report RUN_DIR|PLAN|JOB...`: draw what happened against what was predicted, or what is predicted."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,20 @@ from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note
 
 NAME = "report"
-EXAMPLES = ("rlplan report runs/quickstart/20261120-120000", "rlplan report plan.json -o page")
+EXAMPLES = (
+    "rlplan report runs/quickstart/20261120-120000",
+    "rlplan report plan.json -o page",
+    "rlplan report plan.json other.json -o both",
+)
 
 
 def command(
-    source: Annotated[
-        Path,
+    sources: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="RUN_DIR|PLAN|JOB", help="A run folder; or a job, a plan or a bundle.", show_default=False
+            metavar="RUN_DIR|PLAN|JOB...",
+            help="A run folder; or a job, a plan, a bundle or a simulation; several stand beside each other.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -32,17 +38,20 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
-    if not source.exists():
+    for missing in (one for one in sources if not one.exists()):
         raise SpecError(
-            f"{source} does not exist",
+            f"{missing} does not exist",
             where="command line",
             rule="a run folder, a job, a plan or a bundle",
             way_out="correct the path; `rlplan run` prints the run folder",
         )
-    is_run = source.is_dir() and not (source / "execution.json").exists()
+    source, *others = sources
+    if others:
+        print(_write_comparison(sources, out, as_json=as_json, compare=compare))
+        return
     for each in _stages_below(source):
         where = out if each == source or out is None else out / each.name
-        page, summary = (_write_run if is_run else _write_plan)(each, where, compare)
+        page, summary = (_write_run if _is_run(source) else _write_plan)(each, where, compare)
         if as_json:
             print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
         else:
@@ -56,6 +65,41 @@ def _stages_below(source: Path) -> list[Path]:
         return [source]
     names = json.loads((source / STAGES).read_text(encoding="utf-8"))["stages"]
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
+
+
+def _is_run(source: Path) -> bool:
+    return source.is_dir() and not (source / "execution.json").exists()
+
+
+def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, compare: list[Path] | None) -> Path:
+    """The page of several plans, simulations and runs."""
+    from rlplan.report.plans.comparison import Side, side_of, write_comparison
+    from rlplan.report.plans.write import simulated_plan
+    from rlplan.report.run_folder import read_run_folder
+    from rlplan.results import PlanResult, RunResult
+    from rlplan_cli.sources import read_question
+
+    if as_json or compare:
+        raise SpecError(
+            f"{'--json' if as_json else '--compare'} goes with one source, these are {len(sources)}",
+            where="command line",
+            rule="several sources become one page",
+            way_out="`rlplan compare --json` has the rows of several" if as_json else "name that run as a source too",
+        )
+
+    def side(source: Path) -> Side:
+        if _is_run(source):
+            run = read_run_folder(source)
+            return side_of(run, RunResult(run.plan, run).compared())
+        simulated = simulated_plan(source) if source.suffix == ".json" else None
+        if simulated is not None:
+            return side_of(simulated, {})
+        plan = read_question(NAME, JobArguments(str(source))).answer()
+        return side_of(plan, PlanResult(plan).compared())
+
+    page = (out or Path("comparison")) / "comparison.html"
+    write_comparison([side(source) for source in sources], page)
+    return page
 
 
 def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:

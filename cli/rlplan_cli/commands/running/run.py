@@ -182,7 +182,7 @@ def _default_folder(name: str) -> Path:
 
 def _check_report_extra() -> None:
     """A missing extra is better said before the run than after it; nothing is imported, for the driver stays small."""
-    for name in ("pandas", "matplotlib", "jinja2"):
+    for name in ("pandas", "jinja2"):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"no module named {name}", name=name)
 

@@ -1,0 +1,1 @@
+"""Charts and bars as data: what assets/ draws."""

@@ -1,0 +1,164 @@
+"""What came out: learning curves of one or several runs, and time against money, as data.
+
+In: runs with labels, rows of a comparison. Out: what assets/curves.js draws. Left out: memory (memory.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from rlplan.report import style
+from rlplan.report.dataframes import metrics, timings
+from rlplan.report.evaluations import evaluations
+from rlplan.report.run_folder import RunFolder
+
+NUM_COLORS = 6
+"""Colours of runs, and as many of controls, that page.css names --run-0 and so on."""
+_DASHES = ([4, 3], [1.5, 3], [7, 3, 2, 3])
+"""Of controls, in CSS pixels."""
+
+PANELS = (
+    ("Reward", "reward/mean", "number"),
+    ("KL to the reference", "kl/mean", "number"),
+    ("Entropy of the policy", "policy/entropy", "number"),
+    ("Clipped ratios", "policy/clip_fraction", "share"),
+    ("Throughput, tokens/s", "throughput/tokens_per_sec", "number"),
+    ("Largest log-prob gap, engine against trainer", "sync/logprob_difference_max", "number"),
+)
+"""Title, metric and format of each curve beside the evaluations."""
+LOGARITHMIC = "sync/logprob_difference_max"
+"""Rounding and a stale engine lie powers of ten apart."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run as the learning chart draws it."""
+
+    label: str
+    """What tells it from the other runs."""
+    frame: pd.DataFrame
+    """Its metrics, a row a step."""
+    color: str
+    """Name of a colour in page.css."""
+    dash: Sequence[float] | None
+    """None: a whole line."""
+    note: str
+    """What it is for, where it is no run like the others."""
+
+
+def learning(runs: Sequence[RunFolder], labels: Sequence[str]) -> dict[str, Any]:
+    """Every evaluation that any run recorded, then six curves of training; the first run's lines are thick."""
+    curves = _curves(runs, labels)
+    panels = [
+        _panel(
+            curves, f"{style.sentence(one.title)} on held-out prompts", one.metric,
+            "share" if one.is_share else "number", is_evaluation=True,
+        )
+        for one in evaluations(runs)
+    ]  # fmt: skip
+    panels += [_panel(curves, *panel) for panel in PANELS]
+    missing = [
+        title for (title, *_), panel in zip(PANELS, panels[len(panels) - len(PANELS) :], strict=True) if not panel
+    ]
+    return {
+        "type": "curves",
+        "runs": [{"label": curve.label, "color": curve.color, "note": curve.note} for curve in curves],
+        "panels": [panel for panel in panels if panel],
+        "note": f"Not recorded: {', '.join(missing)}." if missing else "",
+    }
+
+
+def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
+    curves: list[Curve] = []
+    num_controls = 0
+    for run, label in zip(runs, labels, strict=True):
+        frame = metrics(run).merge(timings(run), on="step", how="outer").sort_values("step")
+        if run.is_control:
+            color, dash = f"--control-{num_controls % 3}", _DASHES[num_controls % 3]
+            num_controls += 1
+        else:
+            color, dash = f"--run-{(len(curves) - num_controls) % NUM_COLORS}", None
+        curves.append(Curve(label, frame, color, dash, "control: must not learn" if run.is_control else ""))
+    return curves
+
+
+def _panel(
+    curves: Sequence[Curve], title: str, key: str, form: str, *, is_evaluation: bool = False
+) -> dict[str, Any] | None:
+    """A chart of one metric; None where nobody recorded it."""
+    drawn = [index for index, curve in enumerate(curves) if key in curve.frame and curve.frame[key].notna().any()]
+    if not drawn:
+        return None
+    steps = sorted({int(step) for index in drawn for step in _known(curves[index].frame, key)["step"]})
+    series = [
+        _series(curves[index], index, key, steps) | {"names_end": True, "has_points": is_evaluation} for index in drawn
+    ]
+    panel: dict[str, Any] = {
+        "title": title, "format": form, "x": steps, "series": series, "is_wide": is_evaluation,
+        "names_ends": True, "is_log": key == LOGARITHMIC and _is_positive(series),
+    }  # fmt: skip
+    if form == "share" and is_evaluation:
+        panel["range"] = [0, 1.02]
+    if key == "reward/mean" and drawn[0] == 0:
+        _add_spread(panel, curves[0], steps)
+    return panel
+
+
+def _series(curve: Curve, index: int, key: str, steps: Sequence[int], name: str = "") -> dict[str, Any]:
+    known = _known(curve.frame, key)
+    values = dict(zip(known["step"].astype(int), known[key].astype(float), strict=True))
+    return {
+        "run": index, "name": name or curve.label, "color": curve.color, "dash": curve.dash, "is_main": index == 0,
+        "values": [None if (value := values.get(step)) is None else float(f"{value:.9g}") for step in steps],
+    }  # fmt: skip
+
+
+def _known(frame: pd.DataFrame, key: str) -> pd.DataFrame:
+    return frame[["step", key]].dropna()
+
+
+def _is_positive(series: Sequence[Mapping[str, Any]]) -> bool:
+    return all(value is None or value > 0 for one in series for value in one["values"])
+
+
+def _add_spread(panel: dict[str, Any], curve: Curve, steps: Sequence[int]) -> None:
+    """The first run's mean inside one standard deviation, and its extremes."""
+    known = [name for name in ("reward/std", "reward/min", "reward/max") if name in curve.frame]
+    for name in ("reward/min", "reward/max"):
+        if name in known:
+            panel["series"].append(
+                _series(curve, 0, name, steps, name) | {"color": "--muted", "dash": [2, 2], "is_main": False}
+            )
+    if "reward/std" not in known:
+        return
+    frame = curve.frame.assign(low=curve.frame["reward/mean"] - curve.frame["reward/std"],
+                               high=curve.frame["reward/mean"] + curve.frame["reward/std"])  # fmt: skip
+    for key, limit in (("low", "reward/min"), ("high", "reward/max")):
+        if limit in known:
+            frame[key] = frame[key].clip(**{"lower" if key == "low" else "upper": frame[limit]})
+    spread = Curve(curve.label, frame, curve.color, None, "")
+    at = len(panel["series"])
+    for key, words in (("high", "one standard deviation above"), ("low", "one standard deviation below")):
+        panel["series"].append(_series(spread, 0, key, steps, words) | {"is_main": False, "is_faint": True})
+    panel["band"] = [at, at + 1]
+
+
+def time_against_money(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Seconds of a step to the right, its dollars upwards: lower left is better. Empty where nothing has a price."""
+    priced = [row for row in rows if row["step_s"] and row["dollars_per_step"] and not row["why"]]
+    if not priced:
+        return {}
+    names = list({row["name"] for row in priced})
+    points = [
+        {
+            "name": f"{row['name']}, {row['devices']}" if len(names) > 1 else row["devices"],
+            "seconds": float(row["step_s"]),
+            "dollars": float(row["dollars_per_step"]),
+            "is_on_front": bool(row["is_on_front"]),
+        }
+        for row in sorted(priced, key=lambda row: float(row["step_s"]))
+    ]
+    title = ("What" if len(names) > 1 else f"{names[0]}: what") + " a step takes and what it costs"
+    return {"type": "money", "title": title, "points": points, "note": ""}
