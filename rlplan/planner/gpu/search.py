@@ -171,8 +171,8 @@ class GpuSearch:
         if not with_others:
             return best
         there = dict.fromkeys(arrangement.placement for arrangement in self.space.arrangements)
-        rest = (placement for placement in there if placement is not best.choice.arrangement.placement)
-        considered = (*self.space.impossible, *(self._other(placement, best.seconds) for placement in rest))
+        other_placements = (placement for placement in there if placement is not best.choice.arrangement.placement)
+        considered = (*self.space.impossible, *(self._other(placement, best.seconds) for placement in other_placements))
         return best.model_copy(update={"considered": considered})
 
     def better_than(self, verdict: Verdict) -> Plan | None:

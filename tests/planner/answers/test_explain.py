@@ -21,8 +21,8 @@ from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Provenance
-from tests.at_night import at_night
 from tests.docs.documentation import keys_of
+from tests.repository.at_night import at_night
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 SHORT = ("workload.num_prompts_per_step=16", "workload.max_response_len=512", "workload.max_prompt_len=256")

@@ -22,8 +22,8 @@ from rlplan.spec.hardware.catalogue import find_profile, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, NodeProfile
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import Provenance
-from tests.at_night import at_night
 from tests.factories import ROOT
+from tests.repository.at_night import at_night
 from tests.waiting import at_most, wait_for
 
 TINY = dataclasses.replace(

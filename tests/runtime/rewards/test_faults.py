@@ -19,8 +19,8 @@ from rlplan.runtime.rewards.verdict import Verdict
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FunctionSpec
 from rlplan.units import MIB
-from tests.at_night import at_night
 from tests.factories import make_job
+from tests.repository.at_night import at_night
 from tests.waiting import at_most, own_processes, wait_for
 
 FAULTY = Path(__file__).with_name("faulty.py")

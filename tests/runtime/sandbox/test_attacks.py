@@ -15,7 +15,7 @@ from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
-from tests.at_night import in_turn
+from tests.repository.at_night import in_turn
 from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 

@@ -12,7 +12,7 @@ from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
-from tests.at_night import in_turn
+from tests.repository.at_night import in_turn
 from tests.runtime.sandbox.attacks import opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.bench_sandbox import left_behind, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Program
-from tests.at_night import at_night
+from tests.repository.at_night import at_night
 from tests.runtime.sandbox.attacks import opened
 from tests.waiting import orphans_come_here
 

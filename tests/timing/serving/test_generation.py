@@ -16,7 +16,7 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost
 from rlplan.timing.serving.occupancy import mean_footprint, occupancy
-from tests.at_night import at_night
+from tests.repository.at_night import at_night
 
 CONSTANT = ConstantLengths(value=150)
 UNIFORM = UniformLengths(kind="uniform", low=25, high=300)
