@@ -54,8 +54,8 @@ def _assumptions(plan: Plan) -> Iterator[str]:
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
     if any(has_complication(plan.choice, key) for _, key, _ in COMPLICATIONS[:3]):
         other = search_of(without_host(plan.asked)).run(with_others=False)
-        step = f", {format_seconds(other.seconds)} a step" if other.fits else ""
-        words += f"; with nothing offloaded it {other.verdict.value}{step}"
+        step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
+        words += f"; with nothing offloaded it {other.fit.value}{step}"
     yield words
 
 

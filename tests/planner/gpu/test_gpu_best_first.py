@@ -13,6 +13,7 @@ from rlplan.planner.gpu.candidates import MicroBatchSweep
 from rlplan.planner.gpu.counts import gpu_counts
 from rlplan.planner.gpu.scored_candidates import simplicity
 from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
@@ -237,12 +238,13 @@ def test_numbers_of_gpus_are_powers_divisors_and_whole_hosts() -> None:
 
 
 def test_on_the_front_more_headroom_costs_time() -> None:
-    front = best_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True).pareto
+    plan = best_plan(budget("Qwen/Qwen2.5-7B", "8xH100"), with_pareto=True)
+    front = plan.pareto
     assert len(front) > 1
     for one, other in pairwise(front):
         assert other.timing.seconds > one.timing.seconds
         assert other.headroom_bytes > one.headroom_bytes
-    assert front[0].choice == best_plan(budget("Qwen/Qwen2.5-7B", "8xH100")).choice
+    assert front[0].seconds <= plan.seconds <= front[0].seconds * (1 + SAME_SPEED)
 
 
 def test_a_candidate_counts_the_gpus_of_its_groups() -> None:
