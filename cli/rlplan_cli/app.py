@@ -45,6 +45,7 @@ COMMANDS = {
     "watch": "Show how a run stands, until it ends.",
     "report": "Write a page with charts and tables of a run or a plan.",
     "accuracy": "Compare the formulas with published or your own measurements.",
+    "calibrate": "Fit a profile to measured steps and peaks of your own.",
     "doctor": "Look at Python, packages, memory and /dev/shm.",
     "profiles": "List, show, detect and measure hardware profiles.",
     "docs": "Look a word up in the pages, offline.",
@@ -52,7 +53,7 @@ COMMANDS = {
 }
 """Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
 FOLDERS = {
-    **dict.fromkeys(("explain", "simulate", "compare", "solve"), "answers."),
+    **dict.fromkeys(("explain", "simulate", "compare", "solve", "calibrate"), "answers."),
     **dict.fromkeys(("run", "watch", "report"), "running."),
     **dict.fromkeys(("init", "schema", "docs"), "start."),
 }

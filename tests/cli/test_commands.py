@@ -44,6 +44,7 @@ COMMANDS = (
     "watch",
     "report",
     "accuracy",
+    "calibrate",
     "doctor",
     "profiles",
     "docs",

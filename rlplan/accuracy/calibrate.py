@@ -1,0 +1,228 @@
+"""A profile's free constants fitted to measurements of one's own, with the error on what was held out.
+
+In: samples, each a measurement and its prediction in seconds or bytes. Out: a Calibration: a profile with a few
+constants of provenance `measured`, and what each fit is worth. Left out: files and logs (rlplan/calibration.py), plans.
+
+One number is fitted for each group, which scales or shifts all constants of the group: five samples tell that much.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from statistics import fmean, median
+from typing import Any
+
+from rlplan.accuracy.compare import compare
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.settings import gpu_of
+from rlplan.errors import SpecError
+from rlplan.spec.hardware.profile import GpuProfile
+from rlplan.units import format_bytes
+from rlplan.vocabulary import Provenance
+
+TRAINING, SERVING, CONTEXT = "training", "serving", "context"
+GROUPS = {
+    TRAINING: ("efficiencies.matmul", "efficiencies.memory"),
+    SERVING: ("serving.matmul", "serving.memory", "serving.expert_memory", "serving.layer", "serving.expert_layer"),
+    CONTEXT: ("overheads.context",),
+}
+"""What is fitted together. Seconds of a group scale with its constants but for links between GPUs."""
+OF_KIND = {
+    "throughput_train": TRAINING,
+    **dict.fromkeys(("serving_tpot", "throughput_infer"), SERVING),
+    **dict.fromkeys(("train_peak", "rollout_peak", "sleeping_engine_residual"), CONTEXT),
+}
+LEAST = 5
+"""Samples of a group: a median of fewer is one measurement."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement beside its prediction."""
+
+    id: str
+    group: str
+    gpu: str
+    """Its profile's name."""
+    model: str
+    measured: float
+    """Seconds; bytes of a process in the group `context`."""
+    predicted: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a group's samples say."""
+
+    group: str
+    num_samples: int
+    models: tuple[str, ...]
+    """Whose samples they are."""
+    value: float
+    """Seconds are multiplied by it; in the group `context` bytes that are added."""
+    error_before: float
+    """Mean relative error of the predictions as they are."""
+    error_after: float
+    """Of each model's samples with the value that the others give; of each sample where there is one model."""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether samples that were held out are predicted better; only then is the value used."""
+        return self.error_after < self.error_before
+
+    def as_json(self) -> dict[str, Any]:
+        """With what follows."""
+        return asdict(self) | {"constants": list(GROUPS[self.group]), "is_used": self.is_better}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The answer."""
+
+    profile: GpuProfile
+    fits: tuple[Fit, ...]
+    unused: dict[str, int]
+    """Measurements that no constant is fitted to, by the reason."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the profile, of which the name."""
+        return {
+            "schema_version": 1,
+            "profile": self.profile.name,
+            "fits": [fit.as_json() for fit in self.fits],
+            "unused": self.unused,
+        }
+
+
+def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str, int]]:
+    """Samples of measured points, and how many are of no use, by the reason."""
+    points = tuple(points)
+    samples: list[Sample] = []
+    unused: Counter[str] = Counter()
+    for point, one in zip(points, compare(points).points, strict=True):
+        sample = None if one.relative_error is None else _sample(point, one.relative_error)
+        if sample is not None:
+            samples.append(sample)
+        else:
+            unused[one.reason or f"no constant is fitted to {point.kind} in {point.measured.unit}"] += 1
+    return samples, dict(unused)
+
+
+def _sample(point: MeasuredPoint, error: float) -> Sample | None:
+    group, gpu, bounds = OF_KIND.get(point.kind), gpu_of(point), point.measured.bounds
+    if group is None or gpu is None or bounds is None or error <= -1:
+        return None
+    measured, size = fmean(bounds), point.measured.bytes_per_unit
+    if group == CONTEXT:
+        if size is None or (point.kind == "train_peak" and point.measured.statistic is not Statistic.PROCESS):
+            return None
+        return Sample(point.id, group, gpu.name, point.model or "?", measured * size, measured * size * (1 + error))
+    is_seconds = point.measured.unit.split("/")[0].split()[0] in ("s", "ms", "seconds")
+    seconds = measured if is_seconds else 1 / measured
+    return Sample(
+        point.id, group, gpu.name, point.model or "?", seconds, seconds * (1 + error) ** (1 if is_seconds else -1)
+    )
+
+
+def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unused: dict[str, int]) -> Calibration:
+    """The profile of the samples' GPU with what they say of its free constants. find: a profile by name.
+
+    Raises: SpecError for samples of two GPUs, too few of every group, and where no constant predicts better.
+    """
+    gpus = Counter(sample.gpu for sample in samples)
+    if len(gpus) > 1:
+        listed = ", ".join(f"{gpu} ({num})" for gpu, num in gpus.most_common())
+        raise _refused(
+            f"measurements are of {listed}", "one kind of GPU: constants are a profile's", "name those of one"
+        )
+    groups = {group: [sample for sample in samples if sample.group == group] for group in GROUPS}
+    enough = {group: own for group, own in groups.items() if len(own) >= LEAST}
+    if not enough:
+        counts = ", ".join(f"{len(own)} of {group}" for group, own in groups.items())
+        why = "; ".join(f"{num} unused: {reason}" for reason, num in list(unused.items())[:3])
+        raise _refused(
+            f"there are {counts} measurements" + (f" ({why})" if why else ""),
+            f"at least {LEAST} of one group: of {', '.join(dict.fromkeys(OF_KIND))}, or steps of runs and logs",
+            f"measure {LEAST - max(map(len, groups.values()))} more settings",
+        )
+    fits = tuple(fit(own) for own in enough.values())
+    few = {
+        f"{len(own)} of {group}, {LEAST} are needed": len(own) for group, own in groups.items() if 0 < len(own) < LEAST
+    }
+    if not any(one.is_better for one in fits):
+        errors = ", ".join(f"{one.group} {one.error_before:.1%} to {one.error_after:.1%}" for one in fits)
+        raise _refused(
+            f"no constant predicts what was held out better ({errors})",
+            "a fit is kept where its held-out error is smaller",
+            "keep the profile as it is",
+        )
+    profile = find(next(iter(gpus)))
+    for one in fits:
+        profile = _with(profile, one) if one.is_better else profile
+    return Calibration(profile, fits, unused | few)
+
+
+def fit(samples: Sequence[Sample]) -> Fit:
+    """The median ratio, or of bytes the median difference, and its held-out error.
+
+    >>> steps = [Sample(str(n), TRAINING, "h100-sxm", "m", 1.2 + n / 100, 1.0) for n in range(5)]
+    >>> found = fit(steps)
+    >>> round(found.value, 2), round(found.error_before, 2), round(found.error_after, 2)
+    (1.22, 0.18, 0.01)
+    """
+    models = tuple(dict.fromkeys(sample.model for sample in samples))
+    keys = [sample.model for sample in samples] if len(models) > 1 else [str(n) for n, _ in enumerate(samples)]
+    errors = []
+    for key in dict.fromkeys(keys):
+        value = _value([sample for own, sample in zip(keys, samples, strict=True) if own != key])
+        errors += [_error(sample, value) for own, sample in zip(keys, samples, strict=True) if own == key]
+    before = fmean(abs(sample.predicted / sample.measured - 1) for sample in samples)
+    return Fit(samples[0].group, len(samples), models, _value(samples), before, fmean(errors))
+
+
+def _value(samples: Sequence[Sample]) -> float:
+    if samples[0].group == CONTEXT:
+        return median(sample.measured - sample.predicted for sample in samples)
+    return math.exp(median(math.log(sample.measured / sample.predicted) for sample in samples))
+
+
+def _error(sample: Sample, value: float) -> float:
+    told = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
+    return abs(told / sample.measured - 1)
+
+
+def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
+    """The profile with the group's constants moved: shares divided and seconds multiplied; bytes added."""
+    source = (
+        f"rlplan calibrate: {fit.num_samples} measurements of {', '.join(fit.models)[:200]}; held-out error "
+        f"{fit.error_before:.1%} before, {fit.error_after:.1%} after"
+    )
+    said = {"provenance": Provenance.MEASURED, "source": source, "date": datetime.now(UTC).date().isoformat()}
+    for path in GROUPS[fit.group]:
+        part_name, _, key = path.partition(".")
+        part = getattr(profile, part_name)
+        if part is None or getattr(part, key) is None:
+            continue
+        old = getattr(part, key)
+        if fit.group == CONTEXT:
+            value: float = max(0, round(old.value + fit.value))
+        elif key in ("layer", "expert_layer"):
+            value = float(f"{old.value * fit.value:.4g}")
+        else:
+            value = min(1.0, round(old.value / fit.value, 4))
+        changed = part.model_copy(update={key: old.model_copy(update={"value": value, **said})})
+        profile = profile.model_copy(update={part_name: changed})
+    return profile
+
+
+def value_words(fit: Fit) -> str:
+    """What a fit changes, in words."""
+    if fit.group == CONTEXT:
+        return f"{'+' if fit.value >= 0 else '-'}{format_bytes(abs(round(fit.value)))}"
+    return f"{fit.value:.2f} times the seconds"
+
+
+def _refused(what: str, rule: str, way_out: str) -> SpecError:
+    return SpecError(what, where="rlplan calibrate", rule=rule, way_out=way_out)

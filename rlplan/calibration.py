@@ -1,0 +1,87 @@
+"""`rlplan calibrate`: measurements of one's own, of whichever form, as samples; and the profile that they give.
+
+In: words of a command line: run folders, logs of other stacks each followed by the job that wrote it, files of points.
+Out: a Calibration, and its profile as a file. Left out: the fit (accuracy/calibrate.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplan.accuracy.calibrate import SERVING, TRAINING, Calibration, Sample, calibrate, samples_of
+from rlplan.accuracy.files.reading import read_points
+from rlplan.errors import SpecError
+from rlplan.foreign.logs.read import is_log, read_log
+from rlplan.planner.answers.measured_step import StepReport, explain_step
+from rlplan.sources import JobWords, read_question, split_words
+from rlplan.spec.hardware.catalogue import FOLDER_VARIABLE, find_profile, get_gpu
+from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile
+from rlplan.vocabulary import Phase
+
+OF_PHASE = {Phase.TRAIN: TRAINING, Phase.ROLLOUT: SERVING}
+"""Phases whose seconds follow a group's constants."""
+JOBS = (".yaml", ".yml")
+
+
+def calibrated(words: Sequence[str]) -> Calibration:
+    """What measurements say of a profile. Raises: SpecError, NoFeasiblePlanError."""
+    sources, overrides = split_words(words)
+    samples: list[Sample] = []
+    unused: dict[str, int] = {}
+    rest = list(sources)
+    while rest:
+        path = Path(rest.pop(0))
+        if path.is_dir():
+            samples += _of_run(path)
+        elif is_log(path) and rest and rest[0].endswith(JOBS):
+            job = read_question("calibrate", JobWords(rest.pop(0), list(overrides))).job
+            samples += _of_step(explain_step(job, read_log(path)), path)
+        else:
+            found, others = samples_of(read_points(path))
+            samples += found
+            unused |= {why: unused.get(why, 0) + num for why, num in others.items()}
+    return calibrate(samples, lambda name: get_gpu(name, where="the measurements"), unused)
+
+
+def _of_run(folder: Path) -> list[Sample]:
+    from rlplan.report.run_folder import read_run_folder
+
+    run = read_run_folder(folder)
+    return _of_step(explain_step(run.plan.asked, run.measured_step, run.plan), folder)
+
+
+def _of_step(report: StepReport, path: Path) -> list[Sample]:
+    """A sample of each phase that was measured and predicted. Raises: SpecError where the step ran on no GPU."""
+    job = report.plan.job
+    profile = find_profile(job.hardware.profile, where=f"{path}: hardware.profile")
+    if isinstance(profile, CpuProfile):
+        raise SpecError(
+            f"{path} is a step on profile {profile.name}",
+            where="rlplan calibrate",
+            rule="free constants of a GPU's profile are fitted; a CPU host's are measured in a minute",
+            way_out="rlplan profiles measure",
+        )
+    gpu = profile.gpu if isinstance(profile, NodeProfile) else profile.name
+    gaps = {gap.phase: gap for gap in report.gaps}
+    return [
+        Sample(f"{path}:{phase.value}", group, gpu, job.policy.path, gap.measured_s, gap.predicted_s)
+        for phase, group in OF_PHASE.items()
+        if (gap := gaps.get(phase.value)) and gap.measured_s > 0 and gap.predicted_s > 0
+    ]
+
+
+def write_profile(profile: GpuProfile, folder: Path) -> Path:
+    """The profile under its own name, which holds where RLPLAN_PROFILES names the folder and nowhere else.
+
+    Raises: SpecError where it is there already: a calibration is not overwritten without a word.
+    """
+    path = folder / f"{profile.name}.yaml"
+    if path.exists():
+        raise SpecError(
+            f"{path} exists already",
+            where="rlplan calibrate --out",
+            rule=f"a folder without a profile of that name, for {FOLDER_VARIABLE}",
+            way_out="name another folder, or remove the file",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")  # JSON is YAML
+    return path

@@ -1,0 +1,45 @@
+"""`rlplan calibrate`: a profile from files and logs, which no plan takes by itself."""
+
+import json
+from pathlib import Path
+
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.spec.hardware.catalogue import read_profile
+from tests.cli.conftest import Call
+from tests.factories import ROOT
+
+JOB = str(ROOT / "examples" / "grpo-7b-8xh100.yaml")
+
+
+def points(folder: Path, number: int) -> str:
+    chosen = [point for point in bundled_points() if point.id.startswith("primerl-") and "xh100" in point.id]
+    chosen = [point for point in chosen if point.kind == "throughput_train"][:number]
+    path = folder / "points.json"
+    path.write_text(json.dumps([json.loads(point.model_dump_json()) for point in chosen]))
+    return str(path)
+
+
+def test_a_file_of_points_gives_a_profile_that_waits_to_be_named(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("calibrate", points(tmp_path, 20), "--out", str(tmp_path / "out"))
+    assert answer.exit_code == 0, answer.err
+    assert "RLPLAN_PROFILES" in answer.out
+    profile = read_profile(tmp_path / "out" / "h100-sxm.yaml")
+    assert profile.name == "h100-sxm"
+    again = rlplan("calibrate", points(tmp_path, 20), "--out", str(tmp_path / "out"))
+    assert again.exit_code == 2
+    assert "exists already" in again.err
+
+
+def test_two_points_are_refused(rlplan: Call, tmp_path: Path) -> None:
+    answer = rlplan("calibrate", points(tmp_path, 2), "--out", str(tmp_path / "out"))
+    assert answer.exit_code == 2
+    assert "measure 3 more settings" in answer.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_log_with_its_job_is_a_sample_of_training_and_one_of_serving(rlplan: Call, tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text("\n".join(f"step:{step} - timing_s/gen:40.0 - timing_s/update_actor:50.0" for step in range(1, 4)))
+    answer = rlplan("calibrate", str(log), JOB)
+    assert answer.exit_code == 2
+    assert "1 of training, 1 of serving" in answer.err
