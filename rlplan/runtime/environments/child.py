@@ -21,7 +21,7 @@ LOST = "its state was lost with its process, which another rollout had ended"
 
 
 class Answers:
-    """What the setting names. path, tools: `file.py:name`. describes: whether schemas are asked for."""
+    """What the setting names. path, tools: FILE.py:NAME. describes: whether schemas are asked for."""
 
     def __init__(self, path: str | None, tools: list[str], *, describes: bool) -> None:
         self.environment: Environment | None = None
@@ -88,7 +88,7 @@ def main(setting: dict[str, Any]) -> None:
 
 
 def _found(path: str) -> Any:
-    """What `file.py:name` names. Raises: whatever the file does; AttributeError where it has no such name."""
+    """What FILE.py:NAME names. Raises: whatever the file does; AttributeError where it has no such name."""
     file, _, name = path.rpartition(":")
     found = getattr(run_file(file, f"job_{os.path.basename(file)[:-3]}"), name, None)  # noqa: PTH119
     if not callable(found):

@@ -29,7 +29,7 @@ class ToolError(Exception):
 
 
 class Tool:
-    """One function. where: its `file.py:name`, for messages. Raises: ToolError where its arguments have no types."""
+    """One function. where: its FILE.py:NAME, for messages. Raises: ToolError where its arguments have no types."""
 
     def __init__(self, function: Callable[..., Any], where: str) -> None:
         self.function, self.where = function, where

@@ -25,17 +25,17 @@ def _names_something(path: str) -> str:
 
 
 PythonPath = Annotated[str, AfterValidator(_names_something)]
-"""`file.py:name`."""
+"""FILE.py:NAME."""
 
 
 class EnvironmentSpec(Spec):
     """What answers the policy. Without a path and without tools a rollout is one turn."""
 
     path: PythonPath | None = None
-    """`file.py:name` of a function that sees all turns, or of a class with one object for each rollout."""
+    """FILE.py:NAME of a function that sees all turns, or of a class with one object for each rollout."""
     tools: tuple[PythonPath, ...] = Field(default=(), max_length=128)
-    """`file.py:function` of each function that the policy may call."""
-    call_pattern: str = r"<tool_call>(.*?)(?:</tool_call>|\Z)"
+    """FILE.py:NAME of each function that the policy may call."""
+    call_pattern: str = r"<tool_call>((?:(?!</tool_call>).)*)"
     """Finds calls in a turn: its first group is JSON, an object with `name` and `arguments`, or a list of such."""
     max_turns: int = Field(default=4, ge=1, le=1000)
     """Of the policy, in one rollout."""
