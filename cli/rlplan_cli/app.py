@@ -31,6 +31,7 @@ from rlplan.errors import (
 from rlplan.printable import PrintableStream
 
 COMMANDS = {
+    "ui": "Move a job on a local page.",
     "init": "Write a job to begin with, full of comments.",
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job.",
@@ -55,7 +56,7 @@ COMMANDS = {
 FOLDERS = {
     **dict.fromkeys(("explain", "simulate", "compare", "solve", "calibrate"), "answers."),
     **dict.fromkeys(("run", "watch", "report"), "running."),
-    **dict.fromkeys(("init", "schema", "docs"), "start."),
+    **dict.fromkeys(("ui", "init", "schema", "docs"), "start."),
 }
 """Commands whose module stands in a folder of its own below commands/."""
 

@@ -31,6 +31,7 @@ from tests.factories import QUICKSTART, ROOT
 
 FOREIGN = ("import", "check")
 COMMANDS = (
+    "ui",
     "init",
     "estimate",
     "plan",

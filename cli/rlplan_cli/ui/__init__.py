@@ -1,0 +1,1 @@
+"""`rlplan ui`: a local page on which a job is moved and answered at once."""

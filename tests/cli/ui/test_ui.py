@@ -1,0 +1,135 @@
+"""`rlplan ui`: who may ask, what is answered, and the page in a real browser."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from rlplan_cli.ui.answer import Asked, answer
+from rlplan_cli.ui.server import MAX_BYTES, Server
+
+from benchmarks.chromium import Chromium
+from rlplan.errors import HostError
+from rlplan.spec.files.job_file import load_job
+
+FIELDS = {
+    "model": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "gpus": "2xh100-sxm", "max_prompt_len": "512",
+    "max_response_len": "1024", "num_prompts": "32", "num_samples": "8", "placement": "", "zero_stage": "", "tp": "",
+    "more": "",
+}  # fmt: skip
+
+
+@pytest.fixture(name="server", scope="module")
+def _server() -> Iterator[Server]:
+    with Server(0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def asked(server: Server, path: str, body: str | None = None, **headers: str) -> tuple[int, str]:
+    """(status, text) of a request."""
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    method = "GET" if body is None else "POST"
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    reply = connection.getresponse()
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+def test_nothing_is_answered_without_the_token_or_under_another_name(server: Server) -> None:
+    body = json.dumps(FIELDS)
+    assert asked(server, "/")[0] == 403
+    assert asked(server, "/?token=wrong")[0] == 403
+    assert asked(server, "/", body)[0] == 403
+    assert asked(server, "/", body, X_Token=server.token, Host="evil.example")[0] == 403
+    assert asked(server, f"/?token={server.token}")[0] == 200
+    assert asked(server, f"/other?token={server.token}")[0] == 404
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", '{"model": 7}', '{"model": "' + "x" * MAX_BYTES + '"}'])
+def test_what_is_no_question_is_refused(server: Server, body: str) -> None:
+    assert asked(server, "/", body, X_Token=server.token)[0] == 400
+
+
+def test_an_answer_is_the_plan_its_job_file_and_its_command(tmp_path: Path) -> None:
+    told = answer(FIELDS)
+    assert "Qwen/Qwen2.5-0.5B on 2x h100-sxm" in told["html"]
+    assert "data-chart" in told["html"]
+    assert told["command"].startswith(
+        "rlplan plan --model Qwen/Qwen2.5-0.5B --algorithm grpo --gpus 2xh100-sxm workload."
+    )
+    (tmp_path / "job.yaml").write_text(told["job"])
+    job = load_job(tmp_path / "job.yaml")
+    assert (job.workload.max_prompt_len, job.workload.max_response_len) == (512, 1024)
+    assert job.hardware.num_devices == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"more": "rollout.tp=3"}, "does not divide"),
+        ({"more": "'open"}, "the further keys cannot be read"),
+        ({"max_response_len": "many"}, "max_response_len"),
+        ({"gpus": "8xnothing"}, "nothing"),
+        ({"other": "1"}, "there is no field"),
+    ],
+)
+def test_what_is_wrong_is_said_in_four_parts(change: dict[str, str], what: str) -> None:
+    told = answer(FIELDS | change)
+    assert what in told["html"]
+    assert re.findall("<dt>(.*?)</dt>", told["html"]) == ["Where", "Rule", "Way out"]
+    assert told["job"] == told["command"] == ""
+
+
+def test_what_is_typed_comes_back_as_text() -> None:
+    assert "<script>" not in answer(FIELDS | {"gpus": "8x<script>alert(1)</script>"})["html"]
+
+
+def test_a_job_that_does_not_fit_says_what_would_help() -> None:
+    told = answer(FIELDS | {"model": "Qwen/Qwen2.5-7B", "gpus": "1xrtx4090"})
+    assert "Does not fit" in told["html"]
+    assert "What would help" in told["html"]
+
+
+def test_an_empty_field_is_left_to_rlplan() -> None:
+    assert Asked.of({"model": "Qwen/Qwen2.5-0.5B", "tp": " ", "more": "seed=1"}).overrides == ("seed=1",)
+
+
+def test_a_port_in_use_is_one_message() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(HostError, match=rf"port {port} cannot be taken: address already in use") as error:
+            Server(port)
+    assert "--port 0" in str(error.value)
+
+
+def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_path: Path) -> None:
+    answered = "document.querySelector('.ui').dataset.state === 'answered'"
+    with Chromium() as browser:
+        for size, dark in (("wide", False), ("phone", True)):
+            browser.open(server.address, size, dark=dark)
+            browser.wait(answered, 60)
+            assert browser.said == []
+            assert browser.says("document.querySelector('#answer h1').innerText") == "Qwen/Qwen2.5-7B on 8x h100-sxm"
+            assert browser.says("document.documentElement.scrollWidth") <= (1366 if size == "wide" else 390)
+        browser.says("(() => { const one = document.forms[0].elements.max_response_len; one.value = 2048;"
+                     "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
+        browser.wait("document.getElementById('job').innerText.includes('max_response_len: 2048')", 60)
+        browser.wait(answered)
+        assert "max_response_len=2048" in browser.says("document.getElementById('command').innerText")
+        assert browser.says("document.querySelector('#answer canvas') !== null")
+        browser.says("(() => { const one = document.forms[0].elements.more; one.value = 'rollout.tp=3';"
+                     "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
+        browser.wait("document.querySelector('#answer .bad')?.innerText.includes('does not divide')", 60)
+        assert browser.said == []
