@@ -163,8 +163,8 @@ class GpuSearch:
         found = self.best()
         best, stream = self._simplest(found.plan), found.stream
         faster = () if best is found.plan else (found.one,)
-        rest = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
-        others = self._others(best, chain(faster, rest)) if with_others else ()
+        next_best = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
+        others = self._others(best, chain(faster, next_best)) if with_others else ()
         num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
         best = best.model_copy(update={"runners_up": others, "stats": stats})
