@@ -57,7 +57,7 @@ def command(
             found[name] = plan = question.answer(with_pareto=pareto)
         if out is not None and name:
             raise _no_plan_of_all(out, name)
-        if out is not None and question.plan is None and asked.source:
+        if out is not None and question.plan is None and asked.source and not asked.model:
             check_inputs(Path(asked.source), asked.overrides or ())
         if out is not None and plan.fits:
             write_plan(plan, out)
