@@ -91,8 +91,8 @@ def _show_error(plan: Plan) -> None:
     error, interval = error_of(plan), seconds_interval(plan)
     if error is not None and interval is not None:
         low, high = map(format_seconds, interval)
-        words = f"{low} to {high} a step: {error.num_points} {error.kind} were predicted {error.median:.0%} off"
-        say("Error", f"{words} (median), {error.most:.0%} at most")
+        points = f"{error.num_points} measured points of {error.num_sources} sources"
+        say("Error", f"{low} to {high} a step, where nine of ten lie of {points} ({error.kind})")
 
 
 def range_of(plan: Plan) -> str:

@@ -163,12 +163,8 @@ class GpuTimes:
             is_frozen = action.role in self._frozen
             setting = replace(setting, num_ranks=arrangement.num_frozen if is_frozen else arrangement.num_training)
             work = self._work(workload.num_rollouts_per_step, NO_TRAINER)
-            return least_seconds(
-                setting,
-                work,
-                FORWARD,
-                self._cluster(arrangement, scoring_group(arrangement) if is_frozen else TRAINING),
-            )
+            cluster = self._cluster(arrangement, scoring_group(arrangement) if is_frozen else TRAINING)
+            return least_seconds(setting, work, FORWARD, cluster)
         times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
         work = self._work(self._num_trained, NO_TRAINER)
         return action.repeat * least_seconds(setting, work, times, self._cluster(arrangement, TRAINING))
