@@ -170,11 +170,19 @@ class Checkpointer:
                         f"{path.name} did not appear (all hosts must see the run folder at the same path)"
                     )
                 time.sleep(POLL_S)
-            said = json.loads(receipt.read_text(encoding="utf-8"))
-            if said["error"]:
-                raise _UnwrittenError(said["error"])
-            found.append(said)
+            found.append(_read(receipt))
         return found
+
+
+def _read(receipt: Path) -> dict[str, Any]:
+    """What a rank says of its file. Raises: _UnwrittenError."""
+    text = receipt.read_text(encoding="utf-8")
+    if not text:
+        raise _UnwrittenError(f"the disk does not take {receipt.name}")
+    said: dict[str, Any] = json.loads(text)
+    if said["error"]:
+        raise _UnwrittenError(said["error"])
+    return said
 
 
 class _UnwrittenError(Exception):

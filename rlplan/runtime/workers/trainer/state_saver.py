@@ -10,7 +10,7 @@ the disk. On a GPU the copy lies in pinned memory of its host; **not yet run on 
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,10 @@ def _scaler(engine: Any) -> dict[str, float]:
 
 
 def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
-    """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not."""
+    """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not.
+
+    Where the disk does not take even that an empty one is left, for which it needs no room.
+    """
     try:
         said = {**facts, "file": write(path, pieces).model_dump(), "error": ""}
     except Exception as error:
@@ -180,4 +183,6 @@ def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, An
         partial.write_text(json.dumps(said), encoding="utf-8")
         partial.replace(receipt)
     except OSError:
-        return  # the driver stops waiting
+        with suppress(OSError):  # else the driver waits until its deadline
+            partial.unlink(missing_ok=True)
+            receipt.touch()
