@@ -17,6 +17,7 @@ from typing import Any
 
 from rlplan.accuracy.compare import Comparison, compare
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.spec.base import read_json
 
 NOMINAL = 0.9
 WIDENINGS = tuple(1 + step / 10 for step in range(41))
@@ -113,14 +114,17 @@ def _lies(value: float, low: float, high: float) -> bool:
 @cache
 def bundled_intervals() -> Mapping[str, ErrorInterval]:
     """Intervals of the bundled points by kind, as they were last written (`make accuracy`)."""
-    text = (resources.files("rlplan.accuracy") / "data" / FILE).read_text("utf-8")
-    kinds: dict[str, dict[str, Any]] = json.loads(text)["kinds"]
+    kinds: dict[str, dict[str, Any]] = read_json(_kept(), "the kept intervals")["kinds"]
     return {kind: ErrorInterval(**row) for kind, row in kinds.items()}
 
 
 def write_intervals(points: Iterable[MeasuredPoint]) -> Path:
     """Write what `bundled_intervals` reads."""
-    path = Path(str(resources.files("rlplan.accuracy"))) / "data" / FILE
+    path = _kept()
     kinds = {kind: asdict(found) for kind, found in error_intervals(points).items()}
     path.write_text(json.dumps({"nominal": NOMINAL, "kinds": kinds}, indent=1) + "\n")
     return path
+
+
+def _kept() -> Path:
+    return Path(str(resources.files("rlplan.accuracy"))) / "data" / FILE

@@ -38,7 +38,7 @@ from rlplan.vocabulary import Dtype, Role
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
 PAGEABLE = 2.9e9
 """Bytes a second of a blocking copy from a GPU into memory that is not pinned, tensor by tensor
-(`value.to("cpu")`). Fitted to what prime-rl's steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
+(prime-rl copies each so). Fitted to what its steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
 mostly other work, says 1.0."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
