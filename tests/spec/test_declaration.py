@@ -141,7 +141,7 @@ def test_nothing_outside_its_own_file_names_an_algorithm() -> None:
 
 
 def test_each_algorithm_is_a_page() -> None:
-    for path in (ROOT / "rlplan" / "spec" / "algorithms").glob("*.py"):
+    for path in (ROOT / "rlplan" / "spec" / "algorithms").rglob("*.py"):
         assert len(path.read_text("utf-8").splitlines()) <= 60
 
 

@@ -151,10 +151,8 @@ class GpuTimes:
         """No trainer takes fewer: its passes at the least that any layout of its ranks could make of them."""
         key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
-            actions = self.roles.view(arrangement).step
-            self._seconds[key] = sum(
-                self._floor(action, arrangement) for action in actions if action.kind in PASSES and action.every == 1
-            )
+            actions = [one for one in self.roles.view(arrangement).step if one.kind in PASSES and one.every == 1]
+            self._seconds[key] = sum(self._floor(action, arrangement) for action in actions)
         return self._seconds[key]
 
     def _floor(self, action: Action, arrangement: Arrangement) -> float:
@@ -186,8 +184,8 @@ class GpuTimes:
     def _save(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """Trained states copied to the host, or copied and written where the trainer waits; a model by one rank."""
         if action.kind is ActionKind.CHECKPOINT:
-            model = self._train_setting(action.role, arrangement, choice).model
-            num_bytes = self.job.training.dtype.num_bytes * model.num_parameters
+            num_parameters = self._train_setting(action.role, arrangement, choice).model.num_parameters
+            num_bytes = self.job.training.dtype.num_bytes * num_parameters
             return checkpoint_cost(num_bytes, 1, self._cluster(arrangement, TRAINING))
         saved = self.roles.saved_bytes(action.role, Choice(arrangement, choice, NO_ENGINE))
         cluster = self._cluster(arrangement, TRAINING)
@@ -204,8 +202,8 @@ class GpuTimes:
 
     def _score(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""
-        evaluates, rollouts = action.phase is Phase.EVALUATE, self.job.workload.num_rollouts_per_step
-        work = self._work(self.job.num_evaluated_responses if evaluates else rollouts, choice)
+        evaluated, rollouts = self.job.num_evaluated_responses, self.job.workload.num_rollouts_per_step
+        work = self._work(evaluated if action.phase is Phase.EVALUATE else rollouts, choice)
         setting = self._train_setting(action.role, arrangement, choice)
         is_base = action.role is Role.REFERENCE and action.role not in self._frozen
         if is_base:

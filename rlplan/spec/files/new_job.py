@@ -98,13 +98,18 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
         files[FUNCTION] = FUNCTION_TEXT
     if answers.data is None:
         files[ROWS] = _rows(answers, range(NUM_ROWS))
-        if _has_pairs(answers):
+        if _needs_heldout(answers):
             files["heldout.jsonl"] = _rows(answers, range(NUM_ROWS, NUM_ROWS + 40), pairs=False)
     return files
 
 
+def _needs_heldout(answers: Answers) -> bool:
+    """Whether held-out prompts are no part of the data: of judged answers, but where judging them is learned."""
+    return _has_pairs(answers) and not ALGORITHMS[answers.algorithm].trains_scalar
+
+
 def _has_pairs(answers: Answers) -> bool:
-    """Whether the algorithm is given answers that were judged: then held-out prompts are no part of them."""
+    """Whether the algorithm is given answers that were judged."""
     return ALGORITHMS[answers.algorithm].given in ("pair", "judged")
 
 
@@ -125,8 +130,7 @@ algorithm: {answers.algorithm}   # {", ".join(name for name in ALGORITHMS if nam
 
 {_hardware(answers, on_cpu=on_cpu)}
 {_data(answers)}
-rewards:
-{REWARDS[answers.reward]}
+{_rewards(answers)}
 {_workload(answers, on_cpu=on_cpu)}
 # Whatever stands nowhere here is decided by the planner, such as:
 # training: {{zero_stage: 3, lora: {{rank: 16}}}}
@@ -151,13 +155,19 @@ hardware:
 
 def _data(answers: Answers) -> str:
     columns = f"  prompt_column: {answers.prompt_column}\n" if answers.prompt_column else ""
-    own = answers.heldout or ("heldout.jsonl" if _has_pairs(answers) and answers.data is None else None)
+    own = answers.heldout or ("heldout.jsonl" if _needs_heldout(answers) and answers.data is None else None)
     heldout = f"heldout: {own}" if own else "# heldout: heldout.jsonl   # without it a tenth of the prompts is held out"
     return f"""\
 data:   # JSONL, JSON, CSV, parquet or a saved data set, with the columns `prompt` and `answer`, or those of TRL or verl
   prompts: {answers.data or ROWS}
   {heldout}
 {columns}"""
+
+
+def _rewards(answers: Answers) -> str:
+    if ALGORITHMS[answers.algorithm].trains_scalar:
+        return "# rewards: none, the model learns from the pairs alone"
+    return f"rewards:\n{REWARDS[answers.reward]}"
 
 
 def _workload(answers: Answers, *, on_cpu: bool) -> str:

@@ -1,5 +1,6 @@
 """Whole runs of every algorithm's example, and of one of a user's own: they end well, and peaks are as predicted."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rlplan.spec.parts.algorithm import ALGORITHMS
 from tests.docs.documentation import DOCS, read, section
 from tests.factories import write_job
 from tests.runtime.runs.beside_the_plan import process_peaks
-from tests.runtime.conftest import FinishedRun, Runner
+from tests.runtime.conftest import FinishedRun, Runner, finish, start
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
@@ -49,3 +50,28 @@ def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None
     job = write_job(tmp_path, algorithm={"path": "my_algorithm.py:MINE", "learning_rate": 1e-5})
     run = run_job(str(job), *SHORT)
     assert run.exit_code == 0, run.stderr
+
+
+def test_three_stages_run_from_one_file_and_each_gets_better(run_job: Runner) -> None:
+    """SFT, a reward model, PPO by its scores alone; asked again, nothing is run again."""
+    run = run_job("examples/three-stage.yaml")
+    assert run.exit_code == 0, run.stderr
+    for name, metric in (("sft", "greedy_accuracy"), ("reward", "pair_accuracy"), ("ppo", "greedy_accuracy")):
+        lines = (run.folder / name / "metrics.jsonl").read_text().splitlines()
+        found = [row[f"evaluate/{metric}"] for row in map(json.loads, lines) if f"evaluate/{metric}" in row]
+        assert found[-1] > found[0] + 0.1, (name, found)
+    again = finish(start("run", "examples/three-stage.yaml", "--resume", str(run.folder)), run.folder)
+    assert again.exit_code == 0, again.stderr
+    assert again.stderr.count("has finished in") == 3
+
+
+def test_what_is_exported_at_a_save_is_loaded_by_transformers_and_makes_a_reward(run_job: Runner) -> None:
+    """A reward model of two steps, exported after the first, judges the quickstart's rollouts."""
+    save = ("checkpoints.every=1", "checkpoints.exports_policy=true", "workload.num_steps=2")
+    run = run_job("examples/algorithms/reward_modeling.yaml", *save)
+    assert run.exit_code == 0, run.stderr
+    exported = run.folder / "exports" / "step-1"
+    assert "# reward_modeling" in (exported / "README.md").read_text()
+    judged = run_job("examples/quickstart.yaml", f"roles.reward.path={exported}", *SHORT)
+    assert judged.exit_code == 0, judged.stderr
+    assert "reward/reward_model/mean" in judged.metrics[-1]

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlplan.errors import SpecError
+from rlplan.spec.base import read_json
 from rlplan_cli.commands.running.stages import STAGES
 from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note
@@ -63,7 +64,7 @@ def _stages_below(source: Path) -> list[Path]:
     """The run folders of the stages that have begun; a run or a plan is its own."""
     if not (source / STAGES).is_file():
         return [source]
-    names = json.loads((source / STAGES).read_text(encoding="utf-8"))["stages"]
+    names = read_json(source / STAGES, "the names of the stages")["stages"]
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlplan.errors import SpecError
+from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import Stage
 from rlplan_cli.render.terminal import note
 
@@ -71,7 +72,7 @@ class StagesRun:
             return [str(self.file), *asked, "--out", str(folder)]
         self._check_same(folder, asked)
         status = folder / "status.json"
-        if status.is_file() and json.loads(status.read_text("utf-8")).get("state") == "finished":
+        if status.is_file() and read_json(status, "the stage's status").get("state") == "finished":
             return None
         if (checkpoints_of(folder) / POINTER).exists():
             return ["--resume", str(folder)]

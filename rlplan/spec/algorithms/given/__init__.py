@@ -1,0 +1,1 @@
+"""Algorithms that are given their answers, and generate none."""
