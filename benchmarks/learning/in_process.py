@@ -5,7 +5,9 @@ transformers' model with the same weights, the optimizer torch's AdamW.
 In: a job. Out: greedy accuracy on the held-out prompts, before training and after so many steps.
 """
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,21 @@ from transformers import AutoModelForCausalLM
 
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.environments.chat import ChatTurns
+from rlplan.runtime.environments.conversations import Conversations
+from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.learning.mini_batch import deal_out, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rewards.total import finish_rewards
-from rlplan.runtime.rollout.experience import Completion, Rollout, RolloutRequest, SequencePair, WeightSpan
+from rlplan.runtime.rollout.experience import (
+    Completion,
+    FinishedRequest,
+    Rollout,
+    RolloutRequest,
+    SequencePair,
+    WeightSpan,
+)
 from rlplan.runtime.rollout.groups import Group, GroupMaker, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.workers.scorer import Scorer
@@ -52,6 +64,37 @@ class PlainEngine:
         self.optimizer.zero_grad()
 
 
+class PlainFleet:
+    """What conversations ask the engines for: every turn that waits is completed when it is asked for."""
+
+    processes = ("in process",)
+
+    def __init__(self, complete: Callable[[Sequence[RolloutRequest]], list[list[Completion]]]) -> None:
+        self.complete = complete
+        self.waiting: list[RolloutRequest] = []
+
+    def submit(self, requests: Sequence[RolloutRequest], timeout_s: float) -> None:
+        self.waiting += requests
+
+    def collect(self, max_wait_s: float, at_least: int, timeout_s: float) -> tuple[list[FinishedRequest], list[Any]]:
+        """Turns of one length at a time, for the engine pads nothing."""
+        by_length: dict[int, list[RolloutRequest]] = {}
+        for request in self.waiting:
+            by_length.setdefault(len(request.prompt), []).append(request)
+        self.waiting = []
+        if not by_length:
+            time.sleep(max_wait_s)
+        done = [
+            FinishedRequest(request.id, tuple(made))
+            for turns in by_length.values()
+            for request, made in zip(turns, self.complete(turns), strict=True)
+        ]
+        return done, []
+
+    def end_session(self, session: str) -> None:
+        """Nothing is kept between turns."""
+
+
 class InProcess:
     """A job's steps, one after the other."""
 
@@ -74,7 +117,20 @@ class InProcess:
         if Role.REFERENCE in job.frozen_roles:
             self.reference = Scorer("scorer/reference/0", job, Role.REFERENCE, 1)
             self.reference.start(job.policy.path)
+        self.talks: Conversations | None = None
+        if job.has_turns:
+            pool = EnvironmentPool(job.rollout.environment, Path(os.devnull), self.prompts.environment)
+            words, described = self.groups.words, self.prompts.environment
+            chat = ChatTurns(Path(job.policy.path), words, described.schemas) if self.prompts.has_chats else None
+            fleet: Any = PlainFleet(self._complete_turns)
+            self.talks = Conversations(fleet, pool, words, self.requests.named, chat, job.workload.max_prompt_len)
         self.next, self.steps_done = 0, 0
+
+    def close(self) -> None:
+        """End the processes beside this one."""
+        self.reward_pool.close()
+        if self.talks is not None:
+            self.talks.close()
 
     def train(self, num_steps: int) -> float:
         """So many steps; the greedy accuracy after them."""
@@ -87,7 +143,7 @@ class InProcess:
         """Greedy, on the held-out prompts."""
         completions = self._complete(self.requests.evaluation())
         rollouts = [
-            Rollout(prompt, 0, completion, self.groups.words.text(completion.tokens))
+            Rollout(prompt, 0, completion, self.groups.words.text(completion.chosen))
             for prompt, (completion,) in zip(self.prompts.heldout, completions, strict=True)
         ]
         self.reward_pool.judge(rollouts)
@@ -121,7 +177,10 @@ class InProcess:
         return groups
 
     def _score(self, rollouts: list[Rollout]) -> None:
-        pairs = [SequencePair(rollout.prompt.tokens, rollout.completion.tokens) for rollout in rollouts]
+        pairs = [
+            SequencePair(rollout.prompt.tokens, rollout.completion.tokens, rollout.completion.observed)
+            for rollout in rollouts
+        ]
         for role in self.job.scored_roles:
             worker = {Role.POLICY: self.policy, Role.VALUE: self.value, Role.REFERENCE: self.reference}[role]
             assert worker is not None
@@ -138,21 +197,33 @@ class InProcess:
     def _plain(self, trainer: PolicyTrainer, learning_rate: float) -> PlainEngine:
         return PlainEngine(trainer.wrap(trainer.load(self.job.policy.path)), self.job, learning_rate)
 
-    @torch.no_grad()
     def _complete(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
-        """All samples of all requests at once. Prompts are of one length here."""
+        """All samples of all requests, with all their turns."""
+        if self.talks is None:
+            return self._complete_turns(requests)
+        finished, _ = self.talks.generate(requests, self.job.limits.action_timeout_s)
+        return [list(each.completions) for each in finished]
+
+    @torch.no_grad()
+    def _complete_turns(self, requests: Sequence[RolloutRequest]) -> list[list[Completion]]:
+        """All samples of all requests at once, a turn of each. Prompts are of one length here."""
         samples = [(request, index) for request in requests for index in range(request.num_samples)]
         tokens = torch.tensor([request.prompt for request, _ in samples])
         greedy = torch.tensor([r.temperature == 0 or index >= r.num_samples - r.num_greedy for r, index in samples])
         made, logprobs, cache = [], [], None
         draws = torch.Generator().manual_seed(requests[0].seed)
-        for _ in range(self.job.workload.max_response_len):
+        ends = torch.tensor(sorted(self.ends))
+        has_ended = torch.zeros(len(samples), dtype=torch.bool)
+        for _ in range(min(request.max_tokens for request in requests)):
             output = self.engine(tokens, past_key_values=cache, use_cache=True)
             cache, table = output.past_key_values, torch.log_softmax(output.logits[:, -1].float(), -1)
             sampled = torch.multinomial(table.exp(), 1, generator=draws)[:, 0]
             tokens = torch.where(greedy, table.argmax(-1), sampled)[:, None]
             made.append(tokens[:, 0])
             logprobs.append(table.gather(-1, tokens)[:, 0])
+            has_ended |= torch.isin(tokens[:, 0], ends)
+            if has_ended.all():
+                break
         rows = zip(torch.stack(made, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)
         finished = iter([self._cut(*row) for row in rows])
         return [[next(finished) for _ in range(request.num_samples)] for request in requests]

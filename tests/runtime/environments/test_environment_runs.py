@@ -45,6 +45,44 @@ def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> N
     assert alive(children) == []
 
 
+FAULTY = '''
+import time
+
+def look_up(code: str) -> str:
+    """Looks up.
+
+    Args:
+        code: Five digits.
+    """
+    if code[0] in "012":
+        raise ValueError("no")
+    if code == "00000":
+        time.sleep(60)
+    return "123"
+'''
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_tools_are_called_in_a_run_and_what_goes_wrong_is_counted_and_said(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(FAULTY)
+    folder = tmp_path / "run"
+    overrides = (
+        *("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2", NO_REHEARSAL),
+        f"rollout.environment.tools=[{tmp_path / 'tools.py'}:look_up]",
+    )
+    process = start("run", "examples/tools.yaml", *overrides, *FEW_PROCESSES, "--out", str(folder))
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    rows = [row for row in run.metrics if row["step"] > 0]
+    assert all(row["tools/ok"] > 0 for row in rows)
+    assert sum(row["tools/raised"] for row in rows) > 0
+    assert all(row["environment/failed_fraction"] == 0 for row in rows)
+    assert all(row["response_len/max"] <= 40 for row in rows)
+    assert max(row["sync/logprob_difference_max"] for row in rows) < 1e-4
+    assert "calls of tools that did not end well" in (folder / "alarms.jsonl").read_text()
+
+
 @pytest.mark.engine
 @pytest.mark.nightly
 def test_what_the_environment_does_not_answer_is_masked_and_counted_where_generation_runs_ahead(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_the_controls_learn_nothing(name: str, case: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_policy_learns_to_call_a_tool(seed: int) -> None:
+    """From what it does by itself, which is mostly to guess; the tool runs in processes of its own."""
+    trained = InProcess(on_a_cpu_host(load_job(EXAMPLES / "tools.yaml", (f"seed={seed}",))))
+    try:
+        assert trained.accuracy() < 0.4
+        assert trained.train(trained.job.workload.num_steps) > TARGET
+    finally:
+        trained.close()
+
+
+@pytest.mark.nightly
 def test_grpo_learns_as_trl_s_does(tmp_path: Path) -> None:
     twenty = (*AS_TRL, "workload.num_steps=20")
     theirs = run_trl(Path(sys.executable), tmp_path, twenty, keep=False)
