@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rlplan
-from benchmarks.chromium import WIDTHS, Chromium
+from benchmarks.pages.chromium import WIDTHS, Chromium
 from rlplan.report.plans.comparison import side_of, write_comparison
 from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.plans.write import write_report_of, write_simulation_report
