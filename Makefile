@@ -139,7 +139,7 @@ evidence: setup ## run what the committed reports/ show once more
 	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
 
 accuracy: setup ## predict the published measurements once more: reports/accuracy
-	@exec $(VENV)/bin/python benchmarks/accuracy_evidence.py $(ARGS)
+	@exec $(VENV)/bin/python -m benchmarks.accuracy_evidence $(ARGS)
 
 planner: setup ## time plans against the number of GPUs and make their tables once more: reports/planner, docs/exercises.md
 	@$(VENV)/bin/python benchmarks/planner_evidence.py

@@ -16,11 +16,11 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.figures import FAINT, INK, MUTED, RC
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.intervals import NOMINAL, bundled_intervals, write_intervals
 from rlplan.accuracy.points import Measured
-from rlplan.report.style import FAINT, INK, MUTED, RC
 from rlplan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""Regenerates reports/planner/time_against_gpus.{csv,png}, how long a plan takes, and rent.{csv,png},
+"""Regenerates reports/planner/time_against_gpus.{csv,png}, how long a plan takes, and rent.{csv,html},
 which GPUs to rent for the 7B example, at the bundled prices.
 
 In: nothing. Out: the committed tables and pictures. Takes some minutes; `make planner` calls it.

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
+from benchmarks.figures import ACCENT, BAD, INK, MUTED, RC, new_figure, save_png
 from benchmarks.learning.record import CONTROLS, TARGET, Beside, Curve
-from rlplan.report.style import ACCENT, BAD, INK, MUTED, RC, new_figure, save_png
 
 CONTROL_COLORS = dict(zip(CONTROLS, (MUTED, BAD), strict=True))
 NUM_COLUMNS = 4

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.figures import ACCENT, MUTED
 from benchmarks.trl.model import write_model, write_prompts
-from rlplan.report.style import ACCENT, MUTED
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job

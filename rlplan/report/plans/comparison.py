@@ -97,8 +97,11 @@ def comparison_page(sides: Sequence[Side]) -> str:
 
 def _labels(sides: Sequence[Side]) -> list[str]:
     """What tells each from the others: its name, its devices or its kind, and a number where nothing does."""
-    keys = [key for key in ("name", "devices", "kind") if len({side.row[key] for side in sides}) > 1]
-    labels = [", ".join(str(side.row[key]) for key in keys or ["name"]) for side in sides]
+    labels = [""] * len(sides)
+    for keys in (("name",), ("devices",), ("name", "kind"), ("name", "devices"), ("name", "devices", "kind")):
+        labels = [", ".join(str(side.row[key]) for key in keys) for side in sides]
+        if len(set(labels)) == len(labels):
+            return labels
     return [f"{label} ({index})" if labels.count(label) > 1 else label for index, label in enumerate(labels, 1)]
 
 
@@ -115,11 +118,7 @@ def _phases(timed: Sequence[tuple[str, Side]]) -> bars.Bars:
 
 
 def _timelines(labels: Sequence[str], sides: Sequence[Side]) -> list[dict[str, Any]]:
-    charts = [
-        {**side.timeline, "name": f"{label}: {side.row['kind']}"}
-        for label, side in zip(labels, sides, strict=True)
-        if side.timeline
-    ]
+    charts = [{**side.timeline, "name": label} for label, side in zip(labels, sides, strict=True) if side.timeline]
     if len(charts) <= MAX_BELOW_EACH_OTHER:
         return charts
     note = f"{MAX_TIMELINES} of {len(charts)} are drawn." if len(charts) > MAX_TIMELINES else ""

@@ -50,15 +50,15 @@ def test_rows_are_dollars_of_the_users_prices_and_one_of_them_is_on_the_front(rl
     assert found["schema_version"] == 2
 
 
-def test_a_picture_is_drawn_as_its_suffix_says(rlplan: Call, tmp_path: Path) -> None:
-    for name, begin in (("money.png", b"\x89PNG"), ("money.svg", b"<?xml")):
-        answer = rlplan("compare", JOB, "--hardware", "8xH100", "-o", tmp_path / name)
-        assert answer.exit_code == 0
-        assert (tmp_path / name).read_bytes().startswith(begin)
-        assert f"picture written to {tmp_path / name}" in answer.err
+def test_a_page_lays_clusters_side_by_side(rlplan: Call, tmp_path: Path) -> None:
+    page = tmp_path / "clusters.html"
+    answer = rlplan("compare", JOB, "--hardware", "8xH100", "-o", page)
+    assert answer.exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert f"page written to {page}" in answer.err
     refused = rlplan("compare", JOB, *CLUSTERS, "-o", tmp_path / "money.pdf")
     assert refused.exit_code == 2
-    assert "'money.pdf' is no picture" in refused.err
+    assert "'money.pdf' is no page" in refused.err
 
 
 def test_a_budget_says_what_it_leaves_out(rlplan: Call) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rlplan_cli.ui.answer import Asked, answer
 from rlplan_cli.ui.server import MAX_BYTES, Server
 
-from benchmarks.chromium import Chromium
+from benchmarks.pages.chromium import Chromium
 from rlplan.errors import HostError
 from rlplan.spec.files.job_file import load_job
 

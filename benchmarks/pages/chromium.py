@@ -1,7 +1,7 @@
 """A headless Chromium, spoken to over a pipe: pages opened, asked, clicked, and photographed.
 
 In: Chromium of the system (`make system-packages` installs it). Out: what a page says, PNG files. The protocol is
-Chromium's own (DevTools over --remote-debugging-pipe), so no package is needed. Used by tests and pages_evidence.py.
+Chromium's own (DevTools over --remote-debugging-pipe), so no package is needed. Used by tests and evidence.py.
 """
 
 import base64
