@@ -1,9 +1,11 @@
 """What starts a bundle on SLURM, SkyPilot and KubeRay: known fields, hosts as planned, and the bundle whole."""
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
@@ -67,17 +69,12 @@ def test_skypilot_knows_every_field_and_the_gpu_s_name(plan: Plan, tmp_path: Pat
     subprocess.run(["bash", "-n"], input=task["run"], text=True, check=True)
 
 
-def test_kuberay_knows_every_field_and_has_a_pod_for_each_host(plan: Plan, tmp_path: Path) -> None:
+def test_kuberay_s_schema_accepts_it_with_a_pod_for_each_host(plan: Plan, tmp_path: Path) -> None:
     write_launcher(plan, "kuberay", tmp_path)
-    job, known = read(tmp_path / "rayjob.yaml"), KNOWN["kuberay"]
-    check_fields(job, known["RayJob"])
-    check_fields(job["spec"], known["RayJobSpec"])
+    job = read(tmp_path / "rayjob.yaml")
+    jsonschema.validate(job, json.loads((Path(__file__).parent / "rayjob_schema.json").read_text("utf-8")))
     cluster = job["spec"]["rayClusterSpec"]
-    check_fields(cluster, known["RayClusterSpec"])
-    check_fields(cluster["headGroupSpec"], known["HeadGroupSpec"])
     groups = cluster.get("workerGroupSpecs", [])
-    for group in groups:
-        check_fields(group, known["WorkerGroupSpec"])
     assert 1 + sum(group["replicas"] for group in groups) == plan.job.hardware.num_hosts
     limits = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits.get("nvidia.com/gpu", 8) == 8

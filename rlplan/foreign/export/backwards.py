@@ -41,6 +41,7 @@ def exported(plan: Plan, target: str) -> Export:
     for ours in table.rows:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
+    _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     return Export(table, said, dict(_unsaid(plan, wanted, back)))
@@ -180,6 +181,20 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
         if not row.plus:
             return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
     return settings
+
+
+def _check_algorithm(settings: Settings, plan: Plan) -> None:
+    """First of all: rows of other algorithms ask for roles that the plan does not have. Raises: EmitError."""
+    table, wanted = settings.table, plan.job.algorithm.name
+    rows = table.rows.get("algorithm.name", ())
+    names = sorted({str(name) for row in rows for name in (row.value, *(row.map or {}).values()) if name})
+    if names and wanted not in names:
+        raise EmitError(
+            f"{table.title} cannot say algorithm.name = {wanted}",
+            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
+            rule=f"one of {', '.join(names)}",
+            way_out="plan the job with one of these, or emit it for a target that has it",
+        )
 
 
 def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp
         ("slime", ("target=fsdp2",), "slime cannot say target = fsdp2"),
         ("openrlhf", ("target=megatron",), "OpenRLHF cannot say target = megatron"),
         ("verl", ("target=fsdp2", "placement.placement=disaggregated"), "placement.placement = disaggregated"),
+        ("verl", ("target=fsdp2", "algorithm=online_dpo"), "verl cannot say algorithm.name = online_dpo"),
     ],
 )
 def test_what_a_stack_cannot_say_is_refused_by_its_key(

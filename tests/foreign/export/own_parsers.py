@@ -1,0 +1,100 @@
+"""What a stack's own parser says of folders that were written for it. Run in the stack's environment, without rlplan.
+
+    python own_parsers.py STACK FOLDER...
+
+Out: a JSON list on the last line, an entry for each folder: null where it is accepted, else why not. No training code
+is imported: what parsers import beside is replaced by empty modules.
+"""
+
+import importlib.util
+import json
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
+
+
+def arguments(folder: str) -> list[str]:
+    """The words of train.sh behind the program."""
+    text = Path(folder, "train.sh").read_text("utf-8").replace("\\\n", " ")
+    line = next(one for one in text.splitlines() if "python3" in one).replace('"$@"', "")
+    words = shlex.split(line)
+    return words[words.index("-m") + 2 :] if "-m" in words else words[2:]
+
+
+def root_of(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.submodule_search_locations
+    return Path(found.submodule_search_locations[0])
+
+
+def verl(folder: str) -> None:
+    """Hydra composes verl's own configuration with these overrides; a key that verl lacks is an error."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    words = arguments(folder)
+    names = [word.partition("=")[2] for word in words if word.startswith("--config-name=")]
+    with initialize_config_dir(str(root_of("verl") / "trainer" / "config"), version_base=None):
+        config = compose(names[0] if names else "ppo_trainer", [word for word in words if not word.startswith("--")])
+    OmegaConf.to_container(config, resolve=True)
+
+
+class _ParsedError(Exception):
+    pass
+
+
+def openrlhf(folder: str) -> None:
+    """OpenRLHF's own program as far as it looks at its arguments, its assertions about them among it."""
+    stubbed = ("ray", "ray.util", "ray.util.placement_group", "openrlhf.trainer", "openrlhf.trainer.ray")
+    stubbed += tuple(f"openrlhf.trainer.ray.{name}" for name in ("launcher", "ppo_actor", "ppo_critic"))
+    root = root_of("openrlhf")
+    sys.modules.update({name: MagicMock(__spec__=None) for name in stubbed})
+    parsed = MagicMock(side_effect=_ParsedError)
+    sys.modules["openrlhf.utils"] = MagicMock(__spec__=None, __path__=[str(root / "utils")], get_strategy=parsed)
+    sys.argv = ["train_ppo_ray.py", *arguments(folder)]
+    try:
+        runpy.run_path(str(root / "cli" / "train_ppo_ray.py"), run_name="__main__")
+    except _ParsedError:
+        return
+
+
+def skypilot(folder: str) -> None:
+    """SkyPilot's own task, which holds the file to its schema."""
+    from sky import Task
+
+    task = Task.from_yaml(str(Path(folder, "task.yaml")))
+    assert task.run
+
+
+def slurm(folder: str) -> None:
+    """sbatch reads the script's options before it asks for a controller, which is not there."""
+    command = ["sbatch", "--test-only", str(Path(folder, "train.sbatch"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "allocation failure" in done.stderr.lower() or "contact" in done.stderr, done.stderr
+
+
+STACKS: dict[str, Callable[[str], None]] = {
+    "verl": verl,
+    "openrlhf": openrlhf,
+    "skypilot": skypilot,
+    "slurm": slurm,
+}
+
+
+def verdict(accept: Callable[[str], None], folder: str) -> str | None:
+    try:
+        accept(folder)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    _, stack, *folders = sys.argv
+    answers = [verdict(STACKS[stack], folder) for folder in folders]
+    print("\n" + json.dumps(answers))
