@@ -23,5 +23,5 @@ def command(port: Port = 8642, opens: Open = False) -> None:
         print(server.address, flush=True)
         note("only this machine can open it, and only with this token; Ctrl-C ends it")
         if opens:
-            webbrowser.open(server.address)
+            webbrowser.open_new_tab(server.address)
         server.serve_forever()
