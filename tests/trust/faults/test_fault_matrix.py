@@ -1,7 +1,7 @@
 """The fault matrix: six victims, eight points of a step, four kinds of end, three kinds of run; none hangs.
 
-A night tries one of twelve slices of the 576 cells (the environment variable RLPLAN_FAULT_SLICE, by default the day of the year), one run a
-mode. What was measured goes into the file that RLPLAN_FAULT_TABLE names, a file of JSON lines, where it is named.
+A night tries one of twelve slices of the 576 cells (the environment variable RLPLAN_FAULT_SLICE, by default the day of
+the year), one run a mode. What was measured goes into the file of JSON lines that RLPLAN_FAULT_TABLE names.
 """
 
 import json
