@@ -142,7 +142,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("hardware.memory", 1.5, "a byte count is an integer"),
     ("hardware.memory", True, "a byte count is an integer"),
     ("hardware.memory", "9" * 30 + "GiB", "below 8388608TiB"),
-    ("algorithm.name", "grpoo", "remax, reward_modeling, rloo, sft. Did you mean 'grpo'?"),
+    ("algorithm.name", "grpoo", "ppo, reinforce++, reinforce++_baseline, remax, rloo. Did you mean 'grpo'?"),
     ("algorithm.learning_rate", -1e-5, "greater than or equal to 0"),
     ("algorithm.learning_rate", float("nan"), "finite number"),
     ("algorithm.learning_rate", float("inf"), "finite number"),

@@ -207,7 +207,8 @@ def test_a_word_that_no_page_says_gets_those_that_are_near(rlplan: Call) -> None
     found = json.loads(rlplan("docs", "heldout", "--json").out)
     assert found["sections"][0]["place"].startswith("docs/")
     pages = json.loads(rlplan("docs", "--json").out)["pages"]
-    assert sorted(pages) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    folder = ROOT / "docs"
+    assert sorted(pages) == sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.md"))
     assert all(name in rlplan("docs").out for name in pages)
 
 

@@ -69,9 +69,8 @@ def test_samples_that_no_mini_batch_divides_are_stepped_over() -> None:
 
 def test_a_smaller_value_is_found_where_the_job_s_own_does_not_fit() -> None:
     asked = load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml", ["workload.max_response_len=30000"])
-    assert solve(asked, "max_response_len").value == solve(
-        load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"), "max_response_len"
-    ).value  # fmt: skip
+    other = solve(load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"), "max_response_len").value
+    assert abs(solve(asked, "max_response_len").value - other) < 16, "bytes are rounded up to a block of tokens"
 
 
 def test_where_no_value_fits_that_is_an_answer() -> None:
