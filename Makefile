@@ -19,7 +19,10 @@ GPU_VENV ?= .venv-gpu
 FOR_GPUS := VENV=$(GPU_VENV) LOCK=requirements/gpu.lock TORCH= DISK='9 GB'
 LOG := $(VENV)/setup.log
 # A file's tests stay in one process: what they share is made once. Which files begin: tests/repository/side_by_side.py.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
+# A quarter of the time of tests without engines is waiting for programs in sandboxes: three processes for two cores.
+FAST_PROCESSES := -n 3
+ENGINE_PROCESSES := -n 2
 # The files with engine tests: collecting all the others takes longer than some of these tests.
 ENGINE_TESTS = $(shell grep -rl --include='test_*.py' 'pytest\.mark\.engine' tests | sort)
 MADE_BY_MAKE := $(VENV)/.made-by-make
@@ -93,13 +96,13 @@ test: setup system-packages lint ## everything that a change must pass: formatti
 	    failed=yes
 	  }
 	}
-	half 'tests that start no engine' -m "not engine and not nightly" $(SIDE_BY_SIDE)
-	half 'tests that start engines' -m "engine and not nightly" $(SIDE_BY_SIDE) $(ENGINE_TESTS)
+	half 'tests that start no engine' -m "not engine and not nightly" $(FAST_PROCESSES) $(SIDE_BY_SIDE)
+	half 'tests that start engines' -m "engine and not nightly" $(ENGINE_PROCESSES) $(SIDE_BY_SIDE) $(ENGINE_TESTS)
 	cat "$$results"
 	[ -z "$$failed" ]
 
 test-fast: setup ## the tests that start no engine
-	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" $(SIDE_BY_SIDE) $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not engine and not nightly" $(FAST_PROCESSES) $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup ## formatting, lint, types and the direction of imports
 	@$(VENV)/bin/ruff format --check --output-format concise .

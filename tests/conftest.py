@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which files each of two processes takes."""
+    """Which files each process takes."""
     return FilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 

@@ -1,4 +1,4 @@
-"""How the two processes of `make test` share the files: the slow ones begin first, and some stay together.
+"""How the processes of `make test` share the files: the slow ones begin first, and some stay together.
 
 In: the tests that were collected. Out: their order, and which files one process takes as if they were one.
 What is left for the end is short: otherwise one process would wait for the other's last run.

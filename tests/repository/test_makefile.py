@@ -45,7 +45,7 @@ def test_both_halves_of_make_test_run_and_are_told_at_the_end_whichever_fails(
 ) -> None:
     code, calls, printed = make_test(tmp_path, fast, engines)
     files = (path for path in ROOT.glob("tests/**/test_*.py") if "pytest.mark.engine" in path.read_text())
-    assert calls[0] == "fast -m pytest -m not engine and not nightly -n 2 --dist loadfile --no-loadscope-reorder -x"
+    assert calls[0] == "fast -m pytest -m not engine and not nightly -n 3 --dist loadfile --no-loadscope-reorder -x"
     start = "engines -m pytest -m engine and not nightly -n 2 --dist loadfile --no-loadscope-reorder"
     begun, *given, end = calls[1].removeprefix(start).split(" ")
     assert (begun, end, sorted(given)) == ("", "-x", sorted(str(path.relative_to(ROOT)) for path in files))
