@@ -57,6 +57,8 @@ def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
     except (ValueError, RecursionError) as error:
         yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
         return
+    if found == []:
+        yield ToolCall("", fault=NOT_JSON, why="the list of calls is empty")
     for each in found if isinstance(found, list) else [found]:
         yield _call(each, names)
 
