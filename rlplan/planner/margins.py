@@ -99,18 +99,22 @@ def assumed_host(job: SettledJob) -> NodeProfile | None:
 
 def without_host(job: JobSpec) -> JobSpec:
     """The job with nothing on the host that it leaves open."""
-    for part, key, value in COMPLICATIONS[:3]:
+    for part, key, value in HOST_COMPLICATIONS:
         if getattr(getattr(job, part), key) == "auto":
             job = job.model_copy(update={part: getattr(job, part).model_copy(update={key: value})})
     return job
 
 
-COMPLICATIONS = (
+HOST_COMPLICATIONS = (
     *(("training", "offloads_parameters", False), ("training", "offloads_optimizer", False)),
     ("placement", "offload", "none"),
+)
+"""What a layout has on the host: (part of the job, key, without it)."""
+COMPLICATIONS = (
+    *HOST_COMPLICATIONS,
     *(("training", axis, 1) for axis in ("pp", "cp", "ep", "tp", "ulysses")),
 )
-"""What a layout is simpler without, in the order in which it is given up: (part of the job, key, without it)."""
+"""What a layout is simpler without, in the order in which it is given up."""
 
 
 def has_complication(choice: Choice, key: str) -> bool:
