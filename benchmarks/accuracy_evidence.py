@@ -50,9 +50,10 @@ SOURCES = (
 )
 """A source, how its points begin, what it says of itself."""
 
-INTERVALS = f"""Measured over predicted: the bounds that hold {NOMINAL:.0%} of the points of sources that were left out
-(each publication, or pair of model and GPU, by the others), stretched where the others alone hold fewer. A kind of few
-points cannot show it: fewer than 19 have no twentieth. `rlplan.accuracy.intervals` gives them to other code."""
+INTERVALS = f"""Measured over predicted, of throughputs the seconds that they stand for: the bounds that hold
+{NOMINAL:.0%} of the points of sources that were left out (each publication, or pair of model and GPU, by the others),
+stretched where the others alone hold fewer. A kind of few points cannot show it: fewer than 19 have no twentieth.
+`rlplan.accuracy.intervals` gives them to other code."""
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
     ("prime-rl", ("primerl-",)),

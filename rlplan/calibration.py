@@ -9,12 +9,15 @@ from pathlib import Path
 
 from rlplan.accuracy.calibrate import SERVING, TRAINING, Calibration, Sample, calibrate, samples_of
 from rlplan.accuracy.files.reading import read_points
+from rlplan.accuracy.settings import gpu_of
 from rlplan.errors import SpecError
 from rlplan.foreign.logs.read import is_log, read_log
-from rlplan.planner.answers.measured_step import StepReport, explain_step
+from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
+from rlplan.planner.plan import Plan
 from rlplan.sources import JobWords, read_question, split_words
 from rlplan.spec.hardware.catalogue import FOLDER_VARIABLE, find_profile, get_gpu
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile
+from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Phase
 
 OF_PHASE = {Phase.TRAIN: TRAINING, Phase.ROLLOUT: SERVING}
@@ -22,8 +25,11 @@ OF_PHASE = {Phase.TRAIN: TRAINING, Phase.ROLLOUT: SERVING}
 JOBS = (".yaml", ".yml")
 
 
-def calibrated(words: Sequence[str]) -> Calibration:
-    """What measurements say of a profile. Raises: SpecError, NoFeasiblePlanError."""
+def calibrated(words: Sequence[str], out: Path) -> Calibration:
+    """What measurements say of a profile. out: the folder that it is for.
+
+    Raises: SpecError, also before anything is predicted where the folder has the profile already; NoFeasiblePlanError.
+    """
     sources, overrides = split_words(words)
     samples: list[Sample] = []
     unused: dict[str, int] = {}
@@ -31,27 +37,26 @@ def calibrated(words: Sequence[str]) -> Calibration:
     while rest:
         path = Path(rest.pop(0))
         if path.is_dir():
-            samples += _of_run(path)
+            from rlplan.report.run_folder import read_run_folder
+
+            run = read_run_folder(path)
+            samples += _of_step(run.plan.asked, run.measured_step, path, out, run.plan)
         elif is_log(path) and rest and rest[0].endswith(JOBS):
             job = read_question("calibrate", JobWords(rest.pop(0), list(overrides))).job
-            samples += _of_step(explain_step(job, read_log(path)), path)
+            samples += _of_step(job, read_log(path), path, out)
         else:
-            found, others = samples_of(read_points(path))
+            points = read_points(path)
+            gpus = {gpu.name for point in points if (gpu := gpu_of(point)) is not None}
+            if len(gpus) == 1:
+                path_of(gpus.pop(), out)
+            found, others = samples_of(points)
             samples += found
             unused |= {why: unused.get(why, 0) + num for why, num in others.items()}
     return calibrate(samples, lambda name: get_gpu(name, where="the measurements"), unused)
 
 
-def _of_run(folder: Path) -> list[Sample]:
-    from rlplan.report.run_folder import read_run_folder
-
-    run = read_run_folder(folder)
-    return _of_step(explain_step(run.plan.asked, run.measured_step, run.plan), folder)
-
-
-def _of_step(report: StepReport, path: Path) -> list[Sample]:
+def _of_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, made: Plan | None = None) -> list[Sample]:
     """A sample of each phase that was measured and predicted. Raises: SpecError where the step ran on no GPU."""
-    job = report.plan.job
     profile = find_profile(job.hardware.profile, where=f"{path}: hardware.profile")
     if isinstance(profile, CpuProfile):
         raise SpecError(
@@ -61,7 +66,8 @@ def _of_step(report: StepReport, path: Path) -> list[Sample]:
             way_out="rlplan profiles measure",
         )
     gpu = profile.gpu if isinstance(profile, NodeProfile) else profile.name
-    gaps = {gap.phase: gap for gap in report.gaps}
+    path_of(gpu, out)
+    gaps = {gap.phase: gap for gap in explain_step(job, step, made).gaps}
     return [
         Sample(f"{path}:{phase.value}", group, gpu, job.policy.path, gap.measured_s, gap.predicted_s)
         for phase, group in OF_PHASE.items()
@@ -69,12 +75,9 @@ def _of_step(report: StepReport, path: Path) -> list[Sample]:
     ]
 
 
-def write_profile(profile: GpuProfile, folder: Path) -> Path:
-    """The profile under its own name, which holds where RLPLAN_PROFILES names the folder and nowhere else.
-
-    Raises: SpecError where it is there already: a calibration is not overwritten without a word.
-    """
-    path = folder / f"{profile.name}.yaml"
+def path_of(name: str, folder: Path) -> Path:
+    """Where a profile is written. Raises: SpecError where it is already: none is overwritten without a word."""
+    path = folder / f"{name}.yaml"
     if path.exists():
         raise SpecError(
             f"{path} exists already",
@@ -82,6 +85,15 @@ def write_profile(profile: GpuProfile, folder: Path) -> Path:
             rule=f"a folder without a profile of that name, for {FOLDER_VARIABLE}",
             way_out="name another folder, or remove the file",
         )
+    return path
+
+
+def write_profile(profile: GpuProfile, folder: Path) -> Path:
+    """The profile under its own name, which holds where RLPLAN_PROFILES names the folder and nowhere else.
+
+    Raises: SpecError where it is there already.
+    """
+    path = path_of(profile.name, folder)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")  # JSON is YAML
     return path

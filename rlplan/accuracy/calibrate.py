@@ -119,11 +119,8 @@ def _sample(point: MeasuredPoint, error: float) -> Sample | None:
         if size is None or (point.kind == "train_peak" and point.measured.statistic is not Statistic.PROCESS):
             return None
         return Sample(point.id, group, gpu.name, point.model or "?", measured * size, measured * size * (1 + error))
-    is_seconds = point.measured.unit.split("/")[0].split()[0] in ("s", "ms", "seconds")
-    seconds = measured if is_seconds else 1 / measured
-    return Sample(
-        point.id, group, gpu.name, point.model or "?", seconds, seconds * (1 + error) ** (1 if is_seconds else -1)
-    )
+    seconds, error_s = (1 / measured, 1 / (1 + error)) if point.is_rate else (measured, 1 + error)
+    return Sample(point.id, group, gpu.name, point.model or "?", seconds, seconds * error_s)
 
 
 def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unused: dict[str, int]) -> Calibration:

@@ -33,7 +33,7 @@ class ErrorInterval:
     num_sources: int
     """Publications, or pairs of model and GPU of a latency table: what is left out at once."""
     low: float
-    """Measured over predicted: a twentieth of the points is expected below."""
+    """Measured over predicted, of throughputs their seconds: a twentieth of the points is expected below."""
     high: float
     """And a twentieth above."""
     inside: float
@@ -47,7 +47,7 @@ def error_intervals(points: Iterable[MeasuredPoint]) -> dict[str, ErrorInterval]
     points = tuple(points)
     found: dict[str, list[tuple[str, float]]] = {}
     for point, one in zip(points, compare(points).points, strict=True):
-        if (ratio := _ratio(one)) is not None:
+        if (ratio := _ratio(point, one)) is not None:
             found.setdefault(one.kind, []).append((_source(point, one), ratio))
     return {kind: _interval(errors) for kind, errors in found.items()}
 
@@ -67,12 +67,12 @@ def interval_of(errors: Iterable[float], widening: float = 1.0) -> tuple[float, 
     return math.exp(min(0.0, low * widening)), math.exp(max(0.0, high * widening))
 
 
-def _ratio(one: Comparison) -> float | None:
-    """The logarithm of measured over predicted; None for verdicts, refusals and nothing."""
+def _ratio(point: MeasuredPoint, one: Comparison) -> float | None:
+    """The logarithm of measured over predicted, of rates that of seconds; None for verdicts, refusals and nothing."""
     error = one.relative_error
     if error is None or isinstance(one.measured, str | bool) or error <= -1 or isinstance(one.predicted, str):
         return None
-    return -math.log1p(error)
+    return math.log1p(error) if point.is_rate else -math.log1p(error)
 
 
 def _source(point: MeasuredPoint, one: Comparison) -> str:

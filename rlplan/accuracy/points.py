@@ -102,6 +102,18 @@ class MeasuredPoint(Lenient):
     """A is the best."""
     notes: str | None = None
 
+    @property
+    def is_rate(self) -> bool:
+        """Whether more is faster: a throughput that is no time.
+
+        >>> units = ("tokens/s/GPU", "samples/s", "MFU", "s/iteration", "ms TPOT")
+        >>> [MeasuredPoint(id="a", kind="throughput_train", measured={"value": 1, "unit": x}).is_rate for x in units]
+        [True, True, True, False, False]
+        """
+        return self.kind.startswith("throughput_") and not re.match(
+            r"(m?s|secs?|seconds?)\b", self.measured.unit.lower()
+        )
+
 
 class PointFile(Lenient):
     """The points of a file."""

@@ -13,7 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
-from rlplan.planner.margins import COMPLICATIONS, assumed_host, has_complication, without_host
+from rlplan.planner.margins import HOST_COMPLICATIONS, assumed_host, has_complication, without_host
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
@@ -52,7 +52,7 @@ def _assumptions(plan: Plan) -> Iterator[str]:
         return
     needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
-    if any(has_complication(plan.choice, key) for _, key, _ in COMPLICATIONS[:3]):
+    if any(has_complication(plan.choice, key) for _, key, _ in HOST_COMPLICATIONS):
         other = search_of(without_host(plan.asked)).run(with_others=False)
         step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
         words += f"; with nothing offloaded it {other.fit.value}{step}"

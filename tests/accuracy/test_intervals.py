@@ -5,9 +5,10 @@ import random
 
 import pytest
 
+from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.intervals import bundled_intervals, error_intervals, interval_of
-from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.points import Measured, MeasuredPoint
 
 
 def made(number: int, ratio: float, source: str) -> MeasuredPoint:
@@ -46,6 +47,16 @@ def test_sources_that_differ_widen_the_interval_until_each_would_have_been_insid
     assert wide.inside_left_out >= 0.9
     assert wide.high > narrow.high
     assert wide.low < 0.88
+
+
+@pytest.mark.parametrize(("unit", "slower"), [("tokens/s/GPU", 0.5), ("s/iteration", 2.0)])
+def test_a_step_that_takes_twice_as_long_has_the_ratio_two_in_whichever_unit(unit: str, slower: float) -> None:
+    point = next(point for point in bundled_points() if point.id.startswith("foundry-"))
+    point = point.model_copy(update={"measured": Measured(value=1.0, unit=unit)})
+    [predicted] = compare([point]).points
+    measured = Measured(value=float(predicted.predicted or 0) * slower, unit=unit)
+    found = error_intervals([point.model_copy(update={"measured": measured})])["throughput_train"]
+    assert (found.low, found.high) == (1.0, 2.0)
 
 
 def test_the_kept_intervals_are_those_of_the_bundled_points() -> None:

@@ -134,10 +134,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
         prompt, chosen, rejected = _pair(cells, prompt)
         used |= {"chosen", "rejected"}
     elif given == "answer":
-        name = next((name for name in ("completion", "chosen") if name in cells), None)
-        chosen = answer if name is None else _said(cells, name)
-        if not chosen:
-            raise BadRowError("it has no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
+        prompt, chosen = _imitated(cells, prompt, answer)
         used |= {"completion", "chosen", "rejected"}
     elif given:
         said, is_good = _said(cells, "completion"), _bare(cells.get("label"))
@@ -183,6 +180,18 @@ def _split_messages(cells: Cells) -> tuple[Chat, Cells]:
         raise BadRowError("messages must end with one of the assistant's, after at least one other")
     rest = {name: cell for name, cell in cells.items() if name != "messages"}
     return chat[:-1], rest | {"completion": chat[-1]["content"]}
+
+
+def _imitated(cells: Cells, prompt: Any, answer: str | None) -> tuple[Any, str | Chat]:
+    """(the prompt, what is imitated). A `chosen` that is told with its prompt is read as a pair's."""
+    name = next((name for name in ("completion", "chosen") if name in cells), None)
+    is_pair = name == "chosen" and "rejected" in cells
+    if is_pair and (prompt is None or (isinstance(cells["chosen"], list) and len(cells["chosen"]) > 1)):
+        return _pair(cells, prompt)[:2]
+    said = answer if name is None else _said(cells, name)
+    if not said:
+        raise BadRowError("it has no answer (completion, messages, chosen, answer, label, solution, ground_truth)")
+    return prompt, said
 
 
 def _said(cells: Cells, name: str) -> str:

@@ -248,16 +248,16 @@ def read_answer(said: Said) -> Answer:
     if not isinstance(answer, dict) or not set(answer) <= {"observation", "reward", "done"}:
         return Answer(failure=f"the answer is {str(answer)[:200]!r}, not a dict with observation, reward or both")
     observation, reward = answer.get("observation"), answer.get("reward")
-    messages = observation if isinstance(observation, list) else [{"role": "user", "content": observation}]
-    if observation is not None and not all(_is_message(message) for message in messages):
+    one = [] if observation is None else [{"role": "user", "content": observation}]
+    messages = observation if isinstance(observation, list) else one
+    if not all(_is_message(message) for message in messages):
         return Answer(failure=f"observation is {str(observation)[:200]!r}, not a text")
     if reward is not None and not _is_number(reward):
         return Answer(failure=f"reward is {str(reward)[:200]!r}, not a finite number")
-    is_end = answer.get("done", observation is None or reward is not None)
-    if not isinstance(is_end, bool):
-        return Answer(failure=f"done is {str(is_end)[:200]!r}, neither true nor false")
-    number = None if reward is None else float(reward)
-    return Answer(() if observation is None else tuple(messages), number, is_end)
+    is_done = answer.get("done", reward is not None)
+    if not isinstance(is_done, bool):
+        return Answer(failure=f"done is {str(is_done)[:200]!r}, neither true nor false")
+    return Answer(tuple(messages), None if reward is None else float(reward), is_done or not messages)
 
 
 def _is_message(value: object) -> bool:

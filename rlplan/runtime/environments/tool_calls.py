@@ -13,7 +13,7 @@ import regex
 from rlplan.runtime.rewards.verifiers import PATTERN_TIMEOUT_S
 
 MAX_CALLS = 32
-"""Of one turn; those beyond are answered with an error."""
+"""Of one turn; those beyond are answered with one error for all of them."""
 OK, NOT_JSON, UNKNOWN, WRONG, TOO_MANY = "ok", "not_json", "unknown_tool", "wrong_arguments", "too_many"
 RAISED, WRONG_RESULT, TOO_LONG, TIMED_OUT, DIED = "raised", "wrong_result", "too_long", "timed_out", "died"
 BY_THE_POLICY = (NOT_JSON, UNKNOWN, WRONG, TOO_MANY)
@@ -45,10 +45,10 @@ def read_calls(text: str, pattern: str, names: Collection[str]) -> list[ToolCall
     except TimeoutError:
         return [ToolCall("", fault=NOT_JSON, why="rollout.environment.call_pattern took too long on this turn")]
     calls = [call for group in groups for call in _calls_in(group, names)]
-    return [
-        call if index < MAX_CALLS else ToolCall(call.name, fault=TOO_MANY, why=f"more than {MAX_CALLS} calls in a turn")
-        for index, call in enumerate(calls)
-    ]
+    if beyond := len(calls[MAX_CALLS:]):
+        why = f"{beyond} calls beyond the first {MAX_CALLS} of the turn are not made"
+        calls[MAX_CALLS:] = [ToolCall("", fault=TOO_MANY, why=why)]
+    return calls
 
 
 def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
@@ -57,6 +57,8 @@ def _calls_in(text: str, names: Collection[str]) -> Iterator[ToolCall]:
     except (ValueError, RecursionError) as error:
         yield ToolCall("", fault=NOT_JSON, why=f"the call is not JSON: {str(error)[:200]}")
         return
+    if found == []:
+        yield ToolCall("", fault=NOT_JSON, why="the list of calls is empty")
     for each in found if isinstance(found, list) else [found]:
         yield _call(each, names)
 

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from rlplan import calibration
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.spec.hardware.catalogue import read_profile
 from tests.cli.conftest import Call
@@ -28,6 +31,20 @@ def test_a_file_of_points_gives_a_profile_that_waits_to_be_named(rlplan: Call, t
     again = rlplan("calibrate", points(tmp_path, 20), "--out", str(tmp_path / "out"))
     assert again.exit_code == 2
     assert "exists already" in again.err
+
+
+def test_a_profile_that_is_there_is_refused_before_anything_is_predicted(
+    rlplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "h100-sxm.yaml").touch()
+    log = tmp_path / "verl.log"
+    log.write_text("step:1 - timing_s/gen:40.0 - timing_s/update_actor:50.0")
+    monkeypatch.delattr(calibration, "samples_of")
+    monkeypatch.delattr(calibration, "explain_step")
+    for words in ([points(tmp_path, 2)], [str(log), JOB]):
+        answer = rlplan("calibrate", *words, "--out", str(tmp_path))
+        assert answer.exit_code == 2
+        assert "exists already" in answer.err
 
 
 def test_two_points_are_refused(rlplan: Call, tmp_path: Path) -> None:

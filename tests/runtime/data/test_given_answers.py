@@ -16,6 +16,9 @@ IMITATED: dict[str, dict[str, Any]] = {
     "TRL, messages of a chat": {"prompt": [USER], "completion": [said("2")]},
     "messages": {"messages": [USER, said("2")]},
     "the chosen of a pair": {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"},
+    "the chosen chat of a pair": {"chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+    "the same, beside its prompt": {"prompt": [USER], "chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+    "a pair of equal answers": {"prompt": "1 + 1?", "chosen": "2", "rejected": "2"},
     "an answer": {"prompt": "1 + 1?", "answer": 2},
 }
 

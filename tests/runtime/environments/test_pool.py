@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,13 @@ def test_an_answer_has_an_observation_a_reward_both_or_neither(pool: Environment
     assert (words_of(both), both.reward, both.is_end) == ("over", 0.5, True)
     assert neither == Answer()
     assert "heard again" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("said", [{"done": False}, {"done": False, "reward": 1.0}, {"observation": [], "done": False}])
+def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(said: dict[str, Any]) -> None:
+    assert read_answer(Said(said)) == Answer((), said.get("reward"), True)
+    assert not read_answer(Said({"observation": "on", "reward": 1.0, "done": False})).is_end
+    assert read_answer(Said({"done": 0})).failure == "done is '0', neither true nor false"
 
 
 @pytest.mark.parametrize(

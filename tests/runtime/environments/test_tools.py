@@ -166,9 +166,17 @@ def test_calls_that_do_not_fit_or_come_after_the_last_turn_are_not_made(run: Run
     assert (made.num_turns, made.ended, made.calls) == (4, "max_turns", ("ok",) * 3)
 
 
+def test_an_empty_list_of_calls_is_a_wrong_call_and_not_the_last_turn() -> None:
+    [empty] = read_calls("<call>[]</call>", PATTERN, ["add"])
+    assert (empty.fault, empty.why) == ("not_json", "the list of calls is empty")
+
+
 def test_no_more_than_so_many_calls_of_a_turn_are_made() -> None:
     calls = read_calls(call("add", a=1) * (MAX_CALLS + 1), PATTERN, ["add"])
     assert [each.fault for each in calls] == [""] * MAX_CALLS + ["too_many"]
+    many = read_calls("<call>" + json.dumps([{"name": "add"}] * 200_000) + "</call>", PATTERN, ["add"])
+    assert len(many) == MAX_CALLS + 1
+    assert many[-1].why == "199968 calls beyond the first 32 of the turn are not made"
     deep = read_calls("<call>" + "[" * 100_000, PATTERN, ["add"])
     assert [each.fault for each in deep] == ["not_json"]
 

@@ -1,5 +1,8 @@
 """Who waits for the other side of a channel learns at once that it has ended."""
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 import threading
@@ -12,7 +15,8 @@ from rlplan.memory.weight_sync.packets import plan_packets
 from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
-from rlplan.runtime.weight_sync.transports.disk import DiskInlet
+from rlplan.runtime.weight_sync.transports.disk import SENDER as SENDER_FILE
+from rlplan.runtime.weight_sync.transports.disk import DiskInlet, Sender, _processes_of
 from rlplan.vocabulary import Transport
 from tests.factories import ROOT
 from tests.runtime.weight_sync.test_transports import MODEL, Weights
@@ -75,3 +79,37 @@ def test_a_reader_of_files_learns_at_once_that_the_sender_has_been_killed(tmp_pa
         finally:
             killer.join()
     inlet.close()
+
+
+def own_sender(folder: Path) -> Path:
+    """The file of a sender that lives: this process."""
+    (folder / SENDER_FILE).write_text(f"{os.getpid()} {_processes_of()}")
+    return folder / SENDER_FILE
+
+
+def test_a_sender_that_the_kernel_does_not_show_is_taken_for_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    sender = Sender(own_sender(tmp_path))
+    assert sender.gone() is None
+    sender.close()
+
+
+def test_a_process_with_more_than_a_thousand_files_open_sees_its_sender_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    shown = os.pidfd_open(os.getpid())
+    try:
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: fcntl.fcntl(shown, fcntl.F_DUPFD_CLOEXEC, 1024))
+        sender = Sender(own_sender(tmp_path))
+        assert sender.gone() is None
+        sender.close()
+    finally:
+        os.close(shown)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -35,7 +35,7 @@ def command(
     from rlplan_cli.render.waiting import waiting
 
     with waiting("fitting"):
-        found = calibrated(sources)
+        found = calibrated(sources, out)
     path = write_profile(found.profile, out)
     if as_json:
         print_json(found.as_json() | {"path": str(path)})

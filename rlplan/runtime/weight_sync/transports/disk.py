@@ -164,11 +164,15 @@ class Sender:
                 self._descriptor = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 self._has_ended = True
+            except OSError:
+                pass  # a kernel or a sandbox without it, or no descriptor left: the deadline is there still
 
     def gone(self) -> int | None:
         """Its process id where it has ended; None where it lives, or on another host."""
         if self._descriptor >= 0:
-            self._has_ended = bool(select.select([self._descriptor], [], [], 0)[0])
+            ends = select.poll()  # select.select takes no descriptor above 1023
+            ends.register(self._descriptor, select.POLLIN)
+            self._has_ended = bool(ends.poll(0))
         return self.pid if self._has_ended else None
 
     def close(self) -> None:

@@ -1,0 +1,41 @@
+"""The doctor's words on sandboxes: one that passes is enough, and the others are told."""
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlplan.errors import HostError
+from rlplan.runtime.host import doctor
+from rlplan.runtime.host.finding import Finding
+
+
+@pytest.fixture
+def sandboxes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is found where those that are named pass their test."""
+
+    def found(*passing: str) -> dict[str, Finding]:
+        monkeypatch.setattr(doctor, "open_sandbox", lambda name, num_slots: opened(name, passing))
+        return {each.subject.removeprefix("sandbox: "): each for each in doctor._sandboxes()}
+
+    return found
+
+
+def opened(name: str, passing: Collection[str]) -> Any:
+    if name not in passing:
+        raise HostError(f"{name} does not start", where="this host", rule="it must", way_out=f"install {name}")
+    return SimpleNamespace(cannot_hold="the clock", close=lambda: None)
+
+
+def test_a_sandbox_that_fails_beside_one_that_passes_is_no_warning(sandboxes: Any) -> None:
+    found = sandboxes("sandlock")
+    assert found["sandlock"].found == "passes its test; does not hold: the clock"
+    other = found["bubblewrap"]
+    assert (other.state, other.found, other.fix) == ("ok", "not here: bubblewrap does not start", "")
+
+
+def test_where_no_sandbox_passes_each_is_a_warning_with_its_way_out(sandboxes: Any) -> None:
+    for name, each in sandboxes().items():
+        assert (each.state, each.found) == ("warning", f"{name} does not start")
+        assert each.fix == f"needed for code_executor only: install {name}"
