@@ -42,6 +42,12 @@
     number.addEventListener("input", follow);
     follow();
   }
+  const samples = form.elements.num_samples, given = () => {   // where answers are given, a job says how many
+    const is_given = "given" in form.elements.algorithm.selectedOptions[0].dataset;
+    for (const one of samples.parentElement.children) one.disabled = is_given;
+  };
+  given();
+  form.elements.algorithm.addEventListener("change", given);
   form.addEventListener("change", soon);
   form.addEventListener("input", (event) => { if (event.target.type === "number") soon(); });
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from rlplan_cli.ui.answer import Asked, answer
+from rlplan_cli.ui.page import LENGTHS
 from rlplan_cli.ui.server import MAX_BYTES, Server
 
 from benchmarks.pages.chromium import Chromium
 from rlplan.errors import HostError
+from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.files.job_file import load_job
 
 FIELDS = {
@@ -73,6 +75,23 @@ def test_an_answer_is_the_plan_its_job_file_and_its_command(tmp_path: Path) -> N
     assert job.hardware.num_devices == 2
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_of_the_menu_is_planned_with_the_first_values(algorithm: str, tmp_path: Path) -> None:
+    first = {name: value for name, _, value, _ in LENGTHS}
+    told = answer(FIELDS | first | {"algorithm": algorithm})
+    assert algorithm in told["html"]
+    (tmp_path / "job.yaml").write_text(told["job"])
+    assert load_job(tmp_path / "job.yaml").algorithm.name == algorithm
+
+
+@pytest.mark.parametrize("more", ["algorithm.kl_coef=0.5", "hardware.host_memory=256GiB", "policy.init=random"])
+def test_further_keys_go_below_what_the_form_names(more: str, tmp_path: Path) -> None:
+    told = answer(FIELDS | {"more": more})
+    assert f"  {more.partition('.')[2].replace('=', ': ')}\n" in told["job"]
+    (tmp_path / "job.yaml").write_text(told["job"])
+    assert load_job(tmp_path / "job.yaml").hardware.num_devices == 2
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -114,6 +133,9 @@ def test_a_port_in_use_is_one_message() -> None:
     assert "--port 0" in str(error.value)
 
 
+SAMPLES = "[...document.forms[0].elements.num_samples.parentElement.children].map((one) => one.disabled)"
+
+
 def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_path: Path) -> None:
     answered = "document.querySelector('.ui').dataset.state === 'answered'"
     with Chromium() as browser:
@@ -129,6 +151,11 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
         browser.wait(answered)
         assert "max_response_len=2048" in browser.says("document.getElementById('command').innerText")
         assert browser.says("document.querySelector('#answer canvas') !== null")
+        assert browser.says(SAMPLES) == [False, False]
+        browser.says("(() => { const one = document.forms[0].elements.algorithm; one.value = 'sft';"
+                     "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
+        browser.wait("document.getElementById('job').innerText.includes('algorithm: sft')", 60)
+        assert browser.says(SAMPLES) == [True, True]
         browser.says("(() => { const one = document.forms[0].elements.more; one.value = 'rollout.tp=3';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
         browser.wait("document.querySelector('#answer .bad')?.innerText.includes('does not divide')", 60)
