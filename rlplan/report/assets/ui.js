@@ -15,6 +15,7 @@
     try {
       const reply = await fetch("/", { method: "POST", body: JSON.stringify(fields()), signal: mine.signal,
         headers: { "Content-Type": "application/json", "X-Token": ui.dataset.token } });
+      if (reply.status === 409) return ask();   // another page of this server asked meanwhile
       if (!reply.ok) throw new Error(await reply.text());
       const told = await reply.json();
       const open = scrollY;
@@ -25,7 +26,8 @@
       document.getElementById("took").textContent = `Answered in ${Math.round(performance.now() - begin)} ms.`;
     } catch (error) {
       if (error.name === "AbortError") return;
-      place.replaceChildren(charts.element("div", { class: "status bad" }, `No answer: ${error.message}. Is rlplan ui still running?`));
+      const is_gone = error instanceof TypeError ? " Is rlplan ui still running?" : "";
+      place.replaceChildren(charts.element("div", { class: "status bad" }, `No answer: ${error.message}.${is_gone}`));
     }
     if (mine === asked) ui.dataset.state = "answered";
   };

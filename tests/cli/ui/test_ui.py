@@ -3,12 +3,15 @@
 import json
 import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from rlplan_cli.ui import server as served
 from rlplan_cli.ui.answer import Asked, answer
 from rlplan_cli.ui.page import LENGTHS
 from rlplan_cli.ui.server import MAX_BYTES, Server
@@ -55,6 +58,74 @@ def test_nothing_is_answered_without_the_token_or_under_another_name(server: Ser
     assert asked(server, f"/?token={server.token}")[0] == 200
     assert asked(server, f"/other?token={server.token}")[0] == 404
     assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("length", ["\xb2", "9" * 5000, "-1", ""])
+def test_a_length_that_is_no_number_of_bytes_is_refused(server: Server, length: str) -> None:
+    assert asked(server, "/", "{}", X_Token=server.token, Content_Length=length)[0] == 400
+
+
+def test_a_page_that_goes_away_leaves_nothing_in_the_terminal(
+    server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, gone = threading.Event(), threading.Event()
+
+    def slow(_: object) -> dict[str, str]:
+        assert gone.wait(10)
+        answered.set()
+        return {"html": "x" * 10_000_000}
+
+    monkeypatch.setattr(served, "answer", slow)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as page:
+        page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nX-Token: {server.token}\r\n"
+        page.sendall(f"{head}Content-Length: 2\r\n\r\n{{}}".encode())
+        time.sleep(0.1)
+    gone.set()
+    assert answered.wait(10)
+    monkeypatch.undo()
+    assert asked(server, "/", json.dumps(FIELDS), X_Token=server.token)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_bug_is_told_to_the_page(
+    server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "answer", lambda _: {}["it"])
+    assert asked(server, "/", "{}", X_Token=server.token) == (
+        500,
+        "a bug in rlplan: KeyError: 'it'. Report what stands in the terminal",
+    )
+    assert "KeyError" in capfd.readouterr().err
+
+
+def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, searched = threading.Event(), threading.Event(), []
+
+    def slow(fields: dict[str, str]) -> dict[str, str]:
+        searched.append(fields["model"])
+        begun.set()
+        assert may_end.wait(10)
+        return fields
+
+    monkeypatch.setattr(served, "answer", slow)
+    told: dict[str, int] = {}
+
+    def ask(name: str) -> None:
+        told[name] = asked(server, "/", json.dumps({"model": name}), X_Token=server.token)[0]
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("first", "left", "last")]
+    for thread in threads:
+        thread.start()
+        assert begun.wait(10)
+        time.sleep(0.1)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert told == {"first": 200, "left": 409, "last": 200}
+    assert searched == ["first", "last"]
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"model": 7}', '{"model": "' + "x" * MAX_BYTES + '"}'])
