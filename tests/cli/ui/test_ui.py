@@ -216,12 +216,17 @@ def test_a_job_is_moved_in_a_browser_and_answered_at_once(server: Server, tmp_pa
             assert browser.said == []
             assert browser.says("document.querySelector('#answer h1').innerText") == "Qwen/Qwen2.5-7B on 8x h100-sxm"
             assert browser.says("document.documentElement.scrollWidth") <= (1366 if size == "wide" else 390)
+        browser.says("void (window.left = charts.figures.flatMap((one) => one.plots))")
+        browser.says("charts.showTip(9, 9, 'of a chart that is exchanged', [])")
         browser.says("(() => { const one = document.forms[0].elements.max_response_len; one.value = 2048;"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
         browser.wait("document.getElementById('job').innerText.includes('max_response_len: 2048')", 60)
         browser.wait(answered)
         assert "max_response_len=2048" in browser.says("document.getElementById('command').innerText")
         assert browser.says("document.querySelector('#answer canvas') !== null")
+        assert browser.says("left.length") > 1
+        assert browser.says("left.filter((one) => uPlot.sync(one.cursor.sync.key).plots.includes(one)).length") == 0
+        assert browser.says("charts.figures.every((one) => one.box.isConnected) && charts.tip.hidden")
         assert browser.says(SAMPLES) == [False, False]
         browser.says("(() => { const one = document.forms[0].elements.algorithm; one.value = 'sft';"
                      "one.dispatchEvent(new Event('change', {bubbles: true})); })()")  # fmt: skip
