@@ -106,8 +106,7 @@ def answer(fields: Mapping[str, str]) -> dict[str, Any]:
 
 def _told(asked: Asked) -> str:
     """The page of the best plan, without the next best ones, which take a search each."""
-    from rlplan.planner.machine import search_of
-    from rlplan.planner.remedies import list_remedies
+    from rlplan.planner.search import best_plan
     from rlplan.report import html
     from rlplan.report.plans.forecast import forecast
     from rlplan.report.plans.plan_page import plan_page
@@ -115,7 +114,5 @@ def _told(asked: Asked) -> str:
     from rlplan.sources import JobWords, read_question
 
     words = JobWords(overrides=[*asked.overrides], **asked.named)
-    plan = search_of(read_question("plan", words).job).run(with_others=False)
-    if not plan.fits:
-        plan = plan.model_copy(update={"remedies": list_remedies(plan)})
+    plan = best_plan(read_question("plan", words).job, with_others=False)
     return html.render("plan_parts.html.j2", page=plan_page(plan), drawing=draw(forecast(plan, "the form")))

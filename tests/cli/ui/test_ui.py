@@ -190,6 +190,13 @@ def test_a_job_that_does_not_fit_says_what_would_help() -> None:
     assert "What would help" in told["html"]
 
 
+def test_an_answer_is_the_plan_that_a_command_finds() -> None:
+    told = answer(FIELDS | {"gpus": "4xrtx4090"})["html"]
+    assert "assumes hosts of 256 GiB" in told
+    assert "<dt>Error</dt>" in told
+    assert "needed at the high end" in told
+
+
 def test_an_empty_field_is_left_to_rlplan() -> None:
     assert Asked.of({"model": "Qwen/Qwen2.5-0.5B", "tp": " ", "more": "seed=1"}).overrides == ("seed=1",)
 
