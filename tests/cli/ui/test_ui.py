@@ -3,14 +3,17 @@
 import json
 import re
 import socket
+import stat
 import struct
 import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from rlplan_cli.commands.start.ui import command
 from rlplan_cli.ui import server as served
 from rlplan_cli.ui.answer import Asked, answer
 from rlplan_cli.ui.page import LENGTHS
@@ -199,6 +202,22 @@ def test_an_answer_is_the_plan_that_a_command_finds() -> None:
 
 def test_an_empty_field_is_left_to_rlplan() -> None:
     assert Asked.of({"model": "Qwen/Qwen2.5-0.5B", "tp": " ", "more": "seed=1"}).overrides == ("seed=1",)
+
+
+def test_a_browser_is_opened_without_the_token_on_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[Path, int, str]] = []
+
+    def look(url: str) -> None:
+        path = Path(unquote(urlsplit(url).path))
+        opened.append((path, stat.S_IMODE(path.stat().st_mode), path.read_text()))
+
+    printed: list[str] = []
+    monkeypatch.setattr("webbrowser.open_new_tab", look)
+    monkeypatch.setattr(Server, "serve_forever", lambda server: printed.append(server.address))
+    command(port=0, opens=True)
+    [(path, mode, text)] = opened
+    assert (mode, path.exists()) == (0o600, False)
+    assert printed[0] in text
 
 
 def test_a_port_in_use_is_one_message() -> None:
