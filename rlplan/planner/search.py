@@ -29,13 +29,14 @@ DEADLINE_FACTOR = 4.0
 responses are far longer than the job says (an untrained one runs to the limit)."""
 
 
-def best_plan(asked: JobSpec, *, with_pareto: bool = False) -> Plan:
+def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True) -> Plan:
     """The best plan of a job, whatever its verdict; where it does not surely fit, with remedies, the cheapest first.
+    with_others: and the next best ones, which take a search each.
 
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing can be built).
     """
     search = search_of(asked)
-    plan = with_deadlines(search.run())
+    plan = with_deadlines(search.run(with_others=with_others))
     found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
         found["pareto"] = search.of(plan).pareto()

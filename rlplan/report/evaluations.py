@@ -4,8 +4,11 @@ In: runs and their metrics. Out: Evaluations, values before and after, and a sen
 Left out: drawing (curves.py), tiles and tables (html.py).
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import pandas as pd
 
 from rlplan.report import dataframes, style
 from rlplan.report.run_folder import RunFolder
@@ -32,7 +35,7 @@ def evaluations(runs: Sequence[RunFolder]) -> tuple[Evaluation, ...]:
 def outcome(run: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
     """One metric of one run: before the first and after the last step that was evaluated; unknown is None."""
     frame = dataframes.metrics(run)
-    rows = frame[["step", evaluation.metric]].dropna() if evaluation.metric in frame else frame.iloc[:0]
+    rows = known_values(frame, evaluation.metric) if evaluation.metric in frame else frame.iloc[:0]
     before = float(rows[evaluation.metric].iloc[0]) if len(rows) and rows["step"].iloc[0] == 0 else None
     after = float(rows[evaluation.metric].iloc[-1]) if len(rows) and rows["step"].iloc[-1] > 0 else None
     return {
@@ -43,6 +46,11 @@ def outcome(run: RunFolder, evaluation: Evaluation) -> dict[str, Any]:
         "after": after,
         "change": None if before is None or after is None else after - before,
     }
+
+
+def known_values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Steps and values where a number was recorded: what overflowed has no place on an axis and no word in JSON."""
+    return frame[["step", metric]].replace([math.inf, -math.inf], math.nan).dropna()
 
 
 def missing(run: RunFolder) -> str:

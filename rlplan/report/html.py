@@ -48,7 +48,6 @@ def environment() -> Environment:
         "evaluated": lambda value, is_share: _or_dash(lambda v: value_text(v, is_share=is_share))(value),
         "changed": lambda value, is_share: _or_dash(lambda v: change_text(v, is_share=is_share))(value),
         "ratio": _or_dash(lambda value: f"{value:.2f}"),
-        "magnitude": _or_dash(lambda value: f"{value:.2g}"),
         "name": style.name_of,
         "raw": lambda value: "" if value is None or pd.isna(value) else value,
     }

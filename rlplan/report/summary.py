@@ -4,6 +4,7 @@ In: the run folder that the report is about and those to lay beside it. Out: dat
 Left out: drawing and wording.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -223,4 +224,4 @@ def _integer(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    return None if pd.isna(value) else float(value)
+    return float(value) if pd.notna(value) and math.isfinite(value) else None

@@ -75,11 +75,6 @@ class Levels:
         parts = [values for kind, values in self.by_kind(processes).items() if kind not in left_out]
         return sum(parts, np.zeros(max(len(self.edges) - 1, 0)))
 
-    def slice_of(self, start_s: float, end_s: float) -> slice:
-        """Which entries of the n levels touch this time; the edges of slice(a, b) are edges[a : b + 1]."""
-        first = max(int(np.searchsorted(self.edges, start_s, "right")) - 1, 0)
-        return slice(first, min(int(np.searchsorted(self.edges, end_s, "left")), len(self.edges) - 1))
-
 
 @dataclass(frozen=True, slots=True)
 class _Stay:

@@ -261,3 +261,13 @@ def test_reporting_imports_no_engine_and_opens_no_window() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_numbers_that_overflowed_leave_a_report_that_can_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", RunShape(num_steps=2))
+    names = ("kl/mean", "sync/logprob_difference_max", "evaluate/greedy_accuracy")
+    row = {"step": 2, "reward/mean": 0.5} | dict.fromkeys(names, float("inf"))
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    files = write_report(run, tmp_path / "report")
+    _read(files)
+    assert "Infinity" not in "".join(re.findall('application/json">(.*?)</script>', files.page.read_text()))

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rlplan.memory.ledger import LedgerRow
+from rlplan.planner.answers.plan_results import needed_words
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind
-from rlplan_cli.render.plan import fullness, needed, range_of, show_headline, show_others
+from rlplan_cli.render.plan import fullness, range_of, show_headline, show_others
 from rlplan_cli.render.terminal import NARROW, SHORT, fill, new_table, say, sizes_of, stdout
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def _short_name(process: str) -> str:
 def _show_risks(plan: Plan) -> None:
     """KV cache, lengths, host and disk, one line each."""
     kv = plan.kv
-    if not plan.is_on_host:
-        say("GPU", needed(plan))
+    if needed := needed_words(plan):
+        say("GPU", needed)
     if kv is not None:
         say(
             "KV cache",

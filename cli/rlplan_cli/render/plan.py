@@ -9,8 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from rlplan.memory.model.logits import loss_named
-from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, phase_costs
-from rlplan.planner.margins import error_of, needed_bytes, reserve_of, seconds_interval
+from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, error_words, needed_words, phase_costs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
@@ -36,10 +35,11 @@ def show_plan(plan: Plan, *, top: int) -> None:
     )
     if plan.kv is not None:
         words += f"; KV cache {format_bytes(plan.kv.kv_cache_memory_bytes)} a rank of the engine"
-    if not plan.is_on_host:
-        words += f"; {needed(plan)}"
+    if needed := needed_words(plan):
+        words += f"; {needed}"
     say("Memory", words)
-    _show_error(plan)
+    if error := error_words(plan):
+        say("Error", error)
     _show_alternatives(plan, plan.runners_up[:top], title="Next best")
     _show_alternatives(plan, plan.pareto, title="Pareto front: step time against headroom")
     show_others(plan)
@@ -75,24 +75,6 @@ def fullness(plan: Plan) -> str:
     """`74.8 GiB of 79.2 GiB (94%)`, at the binding peak."""
     size, capacity = plan.binding.num_bytes, plan.binding_capacity
     return f"{format_bytes(size)} of {format_bytes(capacity)} ({size / capacity:.0%})"
-
-
-def needed(plan: Plan) -> str:
-    """What is needed of what is full: a KV cache takes all the room that is useful to it."""
-    size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
-    words = f"{size / plan.binding_capacity:.0%} ({format_bytes(size)}) needed at the high end"
-    if size < plan.interval()[1]:
-        words += ", the KV cache fills more because it is there"
-    return f"{words}; {reserve} of each GPU are kept free beside that"
-
-
-def _show_error(plan: Plan) -> None:
-    """Between which seconds the step lies."""
-    error, interval = error_of(plan), seconds_interval(plan)
-    if error is not None and interval is not None:
-        low, high = map(format_seconds, interval)
-        points = f"{error.num_points} measured points of {error.num_sources} sources"
-        say("Error", f"{low} to {high} a step, where nine of ten lie of {points} ({error.kind})")
 
 
 def range_of(plan: Plan) -> str:

@@ -60,6 +60,8 @@ class Asked:
                 rule="KEY=VALUE as on a command line, quotes in pairs",
                 way_out="rollout.tp=2 training.zero_stage=3",
             ) from None
+        if filled.get("algorithm") in given_answers():
+            filled.pop("num_samples", None)
         overrides = [f"{key}={filled[name]}" for name, key in FIELDS.items() if name in filled and name not in NAMED]
         return Asked({name: filled[name] for name in NAMED if name in filled}, (*overrides, *more))
 
@@ -75,11 +77,20 @@ class Asked:
         from ruamel.yaml import YAML
 
         from rlplan.spec.files.yaml import apply_overrides
+        from rlplan.spec.job import JobSpec
 
-        data: dict[str, Any] = {FIELDS[name]: value for name, value in self.named.items()}
+        short: dict[str, Any] = {"schema_version": 2, **{FIELDS[name]: value for name, value in self.named.items()}}
+        long, opened = JobSpec.long_form(short), {word.partition(".")[0].strip() for word in self.overrides}
         yaml, out = YAML(), io.StringIO()
-        yaml.dump(apply_overrides({"schema_version": 2, **data}, list(self.overrides)), out)
+        yaml.dump(apply_overrides({key: (long if key in opened else short)[key] for key in short}, self.overrides), out)
         return out.getvalue()
+
+
+def given_answers() -> list[str]:
+    """Algorithms that are given their answers: how many samples a prompt has is not asked of them."""
+    from rlplan.spec.algorithms import ALGORITHMS
+
+    return [name for name, declared in ALGORITHMS.items() if declared.given]
 
 
 def answer(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -95,8 +106,7 @@ def answer(fields: Mapping[str, str]) -> dict[str, Any]:
 
 def _told(asked: Asked) -> str:
     """The page of the best plan, without the next best ones, which take a search each."""
-    from rlplan.planner.machine import search_of
-    from rlplan.planner.remedies import list_remedies
+    from rlplan.planner.search import best_plan
     from rlplan.report import html
     from rlplan.report.plans.forecast import forecast
     from rlplan.report.plans.plan_page import plan_page
@@ -104,7 +114,5 @@ def _told(asked: Asked) -> str:
     from rlplan.sources import JobWords, read_question
 
     words = JobWords(overrides=[*asked.overrides], **asked.named)
-    plan = search_of(read_question("plan", words).job).run(with_others=False)
-    if not plan.fits:
-        plan = plan.model_copy(update={"remedies": list_remedies(plan)})
+    plan = best_plan(read_question("plan", words).job, with_others=False)
     return html.render("plan_parts.html.j2", page=plan_page(plan), drawing=draw(forecast(plan, "the form")))

@@ -20,10 +20,12 @@ def page(token: str) -> str:
     from rlplan.spec.hardware.catalogue import profile_paths
     from rlplan.spec.models.catalogue import load_catalogue
     from rlplan.vocabulary import Placement
+    from rlplan_cli.ui.answer import given_answers
 
     choices: dict[str, Any] = {
         "models": sorted(load_catalogue()),
         "algorithms": list(ALGORITHMS),
+        "given": given_answers(),
         "gpus": [name for name in profile_paths() if name != "cpu-host"],
         "counts": COUNTS,
         "placements": [str(one) for one in Placement],

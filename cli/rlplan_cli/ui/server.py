@@ -9,6 +9,9 @@ nor our Host, so it can read nothing and plan nothing.
 import hmac
 import json
 import secrets
+import sys
+import threading
+import traceback
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,6 +40,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         """port: 0 takes a free one. Raises: HostError where it is in use or not ours to take."""
         self.token = secrets.token_urlsafe(18)
+        self._newest, self._counts, self._searches = 0, threading.Lock(), threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -51,6 +55,22 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         """With the token."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+    def ask(self, fields: dict[str, str]) -> dict[str, Any] | None:
+        """The answer; None where a newer question came while this one waited: the page has gone on.
+
+        One search at a time: what searches know is shared, and a second one would take the first one's core.
+        """
+        with self._counts:
+            self._newest += 1
+            mine = self._newest
+        with self._searches:
+            return answer(fields) if mine == self._newest else None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says what broke, but for a page that went away: it drops its question at each move."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,7 +96,19 @@ class _Handler(BaseHTTPRequestHandler):
         if fields is None:
             self._send(HTTPStatus.BAD_REQUEST, "A question is a JSON object of texts.")
             return
-        self._send(HTTPStatus.OK, json.dumps(answer(fields)), "application/json")
+        try:
+            told = self.server.ask(fields)
+        except Exception as error:
+            traceback.print_exc()
+            self._send(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"a bug in rlplan: {type(error).__name__}: {error}. Report what stands in the terminal",
+            )
+            return
+        if told is None:
+            self._send(HTTPStatus.CONFLICT, "A newer question came.")
+            return
+        self._send(HTTPStatus.OK, json.dumps(told), "application/json")
 
     def _is_refused(self, token: str) -> bool:
         host = self.headers.get("Host", "")
@@ -87,12 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _fields(self) -> dict[str, str] | None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BYTES:
-            return None
         try:
-            data: Any = json.loads(self.rfile.read(int(length)))
-        except ValueError:
+            length = int(self.headers.get("Content-Length", ""))
+            data: Any = json.loads(self.rfile.read(length)) if 0 <= length <= MAX_BYTES else None
+        except (ValueError, RecursionError):
             return None
         is_text = isinstance(data, dict) and all(isinstance(value, str) for value in data.values())
         return data if is_text else None

@@ -16,6 +16,7 @@ from rlplan.planner.plan_parts import Alternative
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.step import StepTiming
+from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Phase
 
 if TYPE_CHECKING:
@@ -161,6 +162,27 @@ def _error_as_json(plan: "Plan") -> dict[str, Any] | None:
     if error is None or interval is None:
         return None
     return {"low_s": interval[0], "high_s": interval[1], **asdict(error)}
+
+
+def error_words(plan: "Plan") -> str:
+    """The same for people; empty where none were measured."""
+    error, interval = error_of(plan), seconds_interval(plan)
+    if error is None or interval is None:
+        return ""
+    low, high = map(format_seconds, interval)
+    points = f"{error.num_points} measured points of {error.num_sources} sources"
+    return f"{low} to {high} a step, where nine of ten lie of {points} ({error.kind})"
+
+
+def needed_words(plan: "Plan") -> str:
+    """What is needed of a GPU that is full: a KV cache takes all the room that is useful to it. Empty on a CPU host."""
+    if plan.is_on_host:
+        return ""
+    size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
+    words = f"{size / plan.binding_capacity:.0%} ({format_bytes(size)}) needed at the high end"
+    if size < plan.interval()[1]:
+        words += ", the KV cache fills more because it is there"
+    return f"{words}; {reserve} of each GPU are kept free beside that"
 
 
 def estimate_as_json(plan: "Plan") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 /* What every chart shares: colours of the page, one tooltip, zoom, pan and keys over uPlot.
    Left out: what is drawn (timeline.js, curves.js), tables and toggles of the page (page.js). */
 "use strict";
-const charts = { figures: [], family: 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif' };
+const charts = { figures: [], made: 0, family: 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif' };
 
 charts.css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 charts.font = (size) => `${size * uPlot.pxRatio}px ${charts.family}`;
@@ -85,7 +85,7 @@ charts.bytesAxis = (more = {}) => charts.axis({
 /* Plots below each other that show the same stretch of x: zoom, pan, keys and the tooltip are theirs together. */
 charts.Figure = class {
   constructor(box, extent, tell) {
-    Object.assign(this, { box, extent, tell, plots: [], view: extent });
+    Object.assign(this, { box, extent, tell, plots: [], view: extent, key: `f${charts.made++}` });
     charts.figures.push(this);
     new ResizeObserver(() => this.resize()).observe(box);
   }
@@ -94,8 +94,7 @@ charts.Figure = class {
     const own = options.hooks || {};
     const plot = new uPlot({
       width: Math.max(host.clientWidth, 240), legend: { show: false }, ...options,
-      cursor: { y: false, drag: { x: true, y: false }, points: { show: false }, sync: { key: `f${charts.figures.indexOf(this)}` },
-        ...options.cursor },
+      cursor: { y: false, drag: { x: true, y: false }, points: { show: false }, sync: { key: this.key }, ...options.cursor },
       scales: { ...options.scales, x: { time: false, range: (_, low, high) => [low, high], ...(options.scales || {}).x } },
       hooks: { ...own, setScale: [(u, key) => key === "x" && this.show(u.scales.x.min, u.scales.x.max, u)],
         setCursor: [(u) => this.point(u)] },
@@ -193,6 +192,9 @@ charts.Figure = class {
       if (wanted > 0 && Math.abs(wanted - plot.width) > 1) plot.setSize({ width: wanted, height: plot.height });
     }
   }
+
+  /* The window and uPlot know a plot until it is destroyed. */
+  close() { for (const plot of this.plots) plot.destroy(); }
 
   redraw() { for (const plot of this.plots) plot.redraw(false, true); }
 };

@@ -49,6 +49,8 @@ charts.tips = (root) => {
 
 /* Draw what lies in a part of the page: once when it is loaded, and again where it is exchanged (rlplan ui). */
 charts.open = (root) => {
+  charts.hideTip();
+  for (const one of charts.figures) if (!one.box.isConnected) one.close();
   charts.figures = charts.figures.filter((one) => one.box.isConnected);
   for (const figure of root.querySelectorAll("figure[data-chart]")) {
     const spec = JSON.parse(figure.querySelector("script").textContent), box = figure.querySelector(".chart");

@@ -15,6 +15,7 @@
     try {
       const reply = await fetch("/", { method: "POST", body: JSON.stringify(fields()), signal: mine.signal,
         headers: { "Content-Type": "application/json", "X-Token": ui.dataset.token } });
+      if (reply.status === 409) return ask();   // another page of this server asked meanwhile
       if (!reply.ok) throw new Error(await reply.text());
       const told = await reply.json();
       const open = scrollY;
@@ -25,7 +26,8 @@
       document.getElementById("took").textContent = `Answered in ${Math.round(performance.now() - begin)} ms.`;
     } catch (error) {
       if (error.name === "AbortError") return;
-      place.replaceChildren(charts.element("div", { class: "status bad" }, `No answer: ${error.message}. Is rlplan ui still running?`));
+      const is_gone = error instanceof TypeError ? " Is rlplan ui still running?" : "";
+      place.replaceChildren(charts.element("div", { class: "status bad" }, `No answer: ${error.message}.${is_gone}`));
     }
     if (mine === asked) ui.dataset.state = "answered";
   };
@@ -42,6 +44,12 @@
     number.addEventListener("input", follow);
     follow();
   }
+  const samples = form.elements.num_samples, given = () => {   // where answers are given, a job says how many
+    const is_given = "given" in form.elements.algorithm.selectedOptions[0].dataset;
+    for (const one of samples.parentElement.children) one.disabled = is_given;
+  };
+  given();
+  form.elements.algorithm.addEventListener("change", given);
   form.addEventListener("change", soon);
   form.addEventListener("input", (event) => { if (event.target.type === "number") soon(); });
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });

@@ -11,7 +11,7 @@ import pandas as pd
 
 from rlplan.report import style
 from rlplan.report.dataframes import metrics, timings
-from rlplan.report.evaluations import evaluations
+from rlplan.report.evaluations import evaluations, known_values
 from rlplan.report.run_folder import RunFolder
 
 NUM_COLORS = 6
@@ -87,11 +87,11 @@ def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
 def _panel(
     curves: Sequence[Curve], title: str, key: str, form: str, *, is_evaluation: bool = False
 ) -> dict[str, Any] | None:
-    """A chart of one metric; None where nobody recorded it."""
-    drawn = [index for index, curve in enumerate(curves) if key in curve.frame and curve.frame[key].notna().any()]
+    """A chart of one metric; None where nobody recorded a number of it."""
+    drawn = [index for index, curve in enumerate(curves) if key in curve.frame and len(known_values(curve.frame, key))]
     if not drawn:
         return None
-    steps = sorted({int(step) for index in drawn for step in _known(curves[index].frame, key)["step"]})
+    steps = sorted({int(step) for index in drawn for step in known_values(curves[index].frame, key)["step"]})
     series = [
         _series(curves[index], index, key, steps) | {"names_end": True, "has_points": is_evaluation} for index in drawn
     ]
@@ -107,16 +107,12 @@ def _panel(
 
 
 def _series(curve: Curve, index: int, key: str, steps: Sequence[int], name: str = "") -> dict[str, Any]:
-    known = _known(curve.frame, key)
+    known = known_values(curve.frame, key)
     values = dict(zip(known["step"].astype(int), known[key].astype(float), strict=True))
     return {
         "run": index, "name": name or curve.label, "color": curve.color, "dash": curve.dash, "is_main": index == 0,
         "values": [None if (value := values.get(step)) is None else float(f"{value:.9g}") for step in steps],
     }  # fmt: skip
-
-
-def _known(frame: pd.DataFrame, key: str) -> pd.DataFrame:
-    return frame[["step", key]].dropna()
 
 
 def _is_positive(series: Sequence[Mapping[str, Any]]) -> bool:

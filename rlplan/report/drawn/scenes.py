@@ -13,7 +13,7 @@ import numpy as np
 
 from rlplan.report import style
 from rlplan.report import timeline as clock
-from rlplan.timing.cost import Resource
+from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
 from rlplan.vocabulary import MemoryKind
@@ -73,24 +73,10 @@ def timeline_chart(
         [phases.index(block.phase), block.step, _clock(block.start_s), _clock(block.end_s)]
         for block in clock.phase_blocks(traced)
     ]
-    bars = [
-        {
-            "process": lane.process,
-            "group": lane.group,
-            "bars": [[actions.index(name), _clock(start), _clock(end)] for name, start, end in lane.bars],
-        }
-        for lane in lanes[:MAX_LANES]
-    ]
+    bars = [_bars(lane, actions) for lane in lanes[:MAX_LANES]]
     costs = {one.action_id: one.cost for one in timing.actions} if timing else {}
-    told = []
-    for name in actions.names:
-        phase, cost = phases.index(known.get(name, "")), costs.get(name)
-        bound = cost.bound_by if cost and cost.seconds else Resource.IDLE
-        told.append({"name": style.name_of(name), "phase": phase})
-        if traced.trace.origin == "measured" and cost:
-            told[-1]["predicted"] = _clock(cost.seconds)
-        if bound is not Resource.IDLE:
-            told[-1]["note"] = f"{style.name_of(bound.value)}-bound"
+    is_measured = traced.trace.origin == "measured"
+    told = [_told(name, phases.index(known.get(name, "")), costs.get(name), is_measured) for name in actions.names]
     edges = scenes[0].edges if scenes else sorted({end for lane in lanes for bar in lane.bars for end in bar[1:]})
     return {
         "type": "timeline",
@@ -119,6 +105,21 @@ class _Names:
 
     def index(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
+
+
+def _bars(lane: "Lane", actions: _Names) -> dict[str, Any]:
+    bars = [[actions.index(name), _clock(start), _clock(end)] for name, start, end in lane.bars]
+    return {"process": lane.process, "group": lane.group, "bars": bars}
+
+
+def _told(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
+    """What the page says of an action; beside a measured one its predicted seconds."""
+    told: dict[str, Any] = {"name": style.name_of(name), "phase": phase}
+    if is_measured and cost:
+        told["predicted"] = _clock(cost.seconds)
+    if cost and cost.seconds and cost.bound_by is not Resource.IDLE:
+        told["note"] = f"{style.name_of(cost.bound_by.value)}-bound"
+    return told
 
 
 def _clock(seconds: float) -> float:

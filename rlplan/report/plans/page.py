@@ -149,6 +149,8 @@ class Page:
     """Layouts that were not chosen."""
     remedies: tuple[OtherRow, ...] = ()
     """What would make a plan fit that does not."""
+    notes: tuple[str, ...] = ()
+    """Lines below the verdict: what was assumed, what was left idle."""
     schema_version: int = PAGE_SCHEMA_VERSION
     """Of the page as JSON."""
 

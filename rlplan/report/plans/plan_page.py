@@ -3,7 +3,7 @@
 In: a Plan. Out: a Page. Left out: working anything out: the plan says it all.
 """
 
-from rlplan.planner.answers.plan_results import choice_words, differences
+from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.report import style
@@ -39,6 +39,7 @@ def plan_page(plan: Plan) -> Page:
         subtitle=f"{plan.job.algorithm.name}, {rollouts}, at most {work.max_prompt_len:,} + {work.max_response_len:,} "
         f"tokens ({work.response_lengths.kind} lengths). Predicted; nothing on this page was measured.",
         state=("good" if plan.verdict is Verdict.FITS else "bad", _SENTENCES[plan.verdict] + shortage),
+        notes=plan.notes,
         tiles=_tiles(plan),
         choices=_choices(plan),
         phases=phase_rows(step),
@@ -119,7 +120,7 @@ def _places(plan: Plan) -> tuple[Place, ...]:
 
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
-    rows = []
+    rows = [(name, words) for name, words in (("Error", error_words(plan)), ("Needed", needed_words(plan))) if words]
     if plan.kv is not None:
         kv = plan.kv
         rows.append(

@@ -114,7 +114,7 @@ class Completion:
     """(chosen tokens up to the turn's end, reward) of turns before the last that the environment gave a reward for."""
 
     ended: str = ""
-    """Why the rollout of several turns went no further: a word of conversation.py's ENDS."""
+    """Why the rollout of several turns went no further: one of conversation.py's words, ANSWERED and so on."""
 
     calls: tuple[str, ...] = ()
     """How each call of a tool ended: a word of tool_calls.py's OUTCOMES."""

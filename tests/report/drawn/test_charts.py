@@ -105,6 +105,16 @@ def test_what_was_not_recorded_is_said_and_has_no_blank_chart(tmp_path: Path) ->
     assert all(title in empty["note"] for title, _, _ in curves.PANELS)
 
 
+def test_what_overflowed_is_left_out_of_a_chart(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, RunShape(num_steps=2))
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "reward/mean": 0.5, "kl/mean": Infinity}\n{"step": 2, "reward/mean": -Infinity}\n'
+    )
+    chart = curves.learning([read_run_folder(folder)], ["one"])
+    assert [panel["title"] for panel in chart["panels"]] == ["Reward", "Throughput, tokens/s"]
+    assert (chart["panels"][0]["x"], chart["panels"][0]["series"][0]["values"]) == ([1], [0.5])
+
+
 def test_a_learning_chart_needs_not_all_metrics(tmp_path: Path) -> None:
     folder = make_run(tmp_path, RunShape(num_steps=2))
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "kl/mean": null}\n')

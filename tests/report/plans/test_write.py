@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.planner.margins import needed_bytes, seconds_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
@@ -15,7 +16,7 @@ from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.plan_page import plan_page
 from rlplan.report.plans.write import draw, write_report_of
 from rlplan.report.run_folder import read_run_folder
-from rlplan.units import format_bytes
+from rlplan.units import format_bytes, format_seconds
 from tests.factories import gpu_job
 from tests.report.factory import RunShape, make_run
 
@@ -71,6 +72,14 @@ def test_every_phase_and_resource_has_a_legend_entry() -> None:
     assert {str(action.phase) for action in budget().schedule.step} <= phases
     waits = {name for row in plan_page(budget()).phases for name, seconds in row.parts.items() if seconds}
     assert {style.name_of(name) for name in waits} <= set(drawing.waits.legend)
+
+
+def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_assumed() -> None:
+    page, plan = plan_page(budget()), budget()
+    low, high = seconds_interval(plan) or (0.0, 0.0)
+    assert dict(page.facts)["Error"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
+    assert format_bytes(needed_bytes(plan)) in dict(page.facts)["Needed"]
+    assert plan_page(budget(gpus="4xrtx4090")).notes == budget(gpus="4xrtx4090").notes != ()
 
 
 def test_a_step_of_several_groups_has_a_scene_of_each() -> None:

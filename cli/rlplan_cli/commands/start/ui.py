@@ -1,6 +1,9 @@
 """`rlplan ui`: a page on this machine on which a job is moved, and budget, timeline, verdict and job file answer."""
 
 import webbrowser
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated
 
 import typer
@@ -19,9 +22,12 @@ def command(port: Port = 8642, opens: Open = False) -> None:
     from rlplan_cli.ui.server import Server
 
     html.environment()
-    with Server(port) as server:
+    with Server(port) as server, ExitStack() as until_the_end:
         print(server.address, flush=True)
         note("only this machine can open it, and only with this token; Ctrl-C ends it")
         if opens:
-            webbrowser.open_new_tab(server.address)
+            way_in = until_the_end.enter_context(NamedTemporaryFile("w", prefix="rlplan-ui-", suffix=".html"))
+            way_in.write(f'<meta http-equiv="refresh" content="0;url={server.address}">')  # for our eyes alone: 0600
+            way_in.flush()
+            webbrowser.open_new_tab(Path(way_in.name).as_uri())  # a command line is seen by every user, the token not
         server.serve_forever()
