@@ -9,7 +9,7 @@ from rlplan.errors import HostError
 from rlplan.sources import JobWords, Question, check_inputs, executable, fetched, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
-from rlplan.spec.files.stages import CHOICE, Stage, stages_of
+from rlplan.spec.files.stages import Stage, chosen_stage, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import MODELS
 from rlplan_cli.options import JobArguments
@@ -49,8 +49,7 @@ def each_stage(asked: JobArguments) -> list[tuple[str, JobArguments]]:
 def stages_in(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
     """The stages of a job file of which no one is chosen; none of anything else. Raises: SpecError."""
     path = Path(source) if isinstance(source, str | Path) else None
-    is_chosen = any(override.partition("=")[0].strip() == CHOICE for override in overrides)
-    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or is_chosen:
+    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or chosen_stage(overrides):
         return ()
     return stages_of(read_yaml(path, "the job file"), str(path))
 

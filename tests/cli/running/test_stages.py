@@ -43,6 +43,12 @@ def test_a_later_stage_takes_what_earlier_ones_have_left(tmp_path: Path) -> None
     assert ppo == ["stage=ppo", *expected]
 
 
+def test_a_model_that_is_named_is_not_taken_from_an_earlier_stage(tmp_path: Path) -> None:
+    named = f"stages.reward.policy={EXAMPLES / 'models' / 'sorter'}"
+    run = run_in(tmp_path, named)
+    assert run.words_of(run.stages[1]) == ["stage=reward", named]
+
+
 def test_a_stage_that_has_finished_is_not_run_again(tmp_path: Path) -> None:
     (begun(tmp_path) / "status.json").write_text('{"state": "finished"}')
     assert words(run_in(tmp_path)) is None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_json
-from rlplan.spec.files.stages import Stage
+from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
 
 STAGES = "stages.json"
@@ -81,11 +81,9 @@ class StagesRun:
 
     def words_of(self, stage: Stage) -> list[str]:
         """Overrides that make the file this stage's job, with what earlier ones have left."""
-        given = {override.partition("=")[0] for override in self.overrides}
         left = [
             f"{key}={json.dumps(str((self.folder / name / 'policy').resolve()))}"
-            for key, name in stage.inputs.items()
-            if key not in given
+            for key, name in open_inputs(stage, self.overrides, self.stages).items()
         ]
         return [f"stage={stage.name}", *self.overrides, *left]
 
