@@ -124,7 +124,7 @@ def check_inputs(path: Path, overrides: Sequence[str]) -> None:
                 f"{key} is what stage {name} leaves, which is not there yet",
                 where=str(path),
                 rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
-                way_out=f"rlplan run {path} runs all stages in their order; {key}=RUN/{name}/policy takes what a run left",
+                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy takes what a run left",
             )
 
 

@@ -1,9 +1,11 @@
 """Which stages of a file a run still has to run, and with which words."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of
 from rlplan_cli.sources import stages_in
 
@@ -14,6 +16,7 @@ from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 
+COMMIT = "0" * 40
 FILE = EXAMPLES / "three-stage.yaml"
 
 
@@ -21,10 +24,10 @@ def run_in(folder: Path, *overrides: str) -> StagesRun:
     return StagesRun(FILE, overrides, folder, stages_in(FILE, ()))
 
 
-def begun(folder: Path) -> Path:
+def begun(folder: Path, *overrides: str) -> Path:
     """A stage's run folder that holds its plan alone."""
     (folder / "sft").mkdir(parents=True)
-    write_plan(best_plan(load_job(FILE, ["stage=sft"])), folder / "sft" / "plan.json")
+    write_plan(best_plan(load_job(FILE, ["stage=sft", *overrides])), folder / "sft" / "plan.json")
     return folder / "sft"
 
 
@@ -72,6 +75,17 @@ def test_a_stage_that_was_begun_as_another_job_is_refused(tmp_path: Path) -> Non
     begun(tmp_path)
     with pytest.raises(SpecError, match="was begun as another job: seed"):
         words(run_in(tmp_path, "seed=1"))
+
+
+def test_a_model_by_hub_id_is_the_same_job_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "hub" / "models--someone--sorter"
+    snapshot = cache / "snapshots" / COMMIT
+    shutil.copytree(EXAMPLES / "models" / "sorter", snapshot)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache.parent))
+    (begun(tmp_path, f"policy.path={snapshot}") / "status.json").write_text('{"state": "finished"}')
+    assert words(run_in(tmp_path, "policy.path=someone/sorter")) is None
 
 
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:

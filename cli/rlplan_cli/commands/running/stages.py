@@ -12,11 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
+
+if TYPE_CHECKING:
+    from rlplan.spec.job import JobSpec
 
 STAGES = "stages.json"
 """In the folder of all stages: their names."""
@@ -52,13 +56,12 @@ class StagesRun:
         """Check what a run checks of stages that need no other, and plan those that do. Raises: RlplanError."""
         from rlplan.planner.executable import check_fits
         from rlplan.planner.search import best_plan
-        from rlplan.spec.files.job_file import load_job
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
             if not stage.inputs and (code := _in_a_process([str(self.file), *words, "--dry-run"])):
                 raise SystemExit(code)
-            check_fits(best_plan(load_job(self.file, words)))
+            check_fits(best_plan(self._job(words)))
             needs = ", ".join(dict.fromkeys(stage.inputs.values()))
             note(f"stage {stage.name}: fits" + (f"; its data is checked when {needs} has finished" if needs else ""))
 
@@ -87,12 +90,18 @@ class StagesRun:
         ]
         return [f"stage={stage.name}", *self.overrides, *left]
 
+    def _job(self, words: Sequence[str]) -> "JobSpec":
+        """The job of such overrides, as `rlplan run` reads it. Raises: SpecError."""
+        from rlplan.spec.files.job_file import load_job
+        from rlplan_cli.sources import as_it_runs
+
+        return load_job(self.file, words, fetch=as_it_runs)
+
     def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
         """Raises: SpecError where the stage that was begun there is another job."""
         from rlplan.planner.plan import read_plan
-        from rlplan.spec.files.job_file import load_job
 
-        begun, now = read_plan(folder / "plan.json").asked, load_job(self.file, asked)
+        begun, now = read_plan(folder / "plan.json").asked, self._job(asked)
         if begun != now:
             changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(begun, key)]
             raise SpecError(
