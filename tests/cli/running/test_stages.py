@@ -88,6 +88,13 @@ def test_a_model_by_hub_id_is_the_same_job_when_it_goes_on(tmp_path: Path, monke
     assert words(run_in(tmp_path, "policy.path=someone/sorter")) is None
 
 
+@pytest.mark.parametrize("wrong", ["name=../../outside", "stages.ppo.workload.num_step=1"])
+def test_every_stage_is_read_before_the_first_one_begins(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(SpecError, match="name|num_step"):
+        run_in(tmp_path / "run", wrong).run()
+    assert not (tmp_path / "run").exists()
+
+
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no stages"):
         folder_of("job", None, str(tmp_path))

@@ -37,7 +37,9 @@ class StagesRun:
     more: tuple[str, ...] = ()
 
     def run(self) -> int:
-        """The exit code of the last stage that ran."""
+        """The exit code of the last stage that ran. Raises: SpecError of any stage before the first one begins."""
+        for stage in self.stages:
+            self._job([f"stage={stage.name}", *self.overrides])
         self.folder.mkdir(parents=True, exist_ok=True)
         names = [stage.name for stage in self.stages]
         (self.folder / STAGES).write_text(json.dumps({"schema_version": 1, "stages": names}) + "\n", encoding="utf-8")
