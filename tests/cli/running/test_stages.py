@@ -13,6 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.plan import write_plan
 from rlplan.planner.search import best_plan
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
+from rlplan.runtime.run_folder.run_lock import locked_run_folder
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 
@@ -69,6 +70,15 @@ def test_what_ended_without_a_checkpoint_is_put_aside(tmp_path: Path) -> None:
     assert words(run_in(tmp_path)) == [str(FILE), "stage=sft", "--out", str(tmp_path / "sft")]
     (aside,) = tmp_path.iterdir()
     assert aside.name.startswith("sft-")
+
+
+def test_a_stage_that_is_going_on_is_not_put_aside(tmp_path: Path) -> None:
+    with (
+        locked_run_folder(begun(tmp_path), is_resumed=True),
+        pytest.raises(SpecError, match="belongs to a run that is going on"),
+    ):
+        words(run_in(tmp_path))
+    assert (tmp_path / "sft" / "plan.json").is_file()
 
 
 def test_a_stage_that_was_begun_as_another_job_is_refused(tmp_path: Path) -> None:

@@ -114,8 +114,12 @@ class StagesRun:
             )
 
     def _put_aside(self, folder: Path) -> None:
-        """What a stage left that ended before its first checkpoint makes room."""
+        """What a stage left that ended before its first checkpoint makes room. Raises: SpecError where it is going on."""
+        from rlplan.runtime.run_folder.run_lock import locked_run_folder
+
         if folder.exists():
+            with locked_run_folder(folder, is_resumed=True):
+                pass
             aside = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
             shutil.move(folder, aside)
             note(f"{folder} had no checkpoint: moved to {aside}")
