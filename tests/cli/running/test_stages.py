@@ -1,15 +1,21 @@
 """Which stages of a file a run still has to run, and with which words."""
 
 import json
+import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of
+from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of, wait_for
 from rlplan_cli.sources import stages_in
 
-from rlplan.errors import SpecError
+from rlplan.errors import RunError, SpecError
 from rlplan.planner.plan import write_plan
 from rlplan.planner.search import best_plan
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
@@ -100,9 +106,37 @@ def test_a_model_by_hub_id_is_the_same_job_when_it_goes_on(tmp_path: Path, monke
 
 @pytest.mark.parametrize("wrong", ["name=../../outside", "stages.ppo.workload.num_step=1"])
 def test_every_stage_is_read_before_the_first_one_begins(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(SpecError, match="name|num_step"):
+    with pytest.raises(SpecError, match=r"name|num_step"):
         run_in(tmp_path / "run", wrong).run()
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_printed_to_go_on_is_the_whole_command(tmp_path: Path) -> None:
+    more = ("--sandbox", "none", "--address", "host:1")
+    run = replace(run_in(tmp_path / "a run", "data.system_prompt=be brief"), more=more)
+    _, command, _ = run._way_on(5).split("`")
+    options = [*more, "--resume", str(tmp_path / "a run")]
+    assert shlex.split(command) == ["rlplan", "run", str(FILE), "data.system_prompt=be brief", *options]
+    assert run._way_on(75) == run._way_on(5)
+    assert run._way_on(2) == ""
+
+
+def test_a_stage_that_a_signal_has_ended_is_a_run_that_failed() -> None:
+    assert wait_for([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == RunError.exit_code
+    assert wait_for([sys.executable, "-c", "raise SystemExit(75)"]) == 75
+
+
+def test_a_signal_to_end_reaches_a_stage_that_is_only_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = subprocess.Popen
+
+    def slowly(command: list[str]) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return make(command)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(subprocess, "Popen", slowly)
+    assert wait_for(["sleep", "60"]) == RunError.exit_code
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A stage that has finished is not run again; one that was interrupted goes on fro
 """
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplan.errors import SpecError
+from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
 from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 STAGES = "stages.json"
 """In the folder of all stages: their names."""
+GOES_ON = (RunError.exit_code, EXIT_RESUMABLE, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a stage that failed or was interrupted; of others nothing changes unless the job does."""
+RUN = (sys.executable, "-m", "rlplan_cli", "run")
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,15 @@ class StagesRun:
                 note(f"stage {stage.name}: has finished in {self.folder / stage.name}")
                 continue
             note(f"stage {stage.name}:")
-            if code := _in_a_process([*words, *self.more]):
-                note(f"stage {stage.name}: exit code {code}; `rlplan run {self.file} --resume {self.folder}` goes on")
+            if code := wait_for([*RUN, *words, *self.more]):
+                note(f"stage {stage.name}: exit code {code}{self._way_on(code)}")
                 return code
         return 0
+
+    def _way_on(self, code: int) -> str:
+        """What is to be typed where a run that goes on may end better."""
+        words = ["rlplan", "run", str(self.file), *self.overrides, *self.more, "--resume", str(self.folder)]
+        return f"; `{shlex.join(words)}` goes on" if code in GOES_ON else ""
 
     def rehearse(self) -> None:
         """Check what a run checks of stages that need no other, and plan those that do. Raises: RlplanError."""
@@ -61,7 +70,7 @@ class StagesRun:
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
-            if not stage.inputs and (code := _in_a_process([str(self.file), *words, "--dry-run"])):
+            if not stage.inputs and (code := wait_for([*RUN, str(self.file), *words, "--dry-run"])):
                 raise SystemExit(code)
             check_fits(best_plan(self._job(words)))
             needs = ", ".join(dict.fromkeys(stage.inputs.values()))
@@ -114,7 +123,7 @@ class StagesRun:
             )
 
     def _put_aside(self, folder: Path) -> None:
-        """What a stage left that ended before its first checkpoint makes room. Raises: SpecError where it is going on."""
+        """What a stage left that ended before its first checkpoint makes room. Raises: SpecError while it goes on."""
         from rlplan.runtime.run_folder.run_lock import locked_run_folder
 
         if folder.exists():
@@ -149,14 +158,25 @@ def _no_folder(what: str, way_out: str) -> SpecError:
     )
 
 
-def _in_a_process(words: list[str]) -> int:
-    """`rlplan run` with such words; a signal to end goes to it, and it is waited for."""
-    child = subprocess.Popen([sys.executable, "-m", "rlplan_cli", "run", *words])
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+def wait_for(command: Sequence[str]) -> int:
+    """The exit code of a process; a signal to end goes to it, and it is waited for."""
+    children: list[subprocess.Popen[bytes]] = []
+    signals: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        signals.append(number)
+        for child in children:
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
+        children.append(subprocess.Popen(command))
+        if signals:  # it came while the process was made
+            children[0].terminate()
         while True:
             try:
-                return child.wait()
+                code = children[0].wait()
+                return RunError.exit_code if code < 0 else code
             except KeyboardInterrupt:
                 continue  # the terminal has told the child too
     finally:
