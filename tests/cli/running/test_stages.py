@@ -9,9 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from rlplan_cli.commands.running import stages
 from rlplan_cli.commands.running.stages import STAGES, StagesRun, folder_of, wait_for
 from rlplan_cli.sources import stages_in
 
@@ -21,7 +23,9 @@ from rlplan.planner.search import best_plan
 from rlplan.runtime.checkpoints.manifest import POINTER, checkpoints_of
 from rlplan.runtime.run_folder.run_lock import locked_run_folder
 from rlplan.spec.files.job_file import load_job
+from tests.cli.conftest import Call
 from tests.factories import EXAMPLES
+from tests.report.factory import RunShape, make_run
 
 COMMIT = "0" * 40
 FILE = EXAMPLES / "three-stage.yaml"
@@ -129,14 +133,49 @@ def test_a_stage_that_a_signal_has_ended_is_a_run_that_failed() -> None:
 def test_a_signal_to_end_reaches_a_stage_that_is_only_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     make = subprocess.Popen
 
-    def slowly(command: list[str]) -> subprocess.Popen[bytes]:
+    def slowly(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return make(command)
+        return make(command, **more)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(subprocess, "Popen", slowly)
     assert wait_for(["sleep", "60"]) == RunError.exit_code
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def answers_its_words(monkeypatch: pytest.MonkeyPatch, exit_code: int = 0) -> None:
+    """In place of `rlplan run`: a program that prints what it was asked as JSON."""
+    program = f"import json, sys; print(json.dumps(sys.argv[1:])); sys.exit({exit_code})"
+    monkeypatch.setattr(stages, "RUN", (sys.executable, "-c", program))
+
+
+def test_a_rehearsal_passes_options_on_and_answers_for_all_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_its_words(monkeypatch)
+    run = replace(run_in(tmp_path), more=("--sandbox", "none", "--json"))
+    assert run.rehearse() == 0
+    assert run.said["sft"] == [str(FILE), "stage=sft", "--dry-run", "--sandbox", "none", "--json"]
+    assert run.said["ppo"] == {"schema_version": 1, "state": "fits", "needs": ["sft", "reward"]}
+    answers_its_words(monkeypatch, exit_code=4)
+    assert run.rehearse() == 4
+
+
+def test_all_stages_print_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_its_words(monkeypatch)
+    (begun(tmp_path) / "status.json").write_text('{"state": "finished"}')
+    run = replace(run_in(tmp_path), more=("--json",))
+    assert run.run() == 0
+    assert run.said["sft"] == {"schema_version": 1, "run_folder": str(tmp_path / "sft"), "state": "finished"}
+    assert run.said["ppo"][:2] == [str(FILE), "stage=ppo"]
+
+
+def test_reports_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) -> None:
+    (tmp_path / STAGES).write_text('{"schema_version": 1, "stages": ["sft", "reward", "ppo"]}')
+    for name in ("sft", "reward"):
+        make_run(tmp_path / name, RunShape())
+    answer = rlplan("report", tmp_path, "--json")
+    assert list(json.loads(answer.out)["stages"]) == ["sft", "reward"], answer.err
 
 
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:

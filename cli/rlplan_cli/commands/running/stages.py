@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
 from rlplan.spec.base import read_json
@@ -39,6 +40,8 @@ class StagesRun:
     folder: Path
     stages: tuple[Stage, ...]
     more: tuple[str, ...] = ()
+    said: dict[str, Any] = field(default_factory=dict)
+    """By stage what it prints with --json, of one that has finished its status."""
 
     def run(self) -> int:
         """The exit code of the last stage that ran. Raises: SpecError of any stage before the first one begins."""
@@ -50,10 +53,13 @@ class StagesRun:
         for stage in self.stages:
             words = self._words(stage)
             if words is None:
-                note(f"stage {stage.name}: has finished in {self.folder / stage.name}")
+                folder = self.folder / stage.name
+                note(f"stage {stage.name}: has finished in {folder}")
+                status = read_json(folder / "status.json", "the stage's status")
+                self.said[stage.name] = {"schema_version": 1, "run_folder": str(folder), **status}
                 continue
             note(f"stage {stage.name}:")
-            if code := wait_for([*RUN, *words, *self.more]):
+            if code := self._run(stage.name, words):
                 note(f"stage {stage.name}: exit code {code}{self._way_on(code)}")
                 return code
         return 0
@@ -63,18 +69,36 @@ class StagesRun:
         words = ["rlplan", "run", str(self.file), *self.overrides, *self.more, "--resume", str(self.folder)]
         return f"; `{shlex.join(words)}` goes on" if code in GOES_ON else ""
 
-    def rehearse(self) -> None:
-        """Check what a run checks of stages that need no other, and plan those that do. Raises: RlplanError."""
+    def rehearse(self) -> int:
+        """Check what a run checks of stages that need no other, and plan those that do.
+
+        Returns: the exit code of a check that failed, or 0. Raises: RlplanError.
+        """
         from rlplan.planner.executable import check_fits
         from rlplan.planner.search import best_plan
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
-            if not stage.inputs and (code := wait_for([*RUN, str(self.file), *words, "--dry-run"])):
-                raise SystemExit(code)
-            check_fits(best_plan(self._job(words)))
-            needs = ", ".join(dict.fromkeys(stage.inputs.values()))
-            note(f"stage {stage.name}: fits" + (f"; its data is checked when {needs} has finished" if needs else ""))
+            needs = list(dict.fromkeys(open_inputs(stage, self.overrides, self.stages).values()))
+            if needs:
+                check_fits(best_plan(self._job(words)))
+                self.said[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
+                note(f"stage {stage.name}: fits; its data is checked when {', '.join(needs)} has finished")
+            elif code := self._run(stage.name, [str(self.file), *words, "--dry-run"]):
+                return code
+        return 0
+
+    def _run(self, name: str, words: Sequence[str]) -> int:
+        """The exit code of `rlplan run` with such words. What it prints as JSON is kept for all stages' one answer."""
+        command = [*RUN, *words, *self.more]
+        if "--json" not in self.more:
+            return wait_for(command)
+        with tempfile.TemporaryFile() as printed:
+            code = wait_for(command, printed.fileno())
+            printed.seek(0)
+            if not code:
+                self.said[name] = json.loads(printed.read().splitlines()[-1])
+        return code
 
     def _words(self, stage: Stage) -> list[str] | None:
         """What `rlplan run` is asked for; None of a stage that has finished. Raises: SpecError."""
@@ -158,8 +182,8 @@ def _no_folder(what: str, way_out: str) -> SpecError:
     )
 
 
-def wait_for(command: Sequence[str]) -> int:
-    """The exit code of a process; a signal to end goes to it, and it is waited for."""
+def wait_for(command: Sequence[str], output: int | None = None) -> int:
+    """The exit code of a process; a signal to end goes to it, and it is waited for. output: descriptor it prints to."""
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
 
@@ -170,7 +194,7 @@ def wait_for(command: Sequence[str]) -> int:
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        children.append(subprocess.Popen(command))
+        children.append(subprocess.Popen(command, stdout=output))
         if signals:  # it came while the process was made
             children[0].terminate()
         while True:
