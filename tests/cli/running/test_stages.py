@@ -178,6 +178,12 @@ def test_reports_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) 
     assert list(json.loads(answer.out)["stages"]) == ["sft", "reward"], answer.err
 
 
+def test_several_plans_go_into_no_file_and_none_is_searched_for(tmp_path: Path, rlplan: Call) -> None:
+    answer = rlplan("plan", FILE, "workload.num_step=1", "-o", tmp_path / "plan.json")
+    assert answer.exit_code == 2
+    assert "holds one plan, and the file has several stages" in answer.err
+
+
 def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="holds no stages"):
         folder_of("job", None, str(tmp_path))
