@@ -83,7 +83,7 @@ class StagesRun:
             if needs:
                 check_fits(best_plan(self._job(words)))
                 self.said[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
-                note(f"stage {stage.name}: fits; its data is checked when {', '.join(needs)} has finished")
+                note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
             elif code := self._run(stage.name, [str(self.file), *words, "--dry-run"]):
                 return code
         return 0
