@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlplan.errors import SpecError
 from rlplan.reading import opened
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
-from rlplan.spec.files.stages import open_inputs
+from rlplan.spec.files.stages import chosen_stage, open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nearest_id
@@ -117,13 +117,15 @@ def executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan"
 
 def check_inputs(path: Path, overrides: Sequence[str]) -> None:
     """Raises: SpecError for a stage of a job file whose models an earlier stage has still to make."""
-    for key, name in open_inputs(read_yaml(path, "the job file"), overrides, str(path)).items():
-        raise SpecError(
-            f"{key} is what stage {name} leaves, which is not there yet",
-            where=str(path),
-            rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
-            way_out=f"rlplan run {path} runs all stages in their order; {key}=RUN/{name}/policy takes what a run left",
-        )
+    stages = stages_of(read_yaml(path, "the job file"), str(path))
+    for stage in (one for one in stages if one.name == chosen_stage(overrides)):
+        for key, name in open_inputs(stage, overrides, stages).items():
+            raise SpecError(
+                f"{key} is what stage {name} leaves, which is not there yet",
+                where=str(path),
+                rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
+                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy takes what a run left",
+            )
 
 
 def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:

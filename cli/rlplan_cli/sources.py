@@ -9,7 +9,7 @@ from rlplan.errors import HostError
 from rlplan.sources import JobWords, Question, check_inputs, executable, fetched, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
-from rlplan.spec.files.stages import CHOICE, Stage, stages_of
+from rlplan.spec.files.stages import Stage, chosen_stage, stages_of
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.job import MODELS
 from rlplan_cli.options import JobArguments
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Question",
+    "as_it_runs",
     "check_inputs",
     "each_stage",
     "fetched",
@@ -49,8 +50,7 @@ def each_stage(asked: JobArguments) -> list[tuple[str, JobArguments]]:
 def stages_in(source: object, overrides: Sequence[str]) -> tuple[Stage, ...]:
     """The stages of a job file of which no one is chosen; none of anything else. Raises: SpecError."""
     path = Path(source) if isinstance(source, str | Path) else None
-    is_chosen = any(override.partition("=")[0].strip() == CHOICE for override in overrides)
-    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or is_chosen:
+    if path is None or path.suffix not in (".yaml", ".yml") or not path.is_file() or chosen_stage(overrides):
         return ()
     return stages_of(read_yaml(path, "the job file"), str(path))
 
@@ -64,6 +64,20 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 
+def as_it_runs(name: str, folder: Path) -> str:
+    """The path of a model as a run takes it: in its place or in the hub's cache; else that of its config."""
+    return _on_this_machine(name, folder) or fetched(name, folder)
+
+
+def _on_this_machine(name: str, folder: Path) -> str | None:
+    from rlplan.runtime.models.snapshots import cached_model
+
+    if not is_hub_id(name, folder) or (folder / MODELS / name).exists():
+        return name
+    cached = cached_model(name)
+    return None if cached is None else str(cached)
+
+
 def with_models(
     verb: str, source: Path, overrides: tuple[str, ...], address: str | None, *, downloads: bool = True
 ) -> "Plan":
@@ -73,19 +87,16 @@ def with_models(
     address: of a Ray cluster.
     Raises: SpecError, NoFeasiblePlanError, EmitError, HostError.
     """
-    from rlplan.runtime.models.snapshots import cached_model, download_data, download_model
+    from rlplan.runtime.models.snapshots import download_data, download_model
 
     absent: list[str] = []
     asked = JobWords(str(source), [*overrides])
 
     def found(name: str, folder: Path) -> str:
-        """A model that is in its place, or in the cache; else noted, and planned with by its config."""
-        if not is_hub_id(name, folder) or (folder / MODELS / name).exists():
-            return name
-        if cached := cached_model(name):
-            return str(cached)
-        absent.append(name)
-        return fetched(name, folder)
+        """As `as_it_runs`, and noted where it is to be downloaded."""
+        if _on_this_machine(name, folder) is None:
+            absent.append(name)
+        return as_it_runs(name, folder)
 
     plan = executable(verb, asked, found)
     if absent:

@@ -17,9 +17,9 @@ from rlplan.spec.base import Spec, validate
 from rlplan.vocabulary import Role
 
 POLICY_ALONE = (Role.POLICY,)
-Given = Literal["", "answer", "judged", "pair"]
-NUM_GIVEN: dict[Given, int] = {"answer": 1, "judged": 2, "pair": 2}
-"""Rollouts of a prompt that are made of what is given: beside a judged answer stands one to another prompt."""
+Given = Literal["", "answer", "unpaired", "pair"]
+NUM_GIVEN: dict[Given, int] = {"answer": 1, "unpaired": 2, "pair": 2}
+"""Rollouts of a prompt that are made of what is given: beside a labelled answer stands one to another prompt."""
 
 
 class Algorithm(Spec):
@@ -39,10 +39,10 @@ class Algorithm(Spec):
     num_baseline_samples: int = Field(default=0, ge=0, le=1)
     """Greedy rollouts of each prompt beside the sampled ones: rewarded, never trained on."""
     given: Given = ""
-    """What the data set holds in place of rollouts: an answer to imitate, an answer judged good or bad, or a pair of a
-    chosen and a rejected one; empty where the policy generates."""
-    trains_pairs: bool = False
-    """A prompt's rollouts meet in one loss, and so in one pass."""
+    """What the data set holds in place of rollouts: an answer to imitate, one labelled good or bad (unpaired
+    preference), or a pair of a chosen and a rejected one; empty where the policy generates."""
+    joins_rollouts: bool = False
+    """A prompt's rollouts meet in one loss, and so in one pass: a pair, or an answer and what it is held to."""
     trains_scalar: bool = False
     """What is trained scores whole answers by a scalar head: it generates nothing, not even for evaluation."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
@@ -58,10 +58,10 @@ class Algorithm(Spec):
     def num_trained(self, num_rollouts: int, num_samples: int) -> int:
         """Rollouts that are trained on, of so many with `num_samples` of each prompt: of pairs the best and the worst.
 
-        >>> Algorithm(name="a", source="", advantage="", loss="", trains_pairs=True).num_trained(256, num_samples=8)
+        >>> Algorithm(name="a", source="", advantage="", loss="", joins_rollouts=True).num_trained(256, num_samples=8)
         64
         """
-        return 2 * num_rollouts // num_samples if self.trains_pairs and num_samples > 2 else num_rollouts
+        return 2 * num_rollouts // num_samples if self.joins_rollouts and num_samples > 2 else num_rollouts
 
     @property
     def has_rollouts(self) -> bool:

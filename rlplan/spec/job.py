@@ -31,7 +31,7 @@ REWARD_MEAN = "reward/mean"
 
 GIVEN_WORDS = {
     "answer": "one",
-    "judged": "one, and beside it that of another prompt",
+    "unpaired": "one, and beside it that of another prompt",
     "pair": "a chosen and a rejected",
 }
 MODELS = "models"
@@ -90,7 +90,7 @@ class JobSpec(JobRoles):
                 f"{self.algorithm.name} is given its answers ({GIVEN_WORDS[declared.given]} of each prompt): "
                 f"workload.num_samples_per_prompt = {work.num_samples_per_prompt} must be {count}"
             )
-        if declared.trains_pairs and work.rollouts_per_mini_batch % work.num_samples_per_prompt:
+        if declared.joins_rollouts and work.rollouts_per_mini_batch % work.num_samples_per_prompt:
             raise ValueError(
                 f"{self.algorithm.name} compares answers to one prompt: workload.mini_batch_size = "
                 f"{work.mini_batch_size} must be a multiple of workload.num_samples_per_prompt = "

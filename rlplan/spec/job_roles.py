@@ -56,7 +56,7 @@ class JobRoles(JobParts):
     @property
     def sequences_per_unit(self) -> int:
         """Rollouts that must meet in one pass: the two of a pair, else one."""
-        return 2 if self.algorithm.declaration.trains_pairs else 1
+        return 2 if self.algorithm.declaration.joins_rollouts else 1
 
     @property
     def max_refills(self) -> int:

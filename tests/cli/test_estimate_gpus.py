@@ -179,6 +179,16 @@ def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: C
         assert traced["rows"][kind] == pytest.approx(held[kind], rel=0.02)
 
 
+def test_traces_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) -> None:
+    sft = {"name": "sft", "algorithm": "sft"}
+    job = {"schema_version": 2, "policy": str(EXAMPLES / "models" / "sorter"), "hardware": "1xH100"}
+    job["workload"] = {"max_prompt_len": 20, "max_response_len": 20}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job | {"stages": [sft, sft | {"name": "again"}]}))
+    answer = rlplan("estimate", "--trace", path, "--json")
+    assert list(json.loads(answer.out)["stages"]) == ["sft", "again"], answer.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,6 +8,7 @@ import typer
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 if TYPE_CHECKING:
+    from rlplan.runtime.measure.trace_estimate import TraceEstimate
     from rlplan_cli.sources import Question
 
 NAME = "estimate"
@@ -30,33 +31,36 @@ def command(
     """Predict memory per phase, process and kind. Starts nothing and, without --trace, needs no torch."""
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
-    from rlplan_cli.render.estimate import show_estimate
+    from rlplan_cli.render.estimate import show_estimate, show_trace
     from rlplan_cli.render.terminal import print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import each_stage, read_question
 
-    found = {}
+    found, texts = {}, {}
     for name, asked in each_stage(job):
         question = read_question(NAME, asked)
         if trace:
-            _show_trace(question, as_json=as_json)
+            estimate = _traced(question)
+            texts[name] = json.dumps(estimate.as_json(), indent=1)
+            if not as_json:
+                show_stage(name)
+                show_trace(estimate)
             continue
         with waiting("searching"):
             found[name] = plan = question.answer()
         if not as_json:
             show_stage(name)
             show_estimate(plan)
-    if as_json and found:
-        print_stages({name: json.dumps(estimate_as_json(plan), indent=1) for name, plan in found.items()})
+        texts[name] = json.dumps(estimate_as_json(plan), indent=1)
+    if as_json:
+        print_stages(texts)
     for plan in found.values():
         check_fits(plan)
 
 
-def _show_trace(question: "Question", *, as_json: bool) -> None:
+def _traced(question: "Question") -> "TraceEstimate":
     from rlplan.errors import SpecError
     from rlplan.spec.models.catalogue import model_path
-    from rlplan_cli.render.estimate import show_trace
-    from rlplan_cli.render.terminal import print_json
 
     if not question.job.is_on_gpus:
         raise SpecError(
@@ -75,8 +79,4 @@ def _show_trace(question: "Question", *, as_json: bool) -> None:
         )
     from rlplan.runtime.measure.trace_estimate import trace_estimate
 
-    estimate = trace_estimate(question.job)
-    if as_json:
-        print_json(estimate.as_json())
-    else:
-        show_trace(estimate)
+    return trace_estimate(question.job)

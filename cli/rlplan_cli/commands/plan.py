@@ -50,13 +50,13 @@ def command(
         from rlplan.spec.measured_lengths import lengths_of_run
 
         job = replace(job, overrides=[*lengths_of_run(lengths), *(job.overrides or ())])
-    found = {}
-    for name, asked in each_stage(job):
+    stages, found = each_stage(job), {}
+    if out is not None and stages[0][0]:
+        raise _no_plan_of_all(out, stages[0][0])
+    for name, asked in stages:
         question = read_question(NAME, asked, objective=objective)
         with waiting("searching"):
             found[name] = plan = question.answer(with_pareto=pareto)
-        if out is not None and name:
-            raise _no_plan_of_all(out, name)
         if out is not None and question.plan is None and asked.source and not asked.model:
             check_inputs(Path(asked.source), asked.overrides or ())
         if out is not None and plan.fits:

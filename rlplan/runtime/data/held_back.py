@@ -29,11 +29,11 @@ def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Pr
 
 
 def check_held_back(job: ResolvedJob) -> None:
-    """Raises: SpecError where nothing can be held back: of judged answers none is the right one to be judged by."""
+    """Raises: SpecError where nothing can be held back: of labelled answers none is the right one to be judged by."""
     declared = job.algorithm.declaration
-    if declared.given in ("pair", "judged") and not declared.trains_scalar:
+    if declared.given in ("pair", "unpaired") and not declared.trains_scalar:
         raise SpecError(
-            f"data.heldout is not given, and {job.algorithm.name} trains on pairs or judged answers",
+            f"data.heldout is not given, and {job.algorithm.name} trains on pairs or labelled answers",
             where="data.heldout",
             rule="held-out prompts are generated from and judged by rewards, for which such data have no right answer",
             way_out="data.heldout=FILE, with prompts and right answers",

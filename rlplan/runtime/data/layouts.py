@@ -130,7 +130,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     if prompt is None and "messages" in cells:
         prompt, cells = _split_messages(cells)
     answer, answer_name = _answer(layout, cells, columns)
-    if given == "pair" or (given == "judged" and "chosen" in cells):
+    if given == "pair" or (given == "unpaired" and "chosen" in cells):
         prompt, chosen, rejected = _pair(cells, prompt)
         used |= {"chosen", "rejected"}
     elif given == "answer":

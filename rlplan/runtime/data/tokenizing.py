@@ -94,7 +94,7 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
     chat = "" if row.chat is None else json.dumps(row.chat)
     tokens = encoder.prompt(row)
     whole = Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat)
-    if given != "judged":
+    if given != "unpaired":
         return [whole]
     return [
         replace(whole, id=f"{row.id}/{key}" if len(there) > 1 else row.id, answers=(tokens,), is_good=key == "chosen")

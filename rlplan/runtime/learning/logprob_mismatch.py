@@ -124,7 +124,7 @@ def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int) -> s
 
 def _way_out(job: ResolvedJob, name: str) -> str:
     remedies = []
-    if job.algorithm.importance == "none" and not job.algorithm.declaration.trains_pairs:
+    if job.algorithm.importance == "none" and not job.algorithm.declaration.joins_rollouts:
         remedies.append("algorithm.importance=truncate corrects for it and goes on")
     if name != Dtype.FLOAT32:
         remedies.append("training.dtype=float32 rollout.dtype=float32 computes alike")

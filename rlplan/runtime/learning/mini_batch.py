@@ -25,7 +25,7 @@ def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: 
     epoch, place = divmod(index, work.mini_batches_per_epoch)
     order = list(rollouts)
     if epoch:
-        size = work.num_samples_per_prompt if job.algorithm.declaration.trains_pairs else 1
+        size = work.num_samples_per_prompt if job.algorithm.declaration.joins_rollouts else 1
         units = [order[start : start + size] for start in range(0, len(order), size)]
         random.Random(f"{job.seed}/mini-batches/{step}/{epoch}").shuffle(units)
         order = [rollout for unit in units for rollout in unit]
@@ -63,7 +63,7 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
     >>> token_weights([TrainSample((), (1,) * n, (0.0,) * n, (), ()) for n in (1, 3)], Job)
     [0.25, 0.25]
     """
-    if job.algorithm.declaration.trains_pairs:
+    if job.algorithm.declaration.joins_rollouts:
         num_answers = sum(sample.advantage != 0 for sample in samples)
         return [
             1 / (num_answers * max(1, sample.num_learned)) if sample.advantage and num_answers else 0.0
@@ -92,7 +92,7 @@ def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -
 
 def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
     """Samples that share a pass: each alone, or the pair of its group, without generated answers that are in none."""
-    if not job.algorithm.declaration.trains_pairs:
+    if not job.algorithm.declaration.joins_rollouts:
         return [[index] for index in range(len(samples))]
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):

@@ -92,8 +92,8 @@ def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.T
     return _of_preferences(inputs, spec, weights * losses, (apart > 0)[weights != 0])
 
 
-def prospect(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over judged answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))).
+def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
+    """Sum over labelled answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))).
 
     sign: 1 of a good answer, -1 of a bad one. z: the mean margin of the answers to other prompts (advantage 0) of the
     micro-batch, at least 0 and without gradient: an estimate of KL(policy || reference).

@@ -17,7 +17,7 @@ from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 OWN = (
     *("clipped_ratio", "sequence_ratio", "answer_ratio", "log_prob", "clipped_weight"),
-    *("preference", "squared_preference", "prospect", "ranking"),
+    *("preference", "squared_preference", "unpaired_preference", "ranking"),
 )
 """The losses of policy_losses.py."""
 

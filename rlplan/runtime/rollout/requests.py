@@ -54,10 +54,10 @@ class RequestMaker:
     def answers(self, number: int) -> Group:
         """The n-th prompt's given answers as rollouts, the first of which has reward 1, or -1 where it was judged bad.
 
-        Beside a judged answer stands one to another prompt, with reward 0.
+        Beside a labelled answer stands one to another prompt, with reward 0.
         """
-        judged = self.job.algorithm.declaration.given == "judged"
-        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if judged else [])
+        is_unpaired = self.job.algorithm.declaration.given == "unpaired"
+        return self.given(self.prompt(number), number, [self._other(number).answers[0]] if is_unpaired else [])
 
     def given(self, prompt: Prompt, number: int, others: Sequence[tuple[int, ...]] = ()) -> Group:
         """A prompt's given answers, and others beside them, as rollouts."""

@@ -8,6 +8,6 @@ ALGORITHM = Algorithm(
     advantage="best_against_worst",
     loss="preference",
     min_samples_per_prompt=2,
-    trains_pairs=True,
+    joins_rollouts=True,
     defaults={"kl_coef": 0.1},
 )

@@ -104,13 +104,13 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
 
 
 def _needs_heldout(answers: Answers) -> bool:
-    """Whether held-out prompts are no part of the data: of judged answers, but where judging them is learned."""
+    """Whether held-out prompts are no part of the data: of labelled answers, but where judging them is learned."""
     return _has_pairs(answers) and not ALGORITHMS[answers.algorithm].trains_scalar
 
 
 def _has_pairs(answers: Answers) -> bool:
     """Whether the algorithm is given answers that were judged."""
-    return ALGORITHMS[answers.algorithm].given in ("pair", "judged")
+    return ALGORITHMS[answers.algorithm].given in ("pair", "unpaired")
 
 
 def _job_text(answers: Answers, job_name: str, *, on_cpu: bool) -> str:

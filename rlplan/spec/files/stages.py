@@ -7,7 +7,7 @@ Left out: running them one after the other (the command line).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,27 +63,37 @@ def one_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, list[
     stages = {stage.name: stage for stage in stages_of(data, where)}
     if not stages:
         return data, list(overrides)
-    chosen = [override.partition("=")[2].strip() for override in overrides if _is_choice(override)]
-    if not chosen:
+    name = chosen_stage(overrides)
+    if name is None:
         raise SpecError(
             f"the file has {len(stages)} stages, and one job is asked for",
             where=where,
             rule=f"one of {', '.join(stages)}; estimate, plan and run alone take all of them",
             way_out=f"stage={next(iter(stages))}",
         )
-    if chosen[-1] not in stages:
-        raise _unknown(chosen[-1], stages, "command line")
-    return stages[chosen[-1]].data, _own(overrides, chosen[-1], stages)
+    if name not in stages:
+        raise _unknown(name, stages, "command line")
+    return stages[name].data, _own(overrides, name, stages)
 
 
-def open_inputs(data: Any, overrides: Sequence[str], where: str) -> dict[str, str]:
-    """What the chosen stage takes from earlier ones and no override gives: stage by key. Raises: SpecError."""
-    stages = {stage.name: stage for stage in stages_of(data, where)}
+def chosen_stage(overrides: Sequence[str]) -> str | None:
+    """The name of the stage that overrides choose; None where they choose none."""
     chosen = [override.partition("=")[2].strip() for override in overrides if _is_choice(override)]
-    if not chosen or chosen[-1] not in stages:
-        return {}
-    given = {override.partition("=")[0].strip() for override in _own(overrides, chosen[-1], stages)}
-    return {key: name for key, name in stages[chosen[-1]].inputs.items() if key not in given}
+    return chosen[-1] if chosen else None
+
+
+def open_inputs(stage: Stage, overrides: Sequence[str], stages: Iterable[Stage]) -> dict[str, str]:
+    """What a stage takes from earlier ones and no override gives: stage by key. `policy=X` gives policy.path too.
+
+    Raises: SpecError for an override of a stage that is none.
+    """
+    own = _own(overrides, stage.name, {one.name: one for one in stages})
+    given = {override.partition("=")[0].strip() for override in own}
+    return {
+        key: name
+        for key, name in stage.inputs.items()
+        if not any(key == word or key.startswith(f"{word}.") for word in given)
+    }
 
 
 def _is_choice(override: str) -> bool:

@@ -118,9 +118,9 @@ class AlgorithmSpec(Spec):
             raise ValueError(
                 f"algorithm: {self.name} trains no distribution: it has no use for kl_coef or entropy_coef"
             )
-        if declared.trains_pairs and not declared.trains_scalar and not self.kl_coef:
+        if declared.joins_rollouts and not declared.trains_scalar and not self.kl_coef:
             raise ValueError(f"algorithm.kl_coef is {self.name}'s beta and must be above 0")
-        if declared.trains_pairs and (self.max_refills or self.masks_truncated or self.importance != "none"):
+        if declared.joins_rollouts and (self.max_refills or self.masks_truncated or self.importance != "none"):
             raise ValueError(f"algorithm: {self.name} has no use for max_refills, masks_truncated or importance")
         return self
 

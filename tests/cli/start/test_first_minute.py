@@ -70,7 +70,7 @@ def test_there_is_a_job_to_begin_with_for_every_algorithm(rlplan: Call, tmp_path
     assert read.algorithm.name == algorithm
     assert read.data is not None
     declared = ALGORITHMS[algorithm]
-    is_needed = declared.given in ("pair", "judged") and not declared.trains_scalar  # else a part is held back
+    is_needed = declared.given in ("pair", "unpaired") and not declared.trains_scalar  # else a part is held back
     assert (read.data.heldout is not None) == is_needed
 
 

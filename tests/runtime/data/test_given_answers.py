@@ -32,7 +32,7 @@ def test_an_answer_to_imitate_is_found_in_every_layout(tmp_path: Path, name: str
 def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
     cells = {"prompt": "1 + 1?", "completion": "2"}
     rows = [cells | {"label": True}, cells | {"label": False}, {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}]
-    loaded = load_rows(jsonl(tmp_path / "p.jsonl", rows), Columns(), SORTER, Wanted("judged"))
+    loaded = load_rows(jsonl(tmp_path / "p.jsonl", rows), Columns(), SORTER, Wanted("unpaired"))
     assert [(row.chosen, row.rejected) for row in loaded.rows] == [("2", None), (None, "2"), ("2", "3")]
 
 
@@ -42,8 +42,8 @@ def test_a_judged_answer_is_good_or_bad_by_its_label(tmp_path: Path) -> None:
         ("answer", {"prompt": "x"}, "it has no answer"),
         ("answer", {"messages": [USER]}, "messages must end with one of the assistant's"),
         ("answer", {"prompt": "x", "completion": [USER]}, "completion must be one message of the assistant's"),
-        ("judged", {"prompt": "x", "completion": "a"}, "label is not true or false"),
-        ("judged", {"prompt": "x", "label": True}, "completion is null"),
+        ("unpaired", {"prompt": "x", "completion": "a"}, "label is not true or false"),
+        ("unpaired", {"prompt": "x", "label": True}, "completion is null"),
     ],
 )
 def test_a_row_without_its_given_answer_is_a_bad_row(tmp_path: Path, given: Given, row: Any, what: str) -> None:

@@ -147,7 +147,7 @@ def test_losses_of_pairs_are_trl_s_with_empty_and_single_token_answers(name: str
 
 
 def test_kto_is_trl_s() -> None:
-    """Three judged answers, the second of them bad, each beside an answer to another prompt (1, 3, 5)."""
+    """Three labelled answers, the second of them bad, each beside an answer to another prompt (1, 3, 5)."""
     shape, judged, others = (6, 4), [0, 2, 4], [1, 3, 5]
     mine, reference = LOGPS[:, :4].clone(), REFERENCE[:, :4].clone()
     reference[others] -= 1.0  # so that the estimate of KL is above 0

@@ -36,11 +36,27 @@ def test_an_override_is_for_every_stage_or_for_one() -> None:
     assert [job.workload.num_steps for job in jobs] == [2, 30, 4]
 
 
+def still_open(name: str, *overrides: str) -> dict[str, str]:
+    stages = stages_of(read_yaml(FILE, "the job file"), "")
+    return open_inputs(next(one for one in stages if one.name == name), overrides, stages)
+
+
 def test_what_a_run_has_left_takes_the_place_of_a_stage() -> None:
-    data = read_yaml(FILE, "the job file")
-    assert open_inputs(data, ["stage=reward"], "") == {"policy.path": "sft"}
-    assert open_inputs(data, ["stage=reward", f"policy.path={SORTER}"], "") == {}
-    assert open_inputs(data, ["stage=sft"], "") == {}
+    assert still_open("reward") == {"policy.path": "sft"}
+    assert still_open("sft") == {}
+
+
+@pytest.mark.parametrize("key", ["policy.path", "policy", "stages.reward.policy.path", "stages.reward.policy"])
+def test_a_model_that_is_named_is_taken_from_no_stage(key: str) -> None:
+    assert still_open("reward", f"{key}={SORTER}") == {}
+    read_question("run", JobWords(str(FILE), ["stage=reward", f"{key}={SORTER}"]))
+
+
+def test_a_model_that_is_named_for_another_stage_or_role_leaves_the_rest() -> None:
+    reward = {"roles.reward.path": "reward", "roles.value.path": "reward"}
+    assert still_open("reward", f"stages.ppo.policy={SORTER}", "policy.init=pretrained") == {"policy.path": "sft"}
+    assert still_open("ppo", f"policy={SORTER}") == reward
+    assert still_open("ppo", f"roles={{reward: {SORTER}}}") == {"policy.path": "sft"}
 
 
 def test_one_job_is_asked_for_and_none_is_chosen() -> None:

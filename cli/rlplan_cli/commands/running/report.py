@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import read_json
 from rlplan_cli.commands.running.stages import STAGES
 from rlplan_cli.options import AsJson, JobArguments
-from rlplan_cli.render.terminal import note
+from rlplan_cli.render.terminal import note, print_stages
 
 NAME = "report"
 EXAMPLES = (
@@ -50,14 +50,17 @@ def command(
     if others:
         print(_write_comparison(sources, out, as_json=as_json, compare=compare))
         return
+    summaries = {}
     for each in _stages_below(source):
         where = out if each == source or out is None else out / each.name
         page, summary = (_write_run if _is_run(source) else _write_plan)(each, where, compare)
         if as_json:
-            print(json.dumps(json.loads(summary.read_text(encoding="utf-8"))))
+            summaries[each.name * (each != source)] = json.dumps(json.loads(summary.read_text(encoding="utf-8")))
         else:
             print(page)
             note(f"{len(list(page.parent.iterdir()))} files in {page.parent}")
+    if as_json:
+        print_stages(summaries)
 
 
 def _stages_below(source: Path) -> list[Path]:

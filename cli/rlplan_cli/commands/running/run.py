@@ -11,7 +11,7 @@ import typer
 
 from rlplan.errors import RlplanError, SpecError
 from rlplan_cli.options import AsJson, JobArguments, Overrides, with_grouped_options
-from rlplan_cli.render.terminal import note
+from rlplan_cli.render.terminal import note, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,9 +119,10 @@ def _run_stages(asked: RunArguments, out: Path | None, *, with_report: bool, as_
     more = [*(["--report"] * with_report), *(["--json"] * as_json), "--sandbox", asked.sandbox]
     more += ["--address", asked.address] if asked.address else []
     whole = StagesRun(asked.what, tuple(asked.overrides or ()), folder, stages, tuple(more))
-    if asked.dry_run:
-        whole.rehearse()
-    elif code := whole.run():
+    code = whole.rehearse() if asked.dry_run else whole.run()
+    if as_json:
+        print_json({"schema_version": 1, "stages": whole.said})
+    if code:
         raise typer.Exit(code)
     return True
 

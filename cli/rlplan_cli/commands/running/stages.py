@@ -4,22 +4,31 @@ A stage that has finished is not run again; one that was interrupted goes on fro
 """
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlplan.errors import SpecError
+from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
 from rlplan.spec.base import read_json
-from rlplan.spec.files.stages import Stage
+from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
+
+if TYPE_CHECKING:
+    from rlplan.spec.job import JobSpec
 
 STAGES = "stages.json"
 """In the folder of all stages: their names."""
+GOES_ON = (RunError.exit_code, EXIT_RESUMABLE, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a stage that failed or was interrupted; of others nothing changes unless the job does."""
+RUN = (sys.executable, "-m", "rlplan_cli", "run")
 
 
 @dataclass(frozen=True)
@@ -31,36 +40,65 @@ class StagesRun:
     folder: Path
     stages: tuple[Stage, ...]
     more: tuple[str, ...] = ()
+    said: dict[str, Any] = field(default_factory=dict)
+    """By stage what it prints with --json, of one that has finished its status."""
 
     def run(self) -> int:
-        """The exit code of the last stage that ran."""
+        """The exit code of the last stage that ran. Raises: SpecError of any stage before the first one begins."""
+        for stage in self.stages:
+            self._job([f"stage={stage.name}", *self.overrides])
         self.folder.mkdir(parents=True, exist_ok=True)
         names = [stage.name for stage in self.stages]
         (self.folder / STAGES).write_text(json.dumps({"schema_version": 1, "stages": names}) + "\n", encoding="utf-8")
         for stage in self.stages:
             words = self._words(stage)
             if words is None:
-                note(f"stage {stage.name}: has finished in {self.folder / stage.name}")
+                folder = self.folder / stage.name
+                note(f"stage {stage.name}: has finished in {folder}")
+                status = read_json(folder / "status.json", "the stage's status")
+                self.said[stage.name] = {"schema_version": 1, "run_folder": str(folder), **status}
                 continue
             note(f"stage {stage.name}:")
-            if code := _in_a_process([*words, *self.more]):
-                note(f"stage {stage.name}: exit code {code}; `rlplan run {self.file} --resume {self.folder}` goes on")
+            if code := self._run(stage.name, words):
+                note(f"stage {stage.name}: exit code {code}{self._way_on(code)}")
                 return code
         return 0
 
-    def rehearse(self) -> None:
-        """Check what a run checks of stages that need no other, and plan those that do. Raises: RlplanError."""
+    def _way_on(self, code: int) -> str:
+        """What is to be typed where a run that goes on may end better."""
+        words = ["rlplan", "run", str(self.file), *self.overrides, *self.more, "--resume", str(self.folder)]
+        return f"; `{shlex.join(words)}` goes on" if code in GOES_ON else ""
+
+    def rehearse(self) -> int:
+        """Check what a run checks of stages that need no other, and plan those that do.
+
+        Returns: the exit code of a check that failed, or 0. Raises: RlplanError.
+        """
         from rlplan.planner.executable import check_fits
         from rlplan.planner.search import best_plan
-        from rlplan.spec.files.job_file import load_job
 
         for stage in self.stages:
             words = [f"stage={stage.name}", *self.overrides]
-            if not stage.inputs and (code := _in_a_process([str(self.file), *words, "--dry-run"])):
-                raise SystemExit(code)
-            check_fits(best_plan(load_job(self.file, words)))
-            needs = ", ".join(dict.fromkeys(stage.inputs.values()))
-            note(f"stage {stage.name}: fits" + (f"; its data is checked when {needs} has finished" if needs else ""))
+            needs = list(dict.fromkeys(open_inputs(stage, self.overrides, self.stages).values()))
+            if needs:
+                check_fits(best_plan(self._job(words)))
+                self.said[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
+                note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
+            elif code := self._run(stage.name, [str(self.file), *words, "--dry-run"]):
+                return code
+        return 0
+
+    def _run(self, name: str, words: Sequence[str]) -> int:
+        """The exit code of `rlplan run` with such words. What it prints as JSON is kept for all stages' one answer."""
+        command = [*RUN, *words, *self.more]
+        if "--json" not in self.more:
+            return wait_for(command)
+        with tempfile.TemporaryFile() as printed:
+            code = wait_for(command, printed.fileno())
+            printed.seek(0)
+            if not code:
+                self.said[name] = json.loads(printed.read().splitlines()[-1])
+        return code
 
     def _words(self, stage: Stage) -> list[str] | None:
         """What `rlplan run` is asked for; None of a stage that has finished. Raises: SpecError."""
@@ -81,20 +119,24 @@ class StagesRun:
 
     def words_of(self, stage: Stage) -> list[str]:
         """Overrides that make the file this stage's job, with what earlier ones have left."""
-        given = {override.partition("=")[0] for override in self.overrides}
         left = [
             f"{key}={json.dumps(str((self.folder / name / 'policy').resolve()))}"
-            for key, name in stage.inputs.items()
-            if key not in given
+            for key, name in open_inputs(stage, self.overrides, self.stages).items()
         ]
         return [f"stage={stage.name}", *self.overrides, *left]
+
+    def _job(self, words: Sequence[str]) -> "JobSpec":
+        """The job of such overrides, as `rlplan run` reads it. Raises: SpecError."""
+        from rlplan.spec.files.job_file import load_job
+        from rlplan_cli.sources import as_it_runs
+
+        return load_job(self.file, words, fetch=as_it_runs)
 
     def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
         """Raises: SpecError where the stage that was begun there is another job."""
         from rlplan.planner.plan import read_plan
-        from rlplan.spec.files.job_file import load_job
 
-        begun, now = read_plan(folder / "plan.json").asked, load_job(self.file, asked)
+        begun, now = read_plan(folder / "plan.json").asked, self._job(asked)
         if begun != now:
             changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(begun, key)]
             raise SpecError(
@@ -105,8 +147,12 @@ class StagesRun:
             )
 
     def _put_aside(self, folder: Path) -> None:
-        """What a stage left that ended before its first checkpoint makes room."""
+        """What a stage left that ended before its first checkpoint makes room. Raises: SpecError while it goes on."""
+        from rlplan.runtime.run_folder.run_lock import locked_run_folder
+
         if folder.exists():
+            with locked_run_folder(folder, is_resumed=True):
+                pass
             aside = folder.with_name(f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}")
             shutil.move(folder, aside)
             note(f"{folder} had no checkpoint: moved to {aside}")
@@ -136,14 +182,25 @@ def _no_folder(what: str, way_out: str) -> SpecError:
     )
 
 
-def _in_a_process(words: list[str]) -> int:
-    """`rlplan run` with such words; a signal to end goes to it, and it is waited for."""
-    child = subprocess.Popen([sys.executable, "-m", "rlplan_cli", "run", *words])
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+def wait_for(command: Sequence[str], output: int | None = None) -> int:
+    """The exit code of a process; a signal to end goes to it, and it is waited for. output: descriptor it prints to."""
+    children: list[subprocess.Popen[bytes]] = []
+    signals: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        signals.append(number)
+        for child in children:
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
+        children.append(subprocess.Popen(command, stdout=output))
+        if signals:  # it came while the process was made
+            children[0].terminate()
         while True:
             try:
-                return child.wait()
+                code = children[0].wait()
+                return RunError.exit_code if code < 0 else code
             except KeyboardInterrupt:
                 continue  # the terminal has told the child too
     finally:

@@ -8,6 +8,6 @@ ALGORITHM = Algorithm(
     advantage="best_against_worst",
     loss="preference",
     given="pair",
-    trains_pairs=True,
+    joins_rollouts=True,
     defaults={"kl_coef": 0.1},
 )

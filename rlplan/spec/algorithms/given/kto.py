@@ -6,8 +6,8 @@ ALGORITHM = Algorithm(
     name="kto",
     source="Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8",
     advantage="reward",
-    loss="prospect",
-    given="judged",
-    trains_pairs=True,
+    loss="unpaired_preference",
+    given="unpaired",
+    joins_rollouts=True,
     defaults={"kl_coef": 0.1},
 )

@@ -11,7 +11,7 @@ ALGORITHM = Algorithm(
     advantage="best_against_worst",
     loss="ranking",
     given="pair",
-    trains_pairs=True,
+    joins_rollouts=True,
     trains_scalar=True,
     defaults={"kl_coef": 0.0, "learning_rate": 1e-5},
 )
