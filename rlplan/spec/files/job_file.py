@@ -19,7 +19,12 @@ from rlplan.spec.models.catalogue import bundled_id, nearest_id
 from rlplan.spec.parts.rewards import FunctionSpec
 
 WAY_OUT = "docs/job.md shows every key and a whole job"
-
+COMMAND_LINE = "command line"
+OPTIONS = {
+    "policy": ("no model is named", "--model Qwen/Qwen2.5-7B-Instruct"),
+    "hardware": ("no GPUs are named", "--gpus 8xH100, or --gpus cpu-host"),
+}
+"""By a required key: what a command line without it lacks, and the option that gives it."""
 
 Fetch = Callable[[str, Path], str]
 """From a model's name and the folder that its path is relative to, to the path where it was brought."""
@@ -73,7 +78,7 @@ def job_from(
     overrides: Sequence[str] = (),
     *,
     fetch: Fetch | None = None,
-    where: str = "command line",
+    where: str = COMMAND_LINE,
 ) -> JobSpec:
     """The job of a command line: paths are relative to the working directory. answers: top-level keys.
 
@@ -81,6 +86,9 @@ def job_from(
     """
     given = {key: value for key, value in answers.items() if value is not None}
     data = apply_overrides(JobSpec.long_form(given), overrides)
+    for key, (what, option) in OPTIONS.items():
+        if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
+            raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
     _take_in_the_algorithms_file(data, Path.cwd())
     return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
 
