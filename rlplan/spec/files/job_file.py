@@ -12,7 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
-from rlplan.spec.files.stages import one_job
+from rlplan.spec.files.stages import CHOICE, KEY, one_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
@@ -38,7 +38,9 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
 
     Raises: SpecError.
     """
-    whole, own = one_job(read_yaml(path, "the job file"), overrides, str(path))
+    read = read_yaml(path, "the job file")
+    _refuse_a_choice_of_none(read, overrides, path)
+    whole, own = one_job(read, overrides, str(path))
     data = apply_overrides(JobSpec.long_form(whole), own)
     _take_in_the_algorithms_file(data, path.parent)
     job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
@@ -59,6 +61,18 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
                 way_out="correct the path or make the file",
             )
     return job
+
+
+def _refuse_a_choice_of_none(data: Any, overrides: Sequence[str], path: Path) -> None:
+    """Raises: SpecError where an override is about a stage, and the file has none."""
+    about = [one for one in overrides if one.partition("=")[0].partition(".")[0].strip() in (CHOICE, KEY)]
+    if about and isinstance(data, dict) and KEY not in data:
+        raise SpecError(
+            f"{path} has no stages",
+            where=f"override '{_cut(about[0])}'",
+            rule=f"{CHOICE}=NAME chooses one of a file with {KEY}:",
+            way_out=f"leave {_cut(about[0])} out",
+        )
 
 
 def _cut(path: str) -> str:
