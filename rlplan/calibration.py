@@ -27,9 +27,17 @@ def calibrated(words: Sequence[str]) -> Calibration:
     sources, overrides = split_words(words)
     samples: list[Sample] = []
     unused: dict[str, int] = {}
-    rest = list(sources)
+    rest, taken = list(sources), set[Path]()
     while rest:
         path = Path(rest.pop(0))
+        if path.resolve() in taken:
+            raise SpecError(
+                f"{path} stands twice",
+                where="rlplan calibrate",
+                rule="each measurement counts once",
+                way_out="name it once, and measure other settings beside it",
+            )
+        taken.add(path.resolve())
         if path.is_dir():
             samples += _of_run(path)
         elif is_log(path) and rest and rest[0].endswith(JOBS):

@@ -209,6 +209,8 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
         (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
         (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
+        (["estimate", "--set", "seed=1"], ("No such option: --set", "overrides go without --set: seed=1")),
+        (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "such as 8xH100")),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),
         (["profiles", "shw"], ("No such command 'shw'. Did you mean 'show'?",)),
