@@ -33,9 +33,17 @@ def calibrated(words: Sequence[str], out: Path) -> Calibration:
     sources, overrides = split_words(words)
     samples: list[Sample] = []
     unused: dict[str, int] = {}
-    rest = list(sources)
+    rest, taken = list(sources), set[Path]()
     while rest:
         path = Path(rest.pop(0))
+        if path.resolve() in taken:
+            raise SpecError(
+                f"{path} stands twice",
+                where="rlplan calibrate",
+                rule="each measurement counts once",
+                way_out="name it once, and measure other settings beside it",
+            )
+        taken.add(path.resolve())
         if path.is_dir():
             from rlplan.report.run_folder import read_run_folder
 

@@ -271,7 +271,7 @@ def _show_usage(error: typer.TyperException) -> int:
                 message,
                 where=f"command line of `{path}`",
                 rule=f"`{path} --help` says what it takes",
-                way_out="correct the command line",
+                way_out="overrides go without --set: seed=1" if "--set" in message else "correct the command line",
             )
         )
     return SpecError.exit_code

@@ -3,12 +3,6 @@
 In: the word so far. Out: words that begin so. Left out: files, which the shell completes itself where nothing comes.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlplan.spec.base import Spec
-
 COUNTS = ("1x", "2x", "4x", "8x", "16x", "32x", "64x")
 """Of GPUs, where none is typed yet."""
 
@@ -39,34 +33,9 @@ def gpus(incomplete: str) -> list[str]:
 
 def overrides(incomplete: str) -> list[str]:
     """Dotted keys with their `=`; behind it the words that the key may have."""
+    from rlplan.spec.job_keys import job_keys
+
     key, is_whole, value = incomplete.partition("=")
     if not is_whole:
-        return [f"{name}=" for name in _keys() if name.startswith(key)]
-    return [f"{key}={word}" for word in _keys().get(key, ()) if word.startswith(value)]
-
-
-def _keys() -> dict[str, tuple[str, ...]]:
-    """Every dotted key of a job with the words that it may have, where these are few."""
-    from rlplan.spec.job import JobSpec
-
-    return dict(_keys_of(JobSpec, ""))
-
-
-def _keys_of(spec: "type[Spec]", prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, field in spec.model_fields.items():
-        parts = [*_parts(field.annotation)]
-        inner = [part for part in parts if isinstance(part, type) and hasattr(part, "model_fields")]
-        if len(inner) == 1:
-            yield from _keys_of(inner[0], f"{prefix}{name}.")
-        elif not inner:
-            words = tuple(part for part in parts if isinstance(part, str))
-            yield f"{prefix}{name}", ("true", "false") if bool in parts else words
-
-
-def _parts(annotation: object) -> Iterator[object]:
-    """The types and the literal words of an annotation."""
-    arguments = getattr(annotation, "__args__", ())
-    if not arguments:
-        yield annotation
-    for one in arguments:
-        yield from _parts(one)
+        return [f"{name}=" for name in job_keys() if name.startswith(key)]
+    return [f"{key}={word}" for word in job_keys().get(key, ()) if word.startswith(value)]

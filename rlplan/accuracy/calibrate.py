@@ -137,11 +137,11 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     groups = {group: [sample for sample in samples if sample.group == group] for group in GROUPS}
     enough = {group: own for group, own in groups.items() if len(own) >= LEAST}
     if not enough:
-        counts = ", ".join(f"{len(own)} of {group}" for group, own in groups.items())
+        counts = ", ".join(f"{len(own)} of {group}" for group, own in groups.items() if own) or "none"
         why = "; ".join(f"{num} unused: {reason}" for reason, num in list(unused.items())[:3])
         raise _refused(
-            f"there are {counts} measurements" + (f" ({why})" if why else ""),
-            f"at least {LEAST} of one group: of {', '.join(dict.fromkeys(OF_KIND))}, or steps of runs and logs",
+            f"measurements: {counts}" + (f" ({why})" if why else ""),
+            f"a group needs {LEAST}: of {', '.join(dict.fromkeys(OF_KIND))}, or steps of runs and logs",
             f"measure {LEAST - max(map(len, groups.values()))} more settings",
         )
     fits = tuple(fit(own) for own in enough.values())

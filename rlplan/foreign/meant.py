@@ -1,4 +1,5 @@
-"""Foreign words in a job of ours, and what they are called here: from the same rows that import reads.
+"""Words in a job of ours that do not belong there: our keys of another part, and foreign words, from the same rows that
+import reads.
 
 In: a refused key, or a refused value of a key. Out: the refusal with the way out in our words.
 Left out: keys of rlplan's own older versions (spec/files/renamed.py), and what is merely misspelt (spec/base.py).
@@ -11,6 +12,11 @@ from rlplan.errors import MisspeltError, SpecError
 from rlplan.foreign.convert import SHARES
 from rlplan.foreign.settings import word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
+from rlplan.spec.job import JobSpec
+from rlplan.spec.job_keys import job_keys
+
+MAX_MEANT = 3
+"""Keys of ours that one word may stand for."""
 
 
 class _Meant(NamedTuple):
@@ -24,9 +30,20 @@ class _Meant(NamedTuple):
 def in_our_words(error: MisspeltError) -> SpecError:
     """The refusal with our word in its way out, where a stack has the word that was refused."""
     found = min(_found(error.key, error.word), default=None)
-    if found is None:
+    way_out = _elsewhere_here(error.key) if error.word is None else ""
+    if not way_out and found is None:
         return error
-    return SpecError(error.what, where=error.where, rule=error.rule, way_out=found.text)
+    return SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out or (found.text if found else ""))
+
+
+def _elsewhere_here(key: str) -> str:
+    """Keys of ours that end with the word, or of the same part begin with it: where it stands in a part of a job."""
+    part, _, word = key.rpartition(".")
+    if part and part.partition(".")[0] not in JobSpec.model_fields:
+        return ""
+    keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
+    keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
+    return f"write {' or '.join(keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 
 
 def _found(key: str, word: str | None) -> Iterator[_Meant]:

@@ -76,11 +76,11 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         rule = f"allowed here: {', '.join(known)}." + did_you_mean(_named(first["loc"][-1]), known)
         way_out = way_out or "remove or rename the key"
     elif first["type"] == "missing":
-        what, rule = f"required key '{first['loc'][-1]}' is missing", first["msg"]
+        what, rule = f"required key '{first['loc'][-1]}' is missing", "this key has no default"
         way_out = way_out or f"add `{first['loc'][-1]}:` there"
     elif first["type"] == "value_error" and isinstance(first["input"], dict):
         what, rule = first["msg"].removeprefix("Value error, "), "the keys of a job agree with each other"
-        way_out = way_out or "change one of the values"
+        way_out = first.get("ctx", {}).get("way_out") or way_out or "change one of the values"
     else:
         what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
         way_out = way_out or "change the value"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
+from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
 from rlplan.spec.declaration import NUM_GIVEN
@@ -30,9 +31,9 @@ REWARD_MEAN = "reward/mean"
 """The one metric beside those of evaluations that a run can be steered by."""
 
 GIVEN_WORDS = {
-    "answer": "one",
-    "unpaired": "one, and beside it that of another prompt",
-    "pair": "a chosen and a rejected",
+    "answer": "reads one answer of each prompt from the data",
+    "unpaired": "reads one answer of each prompt from the data and compares it with an answer to another prompt",
+    "pair": "reads a chosen and a rejected answer of each prompt from the data",
 }
 MODELS = "models"
 """Folder beside a job file in which bundled models are looked for, each as ORG/NAME, where a job names them by id."""
@@ -86,9 +87,11 @@ class JobSpec(JobRoles):
         if self.has_turns and (declared.num_baseline_samples or not declared.has_rollouts):
             raise ValueError(f"rollout.environment: {self.algorithm.name} has rollouts of one turn, or none")
         if declared.given and work.num_samples_per_prompt != (count := NUM_GIVEN[declared.given]):
-            raise ValueError(
-                f"{self.algorithm.name} is given its answers ({GIVEN_WORDS[declared.given]} of each prompt): "
-                f"workload.num_samples_per_prompt = {work.num_samples_per_prompt} must be {count}"
+            raise PydanticCustomError(
+                "value_error",
+                f"{self.algorithm.name} {GIVEN_WORDS[declared.given]}: workload.num_samples_per_prompt must be "
+                f"{count}, not {work.num_samples_per_prompt}",
+                {"way_out": f"workload.num_samples_per_prompt={count}, or leave it out"},
             )
         if declared.joins_rollouts and work.rollouts_per_mini_batch % work.num_samples_per_prompt:
             raise ValueError(

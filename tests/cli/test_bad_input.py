@@ -36,6 +36,8 @@ def check(answer: Answer, code: int, *words: str) -> None:
 NO_LAYOUT = "placement={max_staleness: 1, placement: colocated}"
 OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("workload.num_stepz=3", 2, ("unknown key 'num_stepz'", "workload.num_stepz", "Did you mean 'num_steps'?")),
+    ("stage=sft", 2, ("has no stages", "override 'stage=sft'", "leave stage=sft out")),
+    ("num_prompts_per_step=3", 2, ("write workload.num_prompts_per_step",)),
     ("wrkload.num_steps=3", 2, ("unknown key 'wrkload'", "Did you mean 'workload'?")),
     ("workload.num_steps=many", 2, ("workload.num_steps is 'many'", "valid integer")),
     ("workload.num_steps=true", 2, ("workload.num_steps is True", "valid integer")),
@@ -207,6 +209,8 @@ def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> Non
         (["estimate"], ("nothing to estimate", "rlplan estimate --model")),
         (["plan"], ("nothing to plan", "rlplan plan --model")),
         (["estimate", "--jsn", "x"], ("No such option: --jsn",)),
+        (["estimate", "--set", "seed=1"], ("No such option: --set", "overrides go without --set: seed=1")),
+        (["estimate", "--model", "Qwen/Qwen2.5-7B", "--gpus", "8"], ("8 of which GPU?", "such as 8xH100")),
         (["emit", "x"], ("Missing option '--out' / '-o'",)),
         (["plan", "x", "--out"], ("'--out' requires an argument",)),
         (["profiles", "shw"], ("No such command 'shw'. Did you mean 'show'?",)),

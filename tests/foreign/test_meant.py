@@ -43,6 +43,20 @@ def test_the_way_out_says_our_word(override: str, ours: str) -> None:
     assert way_out(override).startswith(f"write {ours} for ")
 
 
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        ("num_prompts_per_step=3", "workload.num_prompts_per_step"),
+        ("micro_batch_size_per_gpu=8", "workload.micro_batch_size_per_gpu"),
+        ("rollout.temperature=1", "workload.temperature"),
+        ("training.zero=3", "training.zero_stage"),
+        ("tp=2", "training.tp or rollout.tp"),
+    ],
+)
+def test_a_key_of_ours_in_another_part_comes_before_other_stacks(override: str, ours: str) -> None:
+    assert way_out(override).startswith(f"write {ours}")
+
+
 def test_a_whole_configuration_is_sent_to_import() -> None:
     assert "a configuration of verl is read by `rlplan import FILE" in way_out("actor_rollout_ref.foo.bar=1")
 

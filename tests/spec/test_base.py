@@ -92,6 +92,7 @@ def test_several_mistakes_are_counted_and_named() -> None:
     error = refused({"cont": 1, "inner": {"mode": "x"}, "name": 3})
     assert error.what.endswith("(and 3 more: name, inner.mode, cont)")
     assert error.what.startswith("required key 'count' is missing")
+    assert error.rule == "this key has no default"
 
 
 @pytest.mark.parametrize("key", [("a",), 1, None, 2.5])

@@ -127,6 +127,14 @@ def test_keys_that_disagree_are_refused(overrides: dict[str, object], what: str)
         make_job(**overrides)
 
 
+def test_a_wrong_count_of_given_answers_is_told_the_right_one() -> None:
+    with pytest.raises(
+        SpecError, match=r"kto reads one answer .* with an answer to another prompt: .* not 8"
+    ) as caught:
+        make_job(**{"algorithm.name": "kto", "workload.num_samples_per_prompt": 8})
+    assert caught.value.way_out == "workload.num_samples_per_prompt=2, or leave it out"
+
+
 def test_nothing_outside_its_own_file_names_an_algorithm() -> None:
     """As a whole string, outside of docstrings. What others published under such names (accuracy/) is not ours."""
     found = set()

@@ -24,6 +24,15 @@ def test_a_command_line_is_a_whole_job() -> None:
 
 
 @pytest.mark.parametrize(
+    ("left_out", "what", "option"), [("hardware", "no GPUs", "--gpus 8xH100"), ("policy", "no model", "--model Qwen/")]
+)
+def test_a_command_line_that_lacks_a_required_key_is_told_its_option(left_out: str, what: str, option: str) -> None:
+    with pytest.raises(SpecError, match=f"{what} (is|are) named") as caught:
+        job_from({key: value for key, value in ASKED.items() if key != left_out})
+    assert caught.value.way_out.startswith(option)
+
+
+@pytest.mark.parametrize(
     ("text", "profile", "count"),
     [("8xH100", "h100-sxm", 8), ("2xdgx-h100", "dgx-h100", 16), ("cpu-host", "cpu-host", 1)],
 )

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from types import ModuleType
 from typing import Any
 
 from rlplan.runtime.environments.protocols import Environment, load_environment
@@ -20,6 +21,16 @@ from rlplan.runtime.processes.safe_path import run_file
 LOST = "its state was lost with its process, which another rollout had ended"
 
 
+class _MissingError(Exception):
+    """A file without the function that is named."""
+
+    def __init__(self, file: str, name: str, module: ModuleType) -> None:
+        super().__init__(f"there is no function '{name}' in {os.path.basename(file)}")  # noqa: PTH119
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        there = [key for key in own if not key.startswith("_")][:10]
+        self.way_out = f"one of {', '.join(there)}" if there else "write it: the file has none"
+
+
 class Answers:
     """What the setting names. path, tools: FILE.py:NAME. describes: whether schemas are asked for."""
 
@@ -28,10 +39,15 @@ class Answers:
         self.tools: dict[str, Tool] = {}
         self.sessions: dict[str, Any] = {}
         self.hello: dict[str, Any] = {}
+        asked = ("path", path)
         try:
             if path is not None:
                 self.environment = load_environment(_found(path))
-            self.tools = {tool.name: tool for tool in (Tool(_found(tool), tool) for tool in tools)}
+            for place in tools:
+                asked = ("tools", place)
+                tool = Tool(_found(place), place)
+                self.tools[tool.name] = tool
+            asked = ("path", path) if path else asked
             methods = self.environment.tools(str(path)) if self.environment else {}
             self.hello = {
                 "is_stateful": self.environment is not None and self.environment.is_stateful,
@@ -42,8 +58,12 @@ class Answers:
         except ToolError as error:
             self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
             self.hello["way_out"] = error.way_out
+        except _MissingError as error:
+            self.hello = {"error": str(error), "way_out": error.way_out}
         except BaseException as error:  # a file can end its process
             self.hello = {"error": _words(error)}
+        if "error" in self.hello:
+            self.hello = dict(zip(("key", "where"), asked, strict=True)) | self.hello
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         session = question["session"]
@@ -88,11 +108,12 @@ def main(setting: dict[str, Any]) -> None:
 
 
 def _found(path: str) -> Any:
-    """What FILE.py:NAME names. Raises: whatever the file does; AttributeError where it has no such name."""
+    """What FILE.py:NAME names. Raises: whatever the file does; _MissingError where it has no such name."""
     file, _, name = path.rpartition(":")
-    found = getattr(run_file(file, f"job_{os.path.basename(file)[:-3]}"), name, None)  # noqa: PTH119
+    module = run_file(file, f"job_{os.path.basename(file)[:-3]}")  # noqa: PTH119
+    found = getattr(module, name, None)
     if not callable(found):
-        raise AttributeError(f"there is no function '{name}'")
+        raise _MissingError(file, name, module)
     return found
 
 

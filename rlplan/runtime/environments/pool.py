@@ -88,7 +88,7 @@ def describe(spec: EnvironmentSpec) -> Described:
     finally:
         child.kill()
     if "error" in found:
-        key = found.get("key", "path")
+        key = found.get("key", "path" if spec.path else "tools")
         raise SpecError(
             f"the {'tool' if key == 'tools' else 'environment'} cannot be used: {found['error']}",
             where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",

@@ -12,14 +12,19 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
-from rlplan.spec.files.stages import one_job
+from rlplan.spec.files.stages import CHOICE, KEY, one_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
 from rlplan.spec.parts.rewards import FunctionSpec
 
 WAY_OUT = "docs/job.md shows every key and a whole job"
-
+COMMAND_LINE = "command line"
+OPTIONS = {
+    "policy": ("no model is named", "--model Qwen/Qwen2.5-7B-Instruct"),
+    "hardware": ("no GPUs are named", "--gpus 8xH100, or --gpus cpu-host"),
+}
+"""By a required key: what a command line without it lacks, and the option that gives it."""
 
 Fetch = Callable[[str, Path], str]
 """From a model's name and the folder that its path is relative to, to the path where it was brought."""
@@ -33,7 +38,9 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
 
     Raises: SpecError.
     """
-    whole, own = one_job(read_yaml(path, "the job file"), overrides, str(path))
+    read = read_yaml(path, "the job file")
+    _refuse_a_choice_of_none(read, overrides, path)
+    whole, own = one_job(read, overrides, str(path))
     data = apply_overrides(JobSpec.long_form(whole), own)
     _take_in_the_algorithms_file(data, path.parent)
     job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
@@ -56,6 +63,18 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     return job
 
 
+def _refuse_a_choice_of_none(data: Any, overrides: Sequence[str], path: Path) -> None:
+    """Raises: SpecError where an override is about a stage, and the file has none."""
+    about = [one for one in overrides if one.partition("=")[0].partition(".")[0].strip() in (CHOICE, KEY)]
+    if about and isinstance(data, dict) and KEY not in data:
+        raise SpecError(
+            f"{path} has no stages",
+            where=f"override '{_cut(about[0])}'",
+            rule=f"{CHOICE}=NAME chooses one of a file with {KEY}:",
+            way_out=f"leave {_cut(about[0])} out",
+        )
+
+
 def _cut(path: str) -> str:
     """A path for a message: whole, unless no file system could hold it."""
     return path if len(path) <= MAX_SHOWN_PATH else path[: MAX_SHOWN_PATH - 1] + "…"
@@ -73,7 +92,7 @@ def job_from(
     overrides: Sequence[str] = (),
     *,
     fetch: Fetch | None = None,
-    where: str = "command line",
+    where: str = COMMAND_LINE,
 ) -> JobSpec:
     """The job of a command line: paths are relative to the working directory. answers: top-level keys.
 
@@ -81,6 +100,9 @@ def job_from(
     """
     given = {key: value for key, value in answers.items() if value is not None}
     data = apply_overrides(JobSpec.long_form(given), overrides)
+    for key, (what, option) in OPTIONS.items():
+        if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
+            raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
     _take_in_the_algorithms_file(data, Path.cwd())
     return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
 

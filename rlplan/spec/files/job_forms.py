@@ -14,9 +14,10 @@ Left out: whether the long form is right (job.py); paths (job_file.py).
 from collections.abc import Mapping
 from typing import Any
 
+from rlplan.errors import SpecError
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.declaration import NUM_GIVEN
-from rlplan.spec.hardware.catalogue import is_cpu_host, parse_pools
+from rlplan.spec.hardware.catalogue import SHORT_NAMES, is_cpu_host, parse_pools
 
 GIVEN_LEN = 1024
 """Tokens of the longest given answer. Source: half of the 2,048 tokens that Tulu 3 allows a prompt and its answer in
@@ -39,6 +40,13 @@ def expanded(data: Any) -> Any:
 
 def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
     """The long form of hardware. Raises: SpecError."""
+    if text.strip().isdigit() and text.strip() not in SHORT_NAMES:
+        raise SpecError(
+            f"{text.strip()} of which GPU?",
+            where=where,
+            rule="a number, an x and a GPU or a node of GPUs; or cpu-host",
+            way_out=f"such as {text.strip()}xH100",
+        )
     if not set("x*:+") & set(text.lower()) and is_cpu_host(text.strip(), where=where):
         return {"profile": text.strip(), "num_devices": 1}
     pools = parse_pools(text, where=where)

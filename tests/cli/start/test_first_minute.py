@@ -112,6 +112,20 @@ def test_nothing_of_the_users_is_written_over_unless_asked(rlplan: Call, tmp_pat
     assert rlplan("init", job, "--gpus", "8xH100", "--force").exit_code == 0
 
 
+def test_force_leaves_rows_and_rewards_as_they_are(rlplan: Call, tmp_path: Path) -> None:
+    job, own = tmp_path / "job.yaml", {"train.jsonl": '{"sum": "1 + 1?", "answer": "2"}\n', "reward.py": "mine"}
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+    refused = rlplan("init", job, "--gpus", "8xH100")
+    assert (refused.exit_code, job.exists()) == (2, False)
+    assert f"--data {tmp_path / 'train.jsonl'} takes what is there" in refused.err
+    assert "--force" not in refused.err
+    answer = rlplan("init", job, "--gpus", "8xH100", "--reward", "function", "--force")
+    assert answer.out.splitlines() == [str(job), str(tmp_path / NAME)]
+    assert {name: (tmp_path / name).read_text() for name in own} == own
+    assert "prompt_column: sum" in job.read_text()
+
+
 def test_at_a_terminal_it_asks_and_asks_again(rlplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter(["8xh1000", "2xH100", "Qwen/Qwen2.5-0.5B", "", "math"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)

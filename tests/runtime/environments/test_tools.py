@@ -189,7 +189,7 @@ def test_no_more_than_so_many_calls_of_a_turn_are_made() -> None:
         ('def f(a: int):\n    """Does."""', "f cannot be described"),
         ('def f(*a: int):\n    """Does."""', r"f takes \*a: int"),
         ('class X: ...\ndef f(a: X):\n    """D.\n\n    Args:\n        a: It.\n    """', "f cannot be described"),
-        ("f = 3", "there is no function 'f'"),
+        ("f = 3", r"the tool cannot be used: there is no function 'f' in tools\.py"),
     ],
 )
 def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
@@ -198,5 +198,12 @@ def test_a_function_that_cannot_be_described_is_refused_with_the_way_out(
     (tmp_path / "tools.py").write_text(function)
     with pytest.raises(SpecError, match=reason) as refused:
         describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:f",)))
-    assert refused.value.where
+    assert refused.value.where.startswith("rollout.environment.tools: ")
     assert refused.value.way_out
+
+
+def test_a_tool_that_is_not_in_its_file_is_told_what_is(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text("import os\ndef add(a: int): ...\ndef _own(): ...\ndef take(a: int): ...\n")
+    with pytest.raises(SpecError, match="the tool cannot be used") as refused:
+        describe(EnvironmentSpec(tools=(f"{tmp_path / 'tools.py'}:nope",)))
+    assert refused.value.way_out == "one of add, take"

@@ -22,13 +22,15 @@ EXAMPLES = (
     "rlplan init job.yaml --gpus 8xH100 --model Qwen/Qwen2.5-7B-Instruct",
     "rlplan init job.yaml --gpus cpu-host --data rows.csv --reward function",
 )
+OPTIONS = {"train.jsonl": "data", "heldout.jsonl": "heldout"}
+"""By the name of a file that is written: the option that takes one of the user's own."""
 REWARD_KINDS = ("answer", "math", "code", "function")
 
 Job = Annotated[Path, typer.Argument(help="The job file that is written.")]
 Data = Annotated[Path | None, typer.Option(help="Your prompts; without, some sums to begin with.", show_default=False)]
 Heldout = Annotated[Path | None, typer.Option(help="Your prompts for evaluation.", show_default=False)]
 Reward = Annotated[str | None, typer.Option(help=f"What judges: {', '.join(REWARD_KINDS)}.", show_default=False)]
-Force = Annotated[bool, typer.Option("--force", help="Write over files that are there.")]
+Force = Annotated[bool, typer.Option("--force", help="Write the job file anew; what lies beside it stays.")]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class NewJob:
 def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> None:
     """Write a job to begin with, full of comments. Asks where nothing is said."""
     from rlplan.spec.base import writing
-    from rlplan.spec.files.new_job import new_job
+    from rlplan.spec.files.job_schema import NAME as SCHEMA
+    from rlplan.spec.files.new_job import ROWS, new_job
 
     job, data = asked.job, asked.data
     given: dict[str, Any] = {
@@ -65,7 +68,12 @@ def command(asked: NewJob, force: Force = False, as_json: AsJson = False) -> Non
         answers, name=job.stem if job.stem.isidentifier() else answers.name, **_of_data(job.parent, data, asked.heldout)
     )
     files = new_job(answers, job.name)
-    _check_room(job.parent, [name for name in files if name != "job.schema.json"], is_forced=force)
+    there = [name for name in files if name not in (job.name, SCHEMA) and (job.parent / name).exists()]
+    if not force:
+        _check_room(job, there)
+    elif ROWS in there:
+        files = new_job(replace(answers, prompt_column=_prompt_column(job.parent / ROWS)), job.name)
+    files = {name: text for name, text in files.items() if name not in there}
     with writing(job):
         job.parent.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -163,12 +171,19 @@ def _check_reward(kind: str) -> None:
         )
 
 
-def _check_room(folder: Path, names: list[str], *, is_forced: bool) -> None:
-    """Raises: SpecError where something would be written over."""
-    if not is_forced and (there := [name for name in names if (folder / name).exists()]):
-        raise SpecError(
-            f"{folder / there[0]} is there already",
-            where="command line",
-            rule="nothing of yours is written over",
-            way_out=f"another name or folder: rlplan init {folder / 'new' / names[0]}; or --force",
-        )
+def _check_room(job: Path, there: list[str]) -> None:
+    """there: what the job would have beside it and has. Raises: SpecError where something would be written over."""
+    if not job.exists() and not there:
+        return
+    way_out = f"another folder: rlplan init {job.parent / 'new' / job.name}"
+    if job.exists():
+        way_out += "; or --force, which writes the job file anew and leaves the files beside it"
+    elif there[0] in OPTIONS:
+        options = " ".join(f"--{OPTIONS[name]} {job.parent / name}" for name in there if name in OPTIONS)
+        way_out = f"{options} takes what is there; or {way_out}"
+    raise SpecError(
+        f"{job if job.exists() else job.parent / there[0]} is there already",
+        where="command line",
+        rule="nothing of yours is written over",
+        way_out=way_out,
+    )
