@@ -3,7 +3,7 @@
 In: a Plan and its Explanation. Out: stdout.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -16,7 +16,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import COLORS, show_speed
-from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, stdout
+from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, show_typed, stdout
 
 NUM_RUNNERS_UP = 5
 NUM_CONSTANTS = 6
@@ -24,8 +24,8 @@ NUM_CONSTANTS = 6
 LEFT = ("meaning", "verdict")
 SHORT_VERDICTS = {
     Verdict.FITS: "fits",
-    Verdict.IN_EXPECTATION: "expected to",
-    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.IN_EXPECTATION: "may not fit",
+    Verdict.DOES_NOT_FIT: "does not fit",
     Verdict.REFUSED: "refused",
 }
 
@@ -89,13 +89,7 @@ def _show_runners_up(explanation: Explanation) -> None:
         table.add_row(*((str(number), *cells) if is_narrow else (*cells, one.differs.replace(" ", "\n"))))
     stdout.print(table)
     if is_narrow:
-        _show_typed((str(number), one.differs) for number, one in enumerate(rows, 1))
-
-
-def _show_typed(rows: Iterable[tuple[str, str]]) -> None:
-    """What is to be typed, below a table that has no room for it: each on one line, whatever its length."""
-    for name, overrides in rows:
-        stdout.print(Text.assemble((f"  {name}: ", "bold"), (overrides, "dim")), soft_wrap=True)
+        show_typed((str(number), one.differs) for number, one in enumerate(rows, 1))
 
 
 def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title: str) -> None:
@@ -112,7 +106,7 @@ def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title:
         table.add_row(name, one.change.words, *_cells(one, explanation.seconds))
     stdout.print(table)
     if is_narrow:
-        _show_typed((str(number), one.change.typed) for number, one in enumerate(outcomes, 1))
+        show_typed((str(number), one.change.typed) for number, one in enumerate(outcomes, 1))
     for number, one in enumerate(outcomes, 1):
         if one.why:
             name, way_out = str(number) if is_narrow else one.change.typed, f"; fits with {one.way_out}"
@@ -145,7 +139,7 @@ def _show_sensitivities(explanation: Explanation) -> None:
     stdout.print(table)
     if is_narrow:
         shown = rows[:NUM_CONSTANTS]
-        _show_typed((f"{one.constant} {name}", layout) for one in shown for name, layout in _best_then(one))
+        show_typed((f"{one.constant} {name}", layout) for one in shown for name, layout in _best_then(one))
     count = sum(1 for one in rows if any(one.better))
     stdout.print(
         f"{len(rows)} constants are derived or assumed. Changed one at a time, {count or 'none'} of them "
