@@ -73,7 +73,8 @@ FITS = [
 @pytest.mark.parametrize(("columns", "arguments"), FITS)
 def test_a_table_fits_and_loses_nothing(columns: int, arguments: list[Any]) -> None:
     text = plain(in_terminal(columns, *arguments))
-    assert all(len(line) <= columns for line in text.splitlines())
+    typed = re.compile(r"  [^ ].*: '?[a-z_]+\.[\w.]+=")  # stays on its line, whatever its length
+    assert all(len(line) <= columns or typed.match(line) for line in text.splitlines())
     assert "…" not in text
 
 
@@ -109,6 +110,14 @@ def test_an_error_is_wrapped_between_words_and_indented() -> None:
 def test_what_is_to_be_typed_is_never_broken_into_lines() -> None:
     text = plain(in_terminal(80, "plan", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xRTX4090"))
     assert text.count("training.lora='{rank: 16, base_dtype: nf4}'") == 2  # in the list, and in the way out
+
+
+def test_in_a_narrow_terminal_an_explanation_numbers_its_rows_and_keeps_overrides_whole_below() -> None:
+    text = plain(in_terminal(80, *SHOWN["explain"]))
+    asked = text[text.index("What was asked") :]
+    assert re.search(r"^ 1 +\S.* (fits|does not fit) *$", asked, re.MULTILINE)
+    assert re.search(r"^  1: hardware\.num_devices=2$", asked, re.MULTILINE)
+    assert re.search(r"^ 1 +\d.*(takes|faster|as good|does not|fits)", text[text.index("Next best") :], re.MULTILINE)
 
 
 def test_colours_can_be_switched_off() -> None:

@@ -16,7 +16,7 @@ from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.explain import SHORT_VERDICTS
 from rlplan_cli.render.plan import COLORS
-from rlplan_cli.render.terminal import NARROW, new_table, stdout
+from rlplan_cli.render.terminal import NARROW, new_table, say_left_out, stdout
 
 UNKNOWN = "-"
 ON_FRONT = "*"
@@ -54,6 +54,7 @@ def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
         if stdout.measure(table, options=wide).maximum <= stdout.width:
             break
     stdout.print(table)
+    say_left_out(name for name in COLUMNS if name not in columns)
 
 
 def _cell(name: str, row: Mapping[str, Any], one: OfPlan) -> str | Text:

@@ -15,7 +15,7 @@ from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
 from rlplan.vocabulary import MemoryKind
 from rlplan_cli.render.plan import fullness, range_of, show_headline, show_others
-from rlplan_cli.render.terminal import NARROW, SHORT, fill, new_table, say, sizes_of, stdout
+from rlplan_cli.render.terminal import NARROW, SHORT, fill, new_table, say, say_left_out, sizes_of, stdout
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
@@ -117,6 +117,7 @@ def _show_process_peaks(plan: Plan) -> None:
         cells = [peak.action_id] if "in" in names else []
         table.add_row(peak.scope, format_bytes(peak.num_bytes), *cells, fill(sizes_of(sizes), room))
     stdout.print(table)
+    say_left_out(["in (the action of the peak)"] * ("in" not in names))
 
 
 def _unit() -> str:

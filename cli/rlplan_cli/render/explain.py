@@ -10,20 +10,22 @@ from rich.text import Text
 from rlplan.planner.answers.changes import Outcome
 from rlplan.planner.answers.explain import Explanation, PhaseBottleneck
 from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import COLORS, show_speed
-from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, stdout
+from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, show_typed, stdout
 
 NUM_RUNNERS_UP = 5
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
+LEFT = ("meaning", "verdict")
 SHORT_VERDICTS = {
     Verdict.FITS: "fits",
-    Verdict.IN_EXPECTATION: "expected to",
-    Verdict.DOES_NOT_FIT: "does not",
+    Verdict.IN_EXPECTATION: "may not fit",
+    Verdict.DOES_NOT_FIT: "does not fit",
     Verdict.REFUSED: "refused",
 }
 
@@ -75,15 +77,19 @@ def _show_memory(plan: Plan, explanation: Explanation) -> None:
 
 
 def _show_runners_up(explanation: Explanation) -> None:
-    if not explanation.runners_up:
+    rows = explanation.runners_up[:NUM_RUNNERS_UP]
+    if not rows:
         return
-    table = new_table(
-        "a step", "headroom", "why not chosen", "differs in", title="Next best", left=("why not chosen", "differs in")
-    )
-    for one in explanation.runners_up[:NUM_RUNNERS_UP]:
-        cells = (format_bytes(one.headroom_bytes), one.why, one.differs.replace(" ", "\n"))
-        table.add_row(format_seconds(one.seconds), *cells)
+    is_narrow = stdout.width < NARROW
+    names = ("a step", "headroom", "why not chosen")
+    names = ("#", *names) if is_narrow else (*names, "differs in")
+    table = new_table(*names, title="Next best", left=("why not chosen", "differs in"))
+    for number, one in enumerate(rows, 1):
+        cells = (format_seconds(one.seconds), format_bytes(one.headroom_bytes), one.why)
+        table.add_row(*((str(number), *cells) if is_narrow else (*cells, one.differs.replace(" ", "\n"))))
     stdout.print(table)
+    if is_narrow:
+        show_typed((str(number), one.differs) for number, one in enumerate(rows, 1))
 
 
 def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title: str) -> None:
@@ -91,17 +97,20 @@ def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title:
     if not outcomes:
         return
     is_narrow = stdout.width < NARROW
-    names = ("change", *(() if is_narrow else ("meaning",)), "a step", "", "headroom", "verdict")
-    table = new_table(*names, title=title, left=("meaning", "verdict"))
+    table = new_table(
+        "#" if is_narrow else "change", "meaning", "a step", "", "headroom", "verdict", title=title, left=LEFT
+    )
     table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
-    for one in outcomes:
-        words = () if is_narrow else (one.change.words,)
-        table.add_row(one.change.typed, *words, *_cells(one, explanation.seconds))
+    for number, one in enumerate(outcomes, 1):
+        name = str(number) if is_narrow else one.change.typed
+        table.add_row(name, one.change.words, *_cells(one, explanation.seconds))
     stdout.print(table)
-    for one in outcomes:
+    if is_narrow:
+        show_typed((str(number), one.change.typed) for number, one in enumerate(outcomes, 1))
+    for number, one in enumerate(outcomes, 1):
         if one.why:
-            way_out = f"; fits with {one.way_out}" if one.way_out else ""
-            stdout.print(Text.assemble((f"  {one.change.typed}: ", "bold"), (one.why + way_out, "dim")))
+            name, way_out = str(number) if is_narrow else one.change.typed, f"; fits with {one.way_out}"
+            stdout.print(Text.assemble((f"  {name}: ", "bold"), (one.why + way_out * bool(one.way_out), "dim")))
 
 
 def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
@@ -116,35 +125,33 @@ def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
 def _show_sensitivities(explanation: Explanation) -> None:
     rows = explanation.sensitivities
     if not rows:
-        stdout.print("Every constant of time is measured: none is uncertain.", style="dim")
+        words = "Every rate was measured, on the profile's own machine; yours may differ: rlplan profiles measure"
+        stdout.print(words, style="dim")
         return
-    low, high = (f"x {factor}" for factor in FACTORS)
-    table = new_table(
-        "constant",
-        "value",
-        low,
-        high,
-        "best layout then",
-        title="Seconds of a step if a constant changes",
-        left=("best layout then",),
-    )
+    is_narrow = stdout.width < NARROW
+    names = ("constant", "value", *(f"x {factor}" for factor in FACTORS))
+    names = names if is_narrow else (*names, "best layout then")
+    table = new_table(*names, title="Seconds of a step if a constant changes", left=("best layout then",))
     for one in rows[:NUM_CONSTANTS]:
-        seconds = map(format_seconds, one.seconds)
-        table.add_row(one.constant, f"{one.value:.3g}", *seconds, _best_then(one))
+        best = "\n".join(f"{name}: {layout}" for name, layout in _best_then(one)) or "the same"
+        cells = (one.constant, f"{one.value:.3g}", *map(format_seconds, one.seconds))
+        table.add_row(*cells, *(() if is_narrow else (best,)))
     stdout.print(table)
+    if is_narrow:
+        shown = rows[:NUM_CONSTANTS]
+        show_typed((f"{one.constant} {name}", layout) for one in shown for name, layout in _best_then(one))
     count = sum(1 for one in rows if any(one.better))
-    words = (
-        "none makes another of these layouts the best"
-        if explanation.is_stable
-        else f"{count} of them make another layout the best"
+    stdout.print(
+        f"{len(rows)} constants are derived or assumed. Changed one at a time, {count or 'none'} of them "
+        f"make{'s' * (count < 2)} another layout more than {SAME_SPEED:.0%} faster.",
+        style="dim",
     )
-    stdout.print(f"{len(rows)} constants are derived or assumed; changed one at a time, {words}.", style="dim")
 
 
-def _best_then(one: Sensitivity) -> str:
-    words = [
-        f"x {factor}: {better} (-{gain:.1%})"
+def _best_then(one: Sensitivity) -> list[tuple[str, str]]:
+    """By what the constant is multiplied, and which layout is then faster by more than is no difference."""
+    return [
+        (f"x {factor}", f"{better} (-{gain:.1%})")
         for factor, better, gain in zip(FACTORS, one.better, one.gain, strict=True)
         if better
     ]
-    return "\n".join(words) or "the same"

@@ -10,10 +10,12 @@ from rich.text import Text
 
 from rlplan.memory.model.logits import loss_named
 from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, error_words, needed_words, phase_costs
+from rlplan.planner.cpu.candidates import ORDER_WORDS
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.terminal import NARROW, fill, made_of, name_of, new_table, say, stdout
+from rlplan_cli.render.terminal import NARROW, fill, made_of, name_of, new_table, say, say_left_out, show_typed, stdout
 
 COLORS = {
     Verdict.FITS: "bold green",
@@ -176,6 +178,7 @@ def _show_actions(plan: Plan) -> None:
         }
         table.add_row(*(cells[name] for name in names))
     stdout.print(table)
+    say_left_out(["stream"] * ("stream" not in names))
 
 
 def _runs(processes: tuple[str, ...]) -> Iterator[str]:
@@ -191,16 +194,27 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
     if not rows:
         return
     is_narrow = stdout.width < NARROW
-    names = ("a step", "slower by", "headroom", *(() if is_narrow else ("verdict",)), "what differs")
-    table = new_table(*names, title=title, left=("verdict", "what differs"))
+    names = ("a step", "than chosen", "headroom", "verdict")
+    names = ("#", *names) if is_narrow else (*names, "what differs")
+    table, is_as_fast = new_table(*names, title=title, left=("verdict", "what differs")), False
+    typed: list[tuple[str, str]] = []
     for one in rows:
         cells = ["-", "-", format_bytes(one.headroom_bytes)]
         if one.timing is not None and plan.seconds:
-            cells[:2] = [format_seconds(one.seconds), f"{one.seconds / plan.seconds - 1:+.1%}"]
-        if not is_narrow:
-            cells.append(one.verdict.value)
-        table.add_row(*cells, differences(one.choice, plan.choice, plan.job, plan.asked) or "the chosen layout")
+            more = one.seconds / plan.seconds - 1
+            cells[:2] = [format_seconds(one.seconds), f"{more:+.1%}"]
+            is_as_fast |= more < 0 and one.choice != plan.choice
+        cells.append(one.verdict.value)
+        differs = differences(one.choice, plan.choice, plan.job, plan.asked) or "the chosen layout"
+        typed.append((str(len(typed) + 1), differs))
+        table.add_row(*((typed[-1][0], *cells) if is_narrow else (*cells, differs)))
     stdout.print(table)
+    if is_narrow:
+        show_typed(typed)
+    if is_as_fast:
+        taken = f"their order is {ORDER_WORDS}" if plan.is_on_host else "the simplest of them is chosen"
+        words = f"Layouts within {SAME_SPEED:.0%} are taken as equally fast; {taken}."
+        stdout.print(words, style="dim")
 
 
 def show_others(plan: Plan) -> None:

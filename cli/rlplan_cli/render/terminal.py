@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Literal
 
 from rich import box
@@ -138,6 +138,18 @@ def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Tab
         else:
             table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     return table
+
+
+def show_typed(rows: Iterable[tuple[str, str]]) -> None:
+    """What is to be typed, below a table that has no room for it: each on one line, whatever its length."""
+    for name, overrides in rows:
+        stdout.print(Text.assemble((f"  {name}: ", "bold"), (overrides, "dim")), soft_wrap=True)
+
+
+def say_left_out(columns: Iterable[str]) -> None:
+    """Below a table, the columns for which there was no room."""
+    if words := ", ".join(columns):
+        stdout.print(f"Not shown for lack of width: {words}. A wider terminal or --json has it.", style="dim")
 
 
 def fill(parts: list[str], room: int) -> str:

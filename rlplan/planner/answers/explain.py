@@ -14,6 +14,7 @@ from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, what_
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
+from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.machine import Search, search_of
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
@@ -252,7 +253,8 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
         return f"{one.verdict.value}{lack}"
     name, most = max(phases.items(), key=lambda item: item[1], default=("", 0.0))
     if slower < 0:
-        return f"{-slower / plan.seconds:.1%} faster, which is no difference: the simpler layout is taken"
+        taken = f"of equally fast ones the order is {ORDER_WORDS}" if plan.is_on_host else "the simpler layout is taken"
+        return f"{-slower / plan.seconds:.1%} faster, which is no difference: {taken}"
     if slower == 0 or most <= 0:
         return "as good; the one that holds less or is simpler is taken"
     less = sum(seconds for seconds in phases.values() if seconds < 0)

@@ -170,8 +170,12 @@ def error_words(plan: "Plan") -> str:
     if error is None or interval is None:
         return ""
     low, high = map(format_seconds, interval)
-    points = f"{error.num_points} measured points of {error.num_sources} sources"
-    return f"{low} to {high} a step, where nine of ten lie of {points} ({error.kind})"
+    what = "steps" if plan.job.has_rollouts else "throughputs"
+    return (
+        f"{low} to {high} a step: nine of ten measured steps are expected between {error.low:.2f} and {error.high:.2f} "
+        f"times the prediction (from {error.num_points} published {what} of {error.num_sources} sources; rlplan accuracy, "
+        f"{error.kind})"
+    )
 
 
 def needed_words(plan: "Plan") -> str:
@@ -181,7 +185,7 @@ def needed_words(plan: "Plan") -> str:
     size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
     words = f"{size / plan.binding_capacity:.0%} ({format_bytes(size)}) needed at the high end"
     if size < plan.interval()[1]:
-        words += ", the KV cache fills more because it is there"
+        words += ", the rest is KV cache that makes it faster and is not required"
     return f"{words}; {reserve} of each GPU are kept free beside that"
 
 

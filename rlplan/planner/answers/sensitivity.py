@@ -13,6 +13,7 @@ from typing import Any
 from rlplan.dataflow.choice import Choice
 from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.machine import Search
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.profile import Profile, Sourced, SourcedShare
@@ -23,8 +24,6 @@ FACTORS = (0.7, 1.3)
 UNCERTAIN = (Provenance.DERIVED, Provenance.ASSUMED)
 BLOCKS = ("efficiencies", "serving", "rates", "latencies")
 """Parts of a profile in which constants of time stand: the first two of GPUs, the others of a CPU host."""
-SAME_SECONDS = 1e-6
-"""Relative difference below which two layouts are equally fast, and the chosen one stays."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ class Sensitivity:
     seconds: tuple[float, float]
     """Of a step of the chosen layout, with each factor."""
     better: tuple[str, str]
-    """With each factor the overrides of the layout that would be best; empty where the chosen one stays."""
+    """With each factor the overrides of the layout that would be best; empty where none is faster by SAME_SPEED."""
     gain: tuple[float, float]
-    """With each factor by what share of the chosen layout's step that one is faster."""
+    """With each factor by what share of the chosen layout's step the fastest is faster."""
 
     @property
     def span(self) -> float:
@@ -91,7 +90,7 @@ def list_sensitivities(plan: Plan, search: Search, others: Sequence[Layout]) -> 
         best = [min(range(len(seconds)), key=seconds.__getitem__) for seconds in found]
         gain = [1 - seconds[index] / seconds[0] for seconds, index in zip(found, best, strict=True)]
         better = [
-            differences(layouts[index][0], chosen[0], plan.job) if share > SAME_SECONDS else ""
+            differences(layouts[index][0], chosen[0], plan.job) if share > SAME_SPEED else ""
             for index, share in zip(best, gain, strict=True)
         ]
         low, high = found

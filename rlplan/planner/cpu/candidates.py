@@ -18,6 +18,8 @@ from rlplan.vocabulary import Placement
 AUTO_ZERO_STAGES = (2, 1, 3, 0)
 """Those that hold less first, but for stage 3, which sends the most."""
 ORDER = (Placement.HYBRID, Placement.DISAGGREGATED, Placement.COLOCATED)
+ORDER_WORDS = f"{', '.join(ORDER)}, each with ZeRO {', '.join(map(str, AUTO_ZERO_STAGES))}"
+"""In which layouts that are as fast are taken."""
 
 
 def list_choices(job: ResolvedJob) -> tuple[tuple[Choice, ...], tuple[Considered, ...]]:

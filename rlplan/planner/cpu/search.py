@@ -223,8 +223,8 @@ def _why_not(one: _Built, best: _Built) -> str:
             f"of {role} in {process}, {format_bytes(size)}"
         )
     if one.seconds > best.seconds * (1 + AS_FAST):
-        return f"would fit too, {format_seconds(one.seconds)} a step instead of {format_seconds(best.seconds)}"
-    return "would fit too and is as fast; the other is preferred"
+        return f"fits too, {format_seconds(one.seconds)} a step instead of {format_seconds(best.seconds)}"
+    return "fits too and is as fast; the other is preferred"
 
 
 def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.planner.gpu.scored_candidates import ScoredCandidate
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Considered
 from rlplan.spec.resolved import SettledJob
@@ -107,15 +108,20 @@ def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
     return None
 
 
-def considered(search: "GpuSearch", one: ScoredCandidate) -> Considered:
-    """Another placement by its best candidate, or by the nearest."""
+def considered(search: "GpuSearch", one: ScoredCandidate, chosen_s: float) -> Considered:
+    """Another placement by its best candidate, or by the nearest. chosen_s: seconds of the chosen layout's step."""
     setting, placement = search.setting, one.choice.arrangement.placement
-    where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(setting.capacity)} available"
     if one.need.slack_host < 0:
         needed, room = format_bytes(one.need.host), format_bytes(setting.host_capacity or 0)
         return Considered(placement, f"needs {needed} of a host's memory, {room} available")
     if one.rank == 2:
+        where = f"{format_bytes(one.need.expected)} without KV cache, {format_bytes(setting.capacity)} available"
         has_room = one.need.expected <= setting.capacity
         return Considered(placement, f"no room for a KV cache: {where}" if has_room else f"needs {where}")
-    words = "would fit too" if one.rank == 0 else "would fit in expectation only"
-    return Considered(placement, f"{words}, {format_seconds(one.timing.seconds)} a step ({where})")
+    words = "fits too" if one.rank == 0 else "fits in expectation only"
+    words += f", {format_seconds(one.timing.seconds)} a step, "
+    more = one.timing.seconds / chosen_s - 1
+    if more >= 0 or one.rank:
+        return Considered(placement, f"{words}{abs(more):.1%} {'slower' if more >= 0 else 'faster'}")
+    words += f"as fast as the chosen {format_seconds(chosen_s)} within {SAME_SPEED:.0%}; the simpler layout is taken"
+    return Considered(placement, words)

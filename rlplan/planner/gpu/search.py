@@ -376,7 +376,7 @@ class GpuSearch:
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         one = found or self.nearest(placement)
-        return Considered(placement, one) if isinstance(one, str) else considered(self, one)
+        return Considered(placement, one) if isinstance(one, str) else considered(self, one, chosen_s)
 
 
 def _family(candidate: Choice) -> tuple[object, ...]:

@@ -25,7 +25,9 @@ def test_the_table_fits_its_terminal_and_names_time_and_money(
     monkeypatch.setattr(terminal.stdout, "width", width)
     answer = rlplan("compare", JOB, *CLUSTERS, *MINE)
     assert (answer.exit_code, answer.err) == (0, "")
-    table = answer.out.partition("As it is typed")[0]
+    table, said, rest = answer.out.partition("As it is typed")[0].partition("Not shown for lack of width: ")
+    assert bool(said) == (width == 80)
+    assert rest.startswith("memory, ") or not said
     assert all(len(line) <= width for line in table.splitlines())
     for word in ("8x h100-sxm", "8x h200-sxm", "a step", "$ a step", "a run", "$ a run", "tokens a $"):
         assert word in table
