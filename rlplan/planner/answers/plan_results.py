@@ -173,8 +173,8 @@ def error_words(plan: "Plan") -> str:
     what = "steps" if plan.job.has_rollouts else "throughputs"
     return (
         f"{low} to {high} a step: nine of ten measured steps are expected between {error.low:.2f} and {error.high:.2f} "
-        f"times the prediction (from {error.num_points} published {what} of {error.num_sources} sources; rlplan accuracy, "
-        f"{error.kind})"
+        f"times the prediction (from {error.num_points} published {what} of {error.num_sources} sources; "
+        f"rlplan accuracy, {error.kind})"
     )
 
 
