@@ -28,7 +28,7 @@ class Chromium:
     """One browser, one page in it at a time; ends with the `with` block."""
 
     def __enter__(self) -> "Chromium":
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its children end a little later
         path = found()
         assert path, "Chromium is missing: `make system-packages` installs it"
         theirs_in, self.out = os.pipe()

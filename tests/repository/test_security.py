@@ -80,6 +80,11 @@ PROMISES = {
         "tests/runtime/processes/test_own_host.py::test_ray_s_metrics_have_no_port",
         "tests/runtime/processes/test_own_host.py::test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else",
     ),
+    "`rlplan ui` is for one person on one machine.": (
+        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
+        "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
+        "tests/cli/ui/test_ui.py::test_what_is_typed_comes_back_as_text",
+    ),
     "Other users of the machine": (),
     "The installed packages": (
         "tests/repository/test_packaging.py::test_every_line_of_the_lock_is_an_exact_pin_with_a_hash",
