@@ -88,15 +88,23 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
     is_key = first["type"] == "extra_forbidden"
+    given = _given(first["input"])
     if near := re.search(r"Did you mean '([^']*)'\?$", rule):
         parent, dot, _ = path.rpartition(".")
-        meant = f"{parent}{dot}{near[1]}" if is_key else f"{path}={near[1]}"
+        meant = f"{parent}{dot}{near[1]}{given}" if is_key else f"{path}={near[1]}"
         way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
     misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
+    misspelt.given = given
     if not is_key and isinstance(first["input"], str):
         misspelt.word = first["input"]
     return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
+
+
+def _given(value: Any) -> str:
+    """`=VALUE` as it is typed, of one short word or number."""
+    text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, int | float) else ""
+    return f"={text}" if 0 < len(text) <= MAX_KEY else ""
 
 
 def _leaf(path: str, value: Any) -> str:
