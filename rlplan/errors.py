@@ -56,10 +56,12 @@ class MisspeltError(SpecError):
     """A key of a job that is none, or a word that is no value of its key.
 
     key: its dotted path, of an unknown key down to the first value below it. word: what stands there; None of a key.
+    given: `=VALUE` of an unknown key, where that is one word or number.
     """
 
     key = ""
     word: str | None = None
+    given = ""
 
 
 class NoFeasiblePlanError(RlplanError):

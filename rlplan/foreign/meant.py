@@ -30,20 +30,20 @@ class _Meant(NamedTuple):
 def in_our_words(error: MisspeltError) -> SpecError:
     """The refusal with our word in its way out, where a stack has the word that was refused."""
     found = min(_found(error.key, error.word), default=None)
-    way_out = _elsewhere_here(error.key) if error.word is None else ""
+    way_out = _elsewhere_here(error.key, error.given) if error.word is None else ""
     if not way_out and found is None:
         return error
     return SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out or (found.text if found else ""))
 
 
-def _elsewhere_here(key: str) -> str:
+def _elsewhere_here(key: str, given: str) -> str:
     """Keys of ours that end with the word, or of the same part begin with it: where it stands in a part of a job."""
     part, _, word = key.rpartition(".")
     if part and part.partition(".")[0] not in JobSpec.model_fields:
         return ""
     keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
     keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
-    return f"write {' or '.join(keys)}" if 0 < len(keys) <= MAX_MEANT else ""
+    return f"write {' or '.join(one + given for one in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 
 
 def _found(key: str, word: str | None) -> Iterator[_Meant]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from reprlib import Repr
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,6 +26,8 @@ MAX_KEY = 80
 class Spec(BaseModel):
     """Frozen, and strict about keys: a wrong key is an error, never ignored."""
 
+    EXAMPLE: ClassVar[str] = ""
+    """What is typed where a job lacks one, of parts that are often written as a word or a number."""
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
@@ -88,15 +90,38 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
     is_key = first["type"] == "extra_forbidden"
+    given = _given(first["input"])
     if near := re.search(r"Did you mean '([^']*)'\?$", rule):
         parent, dot, _ = path.rpartition(".")
-        meant = f"{parent}{dot}{near[1]}" if is_key else f"{path}={near[1]}"
+        meant = f"{parent}{dot}{near[1]}{given}" if is_key else f"{path}={near[1]}"
         way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
+    way_out = _example(kind, first, path, near[1] if near else "") or way_out
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
     misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
+    misspelt.given = given
     if not is_key and isinstance(first["input"], str):
         misspelt.word = first["input"]
     return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
+
+
+def _example(kind: type[Spec], error: ErrorDetails, path: str, tag: str) -> str:
+    """What can be typed in place of a value: of a part that is a mapping, and of bytes in half a unit."""
+    if error["type"] in ("model_type", "model_attributes_type", "union_tag_invalid"):
+        models: list[Any] = [kind]
+        for part in error["loc"]:
+            fields = models[0].model_fields if models else {}
+            models = _models_in(fields[part].annotation) if part in fields else []
+        words = (model.EXAMPLE for model in models if model.EXAMPLE and f"kind: {tag}" * bool(tag) in model.EXAMPLE)
+        return next((f"'{path}={one}'" for one in words), "")
+    if "a byte count" in error["msg"] and (said := re.fullmatch(r"\s*([\d.]+)\s*([KMGT])\s*", str(error["input"]))):
+        return f"{path}={said[1]}{said[2]}iB, or {said[1]}{said[2]}B as on a data sheet"
+    return ""
+
+
+def _given(value: Any) -> str:
+    """`=VALUE` as it is typed, of one short word or number."""
+    text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, int | float) else ""
+    return f"={text}" if 0 < len(text) <= MAX_KEY else ""
 
 
 def _leaf(path: str, value: Any) -> str:

@@ -35,7 +35,9 @@ def check(answer: Answer, code: int, *words: str) -> None:
 
 NO_LAYOUT = "placement={max_staleness: 1, placement: colocated}"
 OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
-    ("workload.num_stepz=3", 2, ("unknown key 'num_stepz'", "workload.num_stepz", "Did you mean 'num_steps'?")),
+    ("workload.num_stepz=3", 2, ("unknown key 'num_stepz'", "where: override 'workload.num_stepz=3'\n")),
+    ("workload.num_stepz=3", 2, ("Did you mean 'num_steps'?", "way out: write workload.num_steps=3")),
+    ("workload={num_stepz: 3}", 2, ("where: override 'workload={num_stepz: 3}': workload.num_stepz",)),
     ("stage=sft", 2, ("has no stages", "override 'stage=sft'", "leave stage=sft out")),
     ("num_prompts_per_step=3", 2, ("write workload.num_prompts_per_step",)),
     ("wrkload.num_steps=3", 2, ("unknown key 'wrkload'", "Did you mean 'workload'?")),

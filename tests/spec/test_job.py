@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rlplan.errors import SpecError
 from rlplan.planner.executable import missing
 from rlplan.spec.base import Spec, validate
-from rlplan.spec.files.job_file import load_job
+from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, FormatCheckerSpec
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
@@ -181,6 +181,24 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("controls.skip_sync_after_step", 0, "greater than or equal to 1"),
     ("controls.shuffle_rewards", "maybe", "valid boolean"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("workload.response_lengths={kind: normal}", "{kind: lognormal, median: 600, sigma: 0.9}"),
+        ("workload.response_lengths={kind: unifrm}", "{kind: uniform, low: 100, high: 2000}"),
+        ("training.lora=16", "{rank: 16}"),
+        ("rollout.kv_cache_memory=80G", "80GiB"),
+    ],
+)
+def test_the_way_out_of_a_wrong_value_is_a_job_that_is_read(override: str, way_out: str) -> None:
+    given = {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}
+    with pytest.raises(SpecError) as caught:
+        job_from(given, [override])
+    right = f"{override.partition('=')[0]}={way_out}"
+    assert right in caught.value.way_out
+    assert job_from(given, [right]).policy
 
 
 @pytest.mark.parametrize(("key", "value", "rule"), WRONG_VALUES, ids=lambda value: str(value)[:30])

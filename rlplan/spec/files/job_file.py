@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplan.errors import SpecError
+from rlplan.errors import MisspeltError, SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
@@ -43,7 +43,10 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     whole, own = one_job(read, overrides, str(path))
     data = apply_overrides(JobSpec.long_form(whole), own)
     _take_in_the_algorithms_file(data, path.parent)
-    job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
+    try:
+        job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
+    except SpecError as error:
+        raise _of_override(error, overrides, str(path)) from None
     for key, name in job.named_models.items():
         _check_model(name, f"{path}: {key}")
     data_files = () if job.data is None else job.data.files
@@ -104,7 +107,28 @@ def job_from(
         if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
             raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
     _take_in_the_algorithms_file(data, Path.cwd())
-    return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
+    try:
+        return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
+    except SpecError as error:
+        raise _of_override(error, overrides, where) from None
+
+
+def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
+    """The refusal of a key, blamed on the override that said it where one did: the last one that did holds."""
+    path = error.where.removeprefix(f"{file}: ")
+    for override in reversed(overrides):
+        key = override.partition("=")[0].strip()
+        stage = ".".join(key.split(".")[:2]) + "." if key.startswith(f"{KEY}.") else ""
+        own = key.removeprefix(stage)
+        if path != own and not path.startswith(f"{own}."):
+            continue
+        where = f"override '{_cut(override)}'" + f": {path}" * (path != own)
+        way_out = error.way_out.replace("write ", f"write {stage}", 1) if stage else error.way_out
+        moved = type(error)(error.what, where=where, rule=error.rule, way_out=way_out)
+        if isinstance(error, MisspeltError) and isinstance(moved, MisspeltError):
+            moved.key, moved.word, moved.given = error.key, error.word, error.given
+        return moved
+    return error
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:

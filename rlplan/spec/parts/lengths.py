@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,7 @@ class ConstantLengths(Spec):
 class UniformLengths(Spec):
     """Every length from `low` to `high` is as likely as any other."""
 
+    EXAMPLE: ClassVar[str] = "{kind: uniform, low: 100, high: 2000}"
     kind: Literal["uniform"]
     low: int = Field(ge=1, le=MAX_LEN)
     high: int = Field(ge=1, le=MAX_LEN)
@@ -54,6 +55,7 @@ class UniformLengths(Spec):
 class LogNormalLengths(Spec):
     """The logarithm of the length is normal: few short, many usual, a long tail."""
 
+    EXAMPLE: ClassVar[str] = "{kind: lognormal, median: 600, sigma: 0.9}"
     kind: Literal["lognormal"]
     median: float = Field(gt=0, le=MAX_LEN)
     """In tokens."""
@@ -85,6 +87,7 @@ def histogram_of(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLength
 class HistogramLengths(Spec):
     """Counts from data: `counts[i]` responses have from `edges[i]` to `edges[i + 1]` tokens, evenly spread."""
 
+    EXAMPLE: ClassVar[str] = "{kind: histogram, edges: [0, 500, 2000], counts: [3, 1]}"
     kind: Literal["histogram"]
     edges: tuple[int, ...] = Field(min_length=2, max_length=10_000)
     counts: tuple[int, ...] = Field(min_length=1, max_length=10_000)

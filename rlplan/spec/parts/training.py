@@ -6,7 +6,7 @@ train.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -81,6 +81,7 @@ class Combination(NamedTuple):
 class LoraSpec(Spec):
     """Adapters beside the policy's linear layers, trained in its place."""
 
+    EXAMPLE: ClassVar[str] = "{rank: 16}"
     rank: int = Field(ge=1, le=65536)
     """Of each adapter's two matrices."""
     alpha: float = Field(default=16.0, gt=0)
