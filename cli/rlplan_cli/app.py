@@ -31,7 +31,7 @@ from rlplan.errors import (
 from rlplan.printable import PrintableStream
 
 COMMANDS = {
-    "ui": "Move a job on a local page.",
+    "ui": "Change a job in the browser and see at once whether it fits.",
     "init": "Write a job to begin with, full of comments.",
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job.",

@@ -81,8 +81,8 @@ def _show_runners_up(explanation: Explanation) -> None:
     if not rows:
         return
     is_narrow = stdout.width < NARROW
-    names: tuple[str, ...] = ("a step", "headroom", "why not chosen")
-    names = ("#", *names) if is_narrow else (*names, "differs in")
+    names = ["a step", "headroom", "why not chosen"]
+    names = ["#", *names] if is_narrow else [*names, "differs in"]
     table = new_table(*names, title="Next best", left=("why not chosen", "differs in"))
     for number, one in enumerate(rows, 1):
         cells = (format_seconds(one.seconds), format_bytes(one.headroom_bytes), one.why)

@@ -194,8 +194,8 @@ def _show_alternatives(plan: Plan, alternatives: Iterable[Alternative], *, title
     if not rows:
         return
     is_narrow = stdout.width < NARROW
-    names: tuple[str, ...] = ("a step", "than chosen", "headroom", "verdict")
-    names = ("#", *names) if is_narrow else (*names, "what differs")
+    names = ["a step", "than chosen", "headroom", "verdict"]
+    names = ["#", *names] if is_narrow else [*names, "what differs"]
     table, is_as_fast = new_table(*names, title=title, left=("verdict", "what differs")), False
     typed: list[tuple[str, str]] = []
     for one in rows:

@@ -86,8 +86,8 @@ class Solution:
 def solve(asked: JobSpec, key: str, listen: Listener | None = None) -> Solution:
     """The largest value of a key with which the job surely fits. key: short or dotted.
 
-    Of lengths: one that fits and whose next does not. Bytes are rounded up to blocks of tokens: a few more tokens may
-    fit again.
+    Of lengths: one that fits and whose next does not. Bytes are rounded up to blocks of tokens: a few more may fit
+    again.
 
     Raises: SpecError for another key or a job that generates nothing, NoFeasiblePlanError where no value fits.
     """

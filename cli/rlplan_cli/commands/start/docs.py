@@ -23,7 +23,7 @@ def command(words: Words = None, as_json: AsJson = False) -> None:
         if as_json:
             print_json({"schema_version": 1, "pages": pages()})
         else:
-            stdout.print("\n".join(f"{name:<26}{title}" for name, title in pages().items()))
+            stdout.print("\n".join(f"{name:<28}{title}" for name, title in pages().items()))
         return
     wanted = " ".join(words)
     best, *others = look_up(wanted)

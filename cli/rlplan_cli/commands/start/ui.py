@@ -1,4 +1,4 @@
-"""`rlplan ui`: a page on this machine on which a job is moved, and budget, timeline, verdict and job file answer."""
+"""`rlplan ui`: a page on this machine on which a job is changed, and budget, timeline, verdict and job file answer."""
 
 import webbrowser
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ Open = Annotated[bool, typer.Option("--open", help="Open it in this machine's br
 
 
 def command(port: Port = 8642, opens: Open = False) -> None:
-    """Move a job on a local page. Answers with budget, timeline, verdict and job file; Ctrl-C ends it."""
+    """Change a job in the browser and see at once whether it fits. Ctrl-C ends it."""
     from rlplan.report import html  # what is missing is said before anything is started
     from rlplan_cli.render.terminal import note
     from rlplan_cli.ui.server import Server
