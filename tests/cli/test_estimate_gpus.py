@@ -116,8 +116,8 @@ def test_a_host_that_is_too_small_is_said_to_be(rlplan: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpus", "8xH100"), "policy"),
-        (("--model", "Qwen/Qwen2.5-7B"), "hardware"),
+        (("--gpus", "8xH100"), "no model is named"),
+        (("--model", "Qwen/Qwen2.5-7B"), "no GPUs are named"),
         (("--model", "Qwen/Qwen2.5-7b", "--gpus", "8xH100"), "Did you mean 'Qwen/Qwen2.5-7B'?"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "8xH1000"), "h100"),
         (("--model", "Qwen/Qwen2.5-7B", "--gpus", "H100"), "8xh100-sxm"),
