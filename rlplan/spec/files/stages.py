@@ -46,7 +46,9 @@ def stages_of(data: Any, where: str) -> tuple[Stage, ...]:
     found: dict[str, Stage] = {}
     for number, own in enumerate(listed):
         name = own.get("name") if isinstance(own, dict) else None
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in found:
+        if isinstance(name, str) and name in found:
+            raise _wrong(f"two stages are named {shorten(name, 40)}", where, "each stage has a name of its own")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             rule = "a mapping with a `name` of its own: letters, digits, - and _, at most 32"
             raise _wrong(f"stages[{number}]: {shorten(own)}", where, rule)
         found[name] = _stage(
@@ -129,7 +131,7 @@ def _stage(name: str, data: dict[str, Any], job_name: str, before: Mapping[str, 
         path = part.get("path")
         if isinstance(path, str) and path.startswith(OUTPUT):
             inputs[f"{key}.path"] = source = path.removeprefix(OUTPUT)
-            part["path"] = _begins_with(source, key, before, where)
+            part["path"] = _begins_with(source, key, before, f"{where}.{key}")
             part.pop("init", None)  # what a stage leaves has weights
     made = data | {"name": f"{job_name}-{name}", "policy": policy} | ({"roles": roles} if roles else {})
     return Stage(name, made, inputs, policy.get("path"), declared is not None and declared.trains_scalar)
@@ -138,7 +140,12 @@ def _stage(name: str, data: dict[str, Any], job_name: str, before: Mapping[str, 
 def _begins_with(source: str, key: str, before: Mapping[str, Stage], where: str) -> Any:
     """The model that an earlier stage begins with. Raises: SpecError where there is none of the kind."""
     if source not in before:
-        raise _unknown(source, before, f"{where}: {key}")
+        raise SpecError(
+            f"no stage {shorten(source, 40)} stands before this one",
+            where=where,
+            rule=f"the stages before it: {', '.join(before) or 'none'}.{did_you_mean(source, before)}",
+            way_out=f"write {OUTPUT}{[*before][-1]}, or a model" if before else "name a model: a hub id, or a folder",
+        )
     wants_scalar = key == "roles.reward"
     if before[source].trains_scalar != wants_scalar and key != "roles.value":
         kinds = ("a policy", "a reward model")
@@ -168,9 +175,8 @@ def _unknown(name: str, known: Mapping[str, Stage], where: str) -> SpecError:
     return SpecError(
         f"there is no stage {shorten(name, 40)} here",
         where=where,
-        rule=f"an earlier stage's name: {', '.join(known) or 'the first stage has none before it'}."
-        + did_you_mean(name, known),
-        way_out="correct the name",
+        rule=f"the file's stages are {', '.join(known)}.{did_you_mean(name, known)}",
+        way_out=f"stage={next(iter(known))}",
     )
 
 

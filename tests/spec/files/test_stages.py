@@ -85,11 +85,11 @@ SFT, REWARD = stage("sft", algorithm="sft"), stage("reward", algorithm={"name": 
     [
         ([], r"stages: \[\]"),
         ("sft", "stages: 'sft'"),
-        ([SFT] * 2, r"stages\[1\]: "),
+        ([SFT] * 2, "two stages are named 'sft'"),
         ([{"algorithm": "sft"}], r"stages\[0\]: "),
         ([stage("a b")], r"stages\[0\]: "),
-        ([stage("one", policy="stage:one")], "there is no stage 'one' here"),
-        ([SFT, stage("two", policy="stage:sfd")], "there is no stage 'sfd' here"),
+        ([stage("one", policy="stage:one")], "no stage 'one' stands before this one"),
+        ([SFT, stage("two", policy="stage:sfd")], "no stage 'sfd' stands before this one"),
         (
             [SFT, REWARD, stage("ppo", policy="stage:reward")],
             "stage reward leaves a reward model, policy takes a policy",
@@ -113,3 +113,4 @@ def test_a_stage_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) 
     with pytest.raises(SpecError, match="there is no stage 'pop' here") as caught:
         load_job(FILE, ["stage=pop"])
     assert "Did you mean 'ppo'" in str(caught.value)
+    assert caught.value.way_out == "stage=sft"
