@@ -218,9 +218,11 @@ def _pair(cells: Cells, prompt: Any) -> tuple[Any, str | Chat, str | Chat]:
 
 
 def _split_chats(prompt: Any, chosen: Chat, rejected: Chat) -> tuple[Any, str, str]:
-    """Both chats without what they begin with in common, which is the prompt where there is none of its own."""
+    """Both chats without what they begin with in common: the prompt, where there is none of its own, or one that is a
+    text and says what their last common message says (UltraFeedback).
+    """
     shared = _num_shared(chosen, rejected)
-    if prompt is None:
+    if prompt is None or (isinstance(prompt, str) and shared and chosen[shared - 1]["content"] == prompt):
         prompt = chosen[:shared]
     elif shared and chosen[:shared] != prompt:
         raise BadRowError("chosen and rejected begin with another prompt than the row's")

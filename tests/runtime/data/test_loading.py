@@ -142,6 +142,11 @@ PAIRS: dict[str, dict[str, Any]] = {
         "chosen": [USER, said("2")],
         "rejected": [USER, said("3")],
     },
+    "UltraFeedback, whole chats beside the prompt as a text": {
+        "prompt": USER["content"],
+        "chosen": [USER, said("2")],
+        "rejected": [USER, said("3")],
+    },
 }
 
 
