@@ -6,6 +6,7 @@ Left out: bytes (memory/) and how an action is done (runtime/).
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from rlplan.dataflow.graph import AsyncRollouts, Call, StepGraph
@@ -178,24 +179,26 @@ def located(
 ) -> Schedule:
     """Give every call of the graph its place."""
 
+    names = [tuple(process for process, _ in layout.processes) for layout in layouts]  # thousands, asked by each call
+
     def actions(calls: tuple[Call, ...]) -> tuple[Action, ...]:
-        return tuple(_locate(call, layouts) for call in calls)
+        return tuple(_locate(call, layouts, names) for call in calls)
 
     parts = actions(graph.start), actions(graph.step), actions(graph.finish)
     return Schedule(placement, groups, layouts, *parts, graph.async_rollouts)
 
 
-def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
-    workers = _WORKERS[call.kind]
-    mine = [layout for layout in layouts if layout.worker in workers and layout.role == (call.held_by or call.role)]
+def _locate(call: Call, layouts: tuple[RoleLayout, ...], names: list[tuple[str, ...]]) -> Action:
+    workers, role = _WORKERS[call.kind], call.held_by or call.role
+    mine = [index for index, layout in enumerate(layouts) if layout.worker in workers and layout.role == role]
     return Action(
         id=call.id,
         kind=call.kind,
         role=call.role,
         phase=call.phase,
-        device_group=mine[-1].group if mine else HOST_GROUP,
+        device_group=layouts[mine[-1]].group if mine else HOST_GROUP,
         stream=_STREAMS.get(call.kind, Stream.TRAINING),
-        processes=tuple(process for layout in mine for process in _taking_part(call, layout)),
+        processes=tuple(chain.from_iterable(_taking_part(call, layouts[index], names[index]) for index in mine)),
         after=call.after,
         every=call.every,
         mini_batch=call.mini_batch,
@@ -204,12 +207,11 @@ def _locate(call: Call, layouts: tuple[RoleLayout, ...]) -> Action:
     )
 
 
-def _taking_part(call: Call, layout: RoleLayout) -> tuple[str, ...]:
+def _taking_part(call: Call, layout: RoleLayout, names: tuple[str, ...]) -> tuple[str, ...]:
     """The layout's processes that an action needs.
 
     Up to ZeRO-2 the first group of ranks that each hold a part of every layer, or one rank that holds all of it, hands
     weights on; in ZeRO-3 all of them gather them.
     """
-    names = tuple(process for process, _ in layout.processes)
     is_whole = layout.worker == "policy_trainer" and layout.zero_stage < 3
     return names[: layout.tp] if call.kind in _FROM_ONE_RANK and is_whole and not call.takes_all else names

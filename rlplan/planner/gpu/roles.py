@@ -5,7 +5,7 @@ Left out: which candidates there are (candidates.py) and which is best (search.p
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
@@ -112,10 +112,10 @@ class GpuRoles:
     def _moments_of(self, arrangement: Arrangement, schedule: Schedule) -> ScheduleMoments:
         """The moments of a view, one for all sizes of groups that lie on hosts alike."""
         hosts = self.hosts(schedule, arrangement)
-        key = self.kind(arrangement), *hosts.items()
+        key = self.kind(arrangement), *((name, host) for name, (host, _) in hosts.items())
         if key not in self._moments:
             self._moments[key] = moments_of_schedule(schedule, hosts)
-        return self._moments[key]
+        return self._moments[key].with_kinds({name: alike for name, (_, alike) in hosts.items()})
 
     def hosts(self, schedule: Schedule, arrangement: Arrangement) -> dict[str, tuple[str, int]]:
         """Of each process the host of the one that stands for all, and how many on that host are like it.
@@ -360,7 +360,7 @@ class GpuRoles:
         total = nothing = _nothing(parts)
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
-            total += bytes_by_moment(parts.moments, name, RoleTable(forecast, forecast))
+            total += bytes_by_moment(parts.moments, name, RoleTable(forecast))
         return self.without_host_memory(fit(total, nothing, parts.capacities)).slack_expected >= 0
 
     def _table(self, process: str, candidate: Choice) -> RoleTable:
@@ -381,11 +381,10 @@ class GpuRoles:
             key = (process, own, arrangement.num_training, candidate.trainer, copies, away)
         if key not in self._tables:
             longest = float(self.job.workload.max_response_len)
-            usual = self.forecast(process, candidate, self.usual_len)
             is_same = is_engine or self.usual_len >= longest
             self._tables[key] = RoleTable(
-                usual,
-                usual if is_same else self.forecast(process, candidate, longest),
+                self.forecast(process, candidate, self.usual_len),
+                None if is_same else partial(self.forecast, process, candidate, longest),
                 self.forecast(process, candidate, longest, 1) if is_engine else None,
             )
         return self._tables[key]

@@ -10,7 +10,7 @@ before.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add, sub
 
@@ -28,13 +28,19 @@ DEPENDS_ON_GRADIENTS = (*DEPENDS_ON_TOKENS, ActionKind.OPTIMIZER_STEP)
 
 
 class RoleTable:
-    """Bytes of one process by action: as expected, at the high end, on the host. usual, longest: at two lengths.
+    """Bytes of one process by action: as expected, at the high end, on the host.
 
-    full: the same engine with a KV cache, None for other processes.
+    usual: at the longest response of a usual step. longest: makes the same at the longest of all, which is asked where
+    that matters; None where both are one. full: the same engine with a KV cache, None for other processes.
     """
 
-    def __init__(self, usual: GpuForecast, longest: GpuForecast, full: GpuForecast | None = None) -> None:
-        self.usual, self.longest, self.full = usual, longest, full
+    def __init__(
+        self,
+        usual: GpuForecast,
+        longest: Callable[[], GpuForecast] | None = None,
+        full: GpuForecast | None = None,
+    ) -> None:
+        self.usual, self.full, self._longest = usual, full, longest
         self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
 
     def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
@@ -44,6 +50,11 @@ class RoleTable:
             self._known[key] = self._count(run_phase, action, inside=inside)
         return self._known[key]
 
+    @cached_property
+    def longest(self) -> GpuForecast:
+        """At the longest response of all."""
+        return self._longest() if self._longest is not None else self.usual
+
     def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
         asks: Callable[[GpuForecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
@@ -51,7 +62,8 @@ class RoleTable:
             else (lambda forecast: forecast.resident(action, run_phase))
         )
         usual = asks(self.usual)
-        longest = usual if not inside or self.longest is self.usual else asks(self.longest)
+        is_same = self._longest is None or not inside or action.kind not in DEPENDS_ON_GRADIENTS
+        longest = usual if is_same else asks(self.longest)
         high = sum(spread(kind, size)[1] for kind, size in longest.items())
         host = sum(host_bytes(self.usual, action, run_phase).values())
         return sum(usual.values()), high, host, self.full is not None and MemoryKind.KV_CACHE in asks(self.full)
@@ -83,6 +95,12 @@ class ScheduleMoments:
         known = tuple((run_phase, self.actions[run_phase, name], inside) for run_phase, name, inside in slots)
         return ProcessMoments(known, tuple(places), tuple(hosts))
 
+    def with_kinds(self, kinds: Mapping[str, int]) -> "ScheduleMoments":
+        """The same where another number of processes is alike on each host."""
+        other = replace(self, kinds=kinds)
+        other.__dict__["by_process"] = self.by_process
+        return other
+
 
 @dataclass(frozen=True)
 class ProcessMoments:
@@ -103,7 +121,10 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     actions: dict[tuple[RunPhase, str], Action] = {}
-    pairs = set(schedule.concurrent)
+    together: dict[tuple[str, str], set[str]] = {}
+    for where, one, other in schedule.concurrent:
+        together.setdefault((where, one), set()).add(other)
+        together.setdefault((where, other), set()).add(one)
     # twice through a step: the second time its first actions find everybody where the step before has left them
     parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
@@ -115,10 +136,9 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
         for action in part:
             actions[run_phase, action.id] = action
             now = dict(last)
-            where = PARTS[run_phase]
-            beside = (one for one in part if {(where, one.id, action.id), (where, action.id, one.id)} & pairs)
-            for other in (*beside, action):
-                now |= dict.fromkeys(other.processes, (run_phase, other.id, True))
+            names = together.get((PARTS[run_phase], action.id), ())
+            for one in (*(one for one in part if one.id in names), action):
+                now |= dict.fromkeys(one.processes, (run_phase, one.id, True))
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None

@@ -67,22 +67,28 @@ class RolloutsAhead:
     def least_step_s(self) -> float:
         """No step is shorter, whatever else happens in it: no longer where more may run at once."""
         longest = self._longest * self._decode_s(1.0) / (1 + self.staleness)
-        return max(longest, min(self._least_pace(*piece) for piece in self._pieces))
+        return max(longest, self._fastest_pace)
+
+    @cached_property
+    def _fastest_pace(self) -> float:
+        return min(self._least_pace(*piece) for piece in self._pieces)
 
     def step_s(self, others_s: float, sync_s: float) -> float:
         """The least T for which both conditions of the engines hold."""
         low = self.least_step_s() + sync_s
-        high, piece = low, 0
-        while not self._holds(high, others_s, sync_s):
+        high = low
+        while self._holds(high, others_s, sync_s) is None:
             low, high = high, 1.5 * high
         if high == low:
             return high
+        piece = 0
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            if self._holds(middle, others_s, sync_s, piece):
-                high, piece = middle, self._keeping(middle - sync_s, piece)[0]
-            else:
+            found = self._holds(middle, others_s, sync_s, piece)
+            if found is None:
                 low = middle
+            else:
+                high, piece = middle, found
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:
@@ -90,10 +96,22 @@ class RolloutsAhead:
         return self._keeping(step_s - sync_s)[1]
 
     def _keeping(self, room: float, first: int = 0) -> tuple[int, float | None]:
-        """The same with its stretch. first: that kept pace with a longer step, before which none keeps with this."""
-        for index in range(first, len(self._pieces)):
-            if found := self._slowest_that_keeps(room, *self._pieces[index]):
-                return index, found
+        """The least n whose pace is within `room`, with its stretch; None where there is none. first: the stretch that
+        kept pace with a longer step, before which none keeps with this.
+        """
+        prompts, token, tokens, pieces = self._prompts_s, self._token_s, self._num_tokens, self._pieces
+        for index in range(first, len(pieces)):
+            low, high, a, b, c, d = pieces[index]
+            if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
+                return index, low
+            # x / n + y n + z = room
+            x, y = tokens * a, token * d
+            left = room - (prompts + token * c + tokens * b)
+            root = left * left - 4 * x * y
+            if left > 0 and root >= 0:
+                found = 2 * x / (left + sqrt(root))
+                if found and low <= found <= high:
+                    return index, found
         return first, None
 
     @cached_property
@@ -103,15 +121,16 @@ class RolloutsAhead:
         begun = self.staleness * rollouts.num_rollouts
         return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
 
-    def _holds(self, step_s: float, others_s: float, sync_s: float, first: int = 0) -> bool:
-        running = self._keeping(step_s - sync_s, first)[1]
+    def _holds(self, step_s: float, others_s: float, sync_s: float, first: int = 0) -> int | None:
+        """The stretch with which both hold; None where they do not. first: as `_keeping` has it."""
+        piece, running = self._keeping(step_s - sync_s, first)
         if running is None:
-            return False
+            return None
         interrupted = self._num_interrupted(running)
         stalls = self._prompts_s + self._token_s * interrupted + sync_s
         begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
         lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
-        return self._wait_s + lasts + others_s + sync_s <= (1 + self.staleness) * step_s
+        return piece if self._wait_s + lasts + others_s + sync_s <= (1 + self.staleness) * step_s else None
 
     def _num_interrupted(self, running: float) -> float:
         """Rollouts that new weights interrupt when so many run on average.
@@ -142,22 +161,6 @@ class RolloutsAhead:
         falling, rising = self._num_tokens * a, self._token_s * d
         at = min(high, max(low, sqrt(falling / rising))) if falling > 0 and rising > 0 else high
         return self._pace(at, a, b, c, d)
-
-    def _slowest_that_keeps(
-        self, room: float, low: float, high: float, a: float, b: float, c: float, d: float
-    ) -> float:
-        """The least n of a stretch whose pace is within `room`; 0 where there is none."""
-        prompts, token, tokens = self._prompts_s, self._token_s, self._num_tokens
-        if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
-            return low
-        # x / n + y n + z = room
-        x, y, z = tokens * a, token * d, prompts + token * c + tokens * b
-        left = room - z
-        root = left * left - 4 * x * y
-        if left <= 0 or root < 0:
-            return 0.0
-        found = 2 * x / (left + sqrt(root))
-        return found if low <= found <= high else 0.0
 
     def _nodes(self) -> Iterator[float]:
         node = GRID_RATIO

@@ -155,7 +155,7 @@ def megatron_rank(
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[int, int]:
     """Elements of a rank of a stage outside and inside the routed experts."""
     share = _stage_share(model, role, tp, pp, ep, stage)
@@ -163,6 +163,7 @@ def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage
     return sum(tensor.numel for tensor in share) - experts, experts
 
 
+@lru_cache(maxsize=64)
 def _stage_share(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[Parameter, ...]:
     """Tensors of a rank of a stage that are trained."""
     layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
@@ -177,12 +178,22 @@ def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, sta
     Source: Megatron-Core 0.14, hybrid_optimizer.py: a pinned clone of each parameter's shard, and a gradient's buffer.
     """
     total = 0.0
-    for tensor in _stage_share(model, role, settings.tp, settings.pp, settings.ep, stage):
+    for pinned, is_expert in _pinned_tensors(model, role, settings.tp, settings.pp, settings.ep, stage):
+        total += pinned / (settings.expert_state_ranks if is_expert else settings.state_ranks)
+    return ceil(total)
+
+
+@lru_cache(maxsize=4096)
+def _pinned_tensors(
+    model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int
+) -> tuple[tuple[int, bool], ...]:
+    """(pinned bytes of an fp32 copy, whether it is a routed expert's) of each tensor of a rank of a stage."""
+    found = []
+    for tensor in _stage_share(model, role, tp, pp, ep, stage):
         is_expert = tensor.component is Component.EXPERTS
         number = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
-        ranks = settings.expert_state_ranks if is_expert else settings.state_ranks
-        total += number * pinned_bytes(4 * tensor.numel // number) / ranks
-    return ceil(total)
+        found.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

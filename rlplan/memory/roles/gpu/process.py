@@ -17,9 +17,12 @@ from rlplan.vocabulary import MemoryKind
 Bytes = dict[MemoryKind, int]
 
 
-def add(one: Bytes, other: Bytes) -> Bytes:
+def add(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> Bytes:
     """The sum of two, kind by kind."""
-    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in (*one, *(k for k in other if k not in one))}
+    total = dict(one)
+    for kind, size in other.items():
+        total[kind] = total.get(kind, 0) + size
+    return total
 
 
 def pinned(sizes: Mapping[MemoryKind, int]) -> Bytes:

@@ -4,6 +4,7 @@ In: a trained role (`TrainedRole`), a pipeline stage, its fixed parts. Out: byte
 sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,7 +88,7 @@ class TrainedRole:
         """Adapters, which only the policy has."""
         return self.training.lora if self.role is Role.POLICY else None
 
-    @property
+    @cached_property
     def process_overheads(self) -> Bytes:
         """Context and communicators."""
         choice = self.choice
@@ -194,8 +195,8 @@ class RankOnGpu:
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
         if action.kind is ActionKind.OFFLOAD_ROLE:
-            return self.trained.process_overheads
-        return self._with_overheads(dict(self._states(action, run_phase).device))
+            return dict(self.trained.process_overheads)
+        return self._with_overheads(self._states(action, run_phase).device)
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
@@ -208,7 +209,7 @@ class RankOnGpu:
             return self._with_overheads(update_peak(self.snapshots))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
-        held = self._with_overheads(dict(self._waiting.device))
+        held = self._with_overheads(self._waiting.device)
         if action.kind is ActionKind.SCORE:
             held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
@@ -293,7 +294,7 @@ class RankOnGpu:
             return self.fixed.after_step
         return States({kind: size for kind, size in self.moved.items() if kind not in _STATES})
 
-    def _with_overheads(self, held: Bytes) -> Bytes:
+    def _with_overheads(self, held: Mapping[MemoryKind, int]) -> Bytes:
         return add(held, self.trained.process_overheads)
 
 
