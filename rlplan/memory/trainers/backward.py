@@ -276,25 +276,26 @@ def _reduction_of(walk: ZeroWalk, *, accumulates: bool, is_first: bool) -> _Kept
 
 def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
     """Those that can be the largest of their place, whatever a layer's activations: their upper convex hull."""
-    by_place: dict[Place, dict[int, Moment]] = {}
+    by_place: dict[Place, dict[int, tuple[int, Moment]]] = {}
     for moment in moments:
-        at_layer = by_place.setdefault(moment.place, {})
-        before = at_layer.get(moment.layers)
-        if before is None or moment.gradients + moment.buffers > before.gradients + before.buffers:
-            at_layer[moment.layers] = moment
+        place, layers, gradients, buffers = moment
+        total = gradients + buffers
+        at_layer = by_place.setdefault(place, {})
+        if layers not in at_layer or total > at_layer[layers][0]:
+            at_layer[layers] = total, moment
     for at_layer in by_place.values():
-        hull: list[Moment] = []
-        for _, moment in sorted(at_layer.items()):
-            while len(hull) > 1 and not _is_above(hull[-2], hull[-1], moment):
+        hull: list[tuple[int, int, Moment]] = []
+        for layers in sorted(at_layer):
+            right = layers, *at_layer[layers]
+            while len(hull) > 1 and not _is_above(hull[-2], hull[-1], right):
                 hull.pop()
-            hull.append(moment)
-        yield from hull
+            hull.append(right)
+        yield from (moment for _, _, moment in hull)
 
 
-def _is_above(left: Moment, middle: Moment, right: Moment) -> bool:
-    """Whether the middle one lies above the line between the others."""
-    one, two, three = (moment.gradients + moment.buffers for moment in (left, middle, right))
-    return (two - one) * (right.layers - left.layers) > (three - one) * (middle.layers - left.layers)
+def _is_above(left: tuple[int, int, Moment], middle: tuple[int, int, Moment], right: tuple[int, int, Moment]) -> bool:
+    """Whether the middle one lies above the line between the others. Each: (layers, bytes, itself)."""
+    return (middle[1] - left[1]) * (right[0] - left[0]) > (right[1] - left[1]) * (middle[0] - left[0])
 
 
 @lru_cache(maxsize=1 << 16)

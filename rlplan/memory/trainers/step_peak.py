@@ -11,7 +11,7 @@ embedding, or in the optimizer's step.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, MicroBatchShape, Place
 from rlplan.vocabulary import MemoryKind
@@ -21,9 +21,8 @@ UPDATE = (Place.REDUCE, Place.STEP)
 """Places in the optimizer's step; all others are in the passes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One moment of a step, without what depends on the tokens."""
+class Moment(NamedTuple):
+    """One moment of a step, without what depends on the tokens. A search makes hundreds of thousands."""
 
     place: Place
     layers: int

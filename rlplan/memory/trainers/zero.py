@@ -175,6 +175,10 @@ class ZeroStates:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's states of the share: one flat tensor a group, except in stage 0 (each parameter)."""
+        return self._optimizer_bytes
+
+    @cached_property
+    def _optimizer_bytes(self) -> int:
         return optimizer_bytes(self.settings.optimizer, self.stepped_numels(), self.settings.moment_bytes)
 
     def stepped_numels(self) -> list[int]:

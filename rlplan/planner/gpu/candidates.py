@@ -72,6 +72,9 @@ class GpuSpace:
         self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self.gpus_per_host = setting.gpus_per_host
+        self.has_rollouts = job.has_rollouts
+        self._transports: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
+        self._can_train_on: dict[tuple[int, bool], bool] = {}
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
@@ -82,6 +85,11 @@ class GpuSpace:
     def arrangements(self) -> tuple[Arrangement, ...]:
         """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
         return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
+
+    def groups(self) -> Iterator[Arrangement]:
+        """The device groups of all arrangements and more: those in which nothing can train or generate among them."""
+        for placement in self._placements:
+            yield from (Arrangement(placement, *sizes) for sizes in self._splits(placement))
 
     @cached_property
     def impossible(self) -> tuple[Considered, ...]:
@@ -131,13 +139,19 @@ class GpuSpace:
 
     def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
         """Modes of weight sync to the engine. An adapter needs a base that was not dropped while the engine slept."""
-        if not self.job.has_rollouts:
+        key = arrangement.shares_devices, engine.sleep_level < 2
+        if key not in self._transports:
+            self._transports[key] = self._all_transports(shares_devices=key[0], keeps_base=key[1])
+        return self._transports[key]
+
+    def _all_transports(self, *, shares_devices: bool, keeps_base: bool) -> tuple[WeightSyncMode, ...]:
+        if not self.has_rollouts:
             return ("",)
         place = self.job.placement
         content, given = place.sync_content, place.transport
         if content is SyncContent.DELTA:
             return ("delta",)
-        usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if arrangement.shares_devices else ("nccl", "disk")
+        usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
         if given != "auto":
             found: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",
@@ -145,9 +159,7 @@ class GpuSpace:
                 Transport.DISK: "disk",
             }
             usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
-        adapter: tuple[WeightSyncMode, ...] = (
-            ("adapter",) if self.job.training.trains_adapters and engine.sleep_level < 2 else ()
-        )
+        adapter: tuple[WeightSyncMode, ...] = ("adapter",) if self.job.training.trains_adapters and keeps_base else ()
         if content is SyncContent.ADAPTER:
             return adapter
         return (*usual, *adapter) if content == "auto" and given == "auto" else usual
@@ -176,8 +188,10 @@ class GpuSpace:
 
     def _can_train(self, arrangement: Arrangement) -> bool:
         """Whether there is a choice for the trainer."""
-        stays = arrangement.offloaded != "all"
-        return any(stays or not savings[2] for _, _, savings, _ in self._layouts(arrangement.num_training))
+        key = arrangement.num_training, arrangement.offloaded != "all"
+        if key not in self._can_train_on:
+            self._can_train_on[key] = any(key[1] or not savings[2] for _, _, savings, _ in self._layouts(key[0]))
+        return self._can_train_on[key]
 
     def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
         """Who may move away while it waits: every role under time sharing, or frozen ones alone."""

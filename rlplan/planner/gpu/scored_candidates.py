@@ -113,15 +113,20 @@ OPEN = {
 """Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
 APART = ("name", "objective", "hardware", "limits")
 """Parts of a job that no byte and no second depends on but through the setting."""
-_RECENT: deque["CandidateScorer"] = deque(maxlen=4)
+_RECENT: deque["CandidateScorer"] = deque(maxlen=16)
+"""Scorers, the last one used last. A question of `explain` that fits nowhere tries some ten other jobs (adapters, other
+optimizers), and the next such question the same ones."""
 
 
 def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
     """A scorer of a job; one of the last ones shares what it knows, where that holds: a plan, its explanation and its
     remedies ask the same again and again.
     """
-    for known in _RECENT:
-        if known.knows(job, setting):
+    asked = _without_choices(job)
+    for known in reversed(_RECENT):
+        if known.knows(asked, setting):
+            _RECENT.remove(known)
+            _RECENT.append(known)
             found = known.of(job, setting)
             found.num_misfits = 0
             return found
@@ -164,15 +169,16 @@ class CandidateScorer:
         """Whether so little fits that bytes are looked at before seconds."""
         return self.num_misfits > MANY_MISFITS
 
-    def knows(self, job: SettledJob, setting: GpuSetting) -> bool:
-        """Whether what it knows holds for another job, which differs in choices that the search leaves open (a choice
-        says what was taken, and nothing else is asked), or for other numbers of GPUs, which lie on hosts as before.
+    def knows(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
+        """Whether what it knows holds for another job, `asked` without its choices: it differs in those that the search
+        leaves open (a choice says what was taken, and nothing else is asked), or in the number of GPUs, which lie on
+        hosts as before.
         """
-        return _lie_alike(self.setting, setting) and self._known_of == _without_choices(job)
+        return _lie_alike(self.setting, setting) and self._known_of == asked
 
     def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
         """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
-        if not self.knows(job, setting):
+        if not self.knows(_without_choices(job), setting):
             return CandidateScorer(job, setting)
         other = copy(self)
         other.job, other.setting = job, setting

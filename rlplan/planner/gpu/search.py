@@ -147,8 +147,8 @@ class GpuSearch:
 
     @cached_property
     def floor_seconds(self) -> float:
-        """No layout takes fewer."""
-        return min(map(self.times.floor_seconds, self.space.arrangements), default=float("inf"))
+        """No layout takes fewer, whatever its groups are."""
+        return min(map(self.times.floor_seconds, self.space.groups()), default=float("inf"))
 
     def fastest(self, rank: int, limit: float) -> float | None:
         """Seconds of the best candidate that fits with a rank, where that is fewer than a limit."""
