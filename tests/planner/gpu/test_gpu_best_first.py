@@ -111,6 +111,7 @@ def test_no_trainer_is_faster_than_its_matmuls_at_their_best_rate(index: int, ra
     arrangement, sweep = _sweep(search, random)
     choice = random.choice(sweep.choices)
     assert search.times.floor_seconds(arrangement) <= search.times.trainer_seconds(arrangement, choice)
+    assert search.floor_seconds <= search.times.floor_seconds(arrangement), "groups are those of all layouts"
 
 
 def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_training() -> None:
