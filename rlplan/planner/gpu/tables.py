@@ -122,9 +122,9 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
     on_hosts: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
     actions: dict[tuple[RunPhase, str], Action] = {}
     together: dict[tuple[str, str], set[str]] = {}
-    for where, one, other in schedule.concurrent:
-        together.setdefault((where, one), set()).add(other)
-        together.setdefault((where, other), set()).add(one)
+    for where, first, second in schedule.concurrent:
+        together.setdefault((where, first), set()).add(second)
+        together.setdefault((where, second), set()).add(first)
     # twice through a step: the second time its first actions find everybody where the step before has left them
     parts: tuple[tuple[RunPhase, tuple[Action, ...]], ...] = (
         ("start", schedule.start),
