@@ -174,7 +174,7 @@ def test_a_devices_predicted_counters_reach_the_peak_of_the_ledger(gpu_plan: Pla
     peak = gpu_plan.binding
     counters = {name: points for (device, name), points in Decoded(forecast(gpu_plan, "plan")).counters.items()
                 if device == peak.scope and "host" not in name}  # fmt: skip
-    assert "predicted kv_cache" in counters
+    assert "predicted KV cache" in counters
     times = sorted({at for points in counters.values() for at, _ in points})
     total = max(sum(([0] + [v for t, v in points if t <= at])[-1] for points in counters.values()) for at in times)
     assert total == peak.num_bytes
