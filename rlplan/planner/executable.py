@@ -28,6 +28,11 @@ def check_fits(plan: Plan) -> None:
     """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
     for reason in plan.refusals:
         raise rules.refused(reason)
+    check_memory(plan)
+
+
+def check_memory(plan: Plan) -> None:
+    """Raises: NoFeasiblePlanError where it does not fit; what rlplan's own runtime lacks, another stack may have."""
     if plan.fit is Verdict.DOES_NOT_FIT:
         raise does_not_fit(plan)
 
