@@ -117,6 +117,14 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
     assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
 
 
+def test_two_clip_bounds_are_one_flag_of_openrlhf(tmp_path: Path) -> None:
+    plan = plan_of(*ASKED["openrlhf"], "algorithm.clip_high=0.28")
+    write_export(plan, "openrlhf", tmp_path)
+    assert "--actor.eps_clip_low_high 0.2 0.28 " in (tmp_path / "train.sh").read_text()
+    back, unknown = read_back("openrlhf", tmp_path, plan)
+    assert (back["algorithm.clip_low"], back["algorithm.clip_high"], unknown) == (0.2, 0.28, [])
+
+
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Did you mean 'verl'"):
         write_export(plan_of("target=fsdp2"), "verll", tmp_path)
