@@ -229,18 +229,18 @@ def _percent(value: float | None) -> str:
 
 WORDS = {
     "inference_peak": "Peak while generating",
-    "kv_per_token": "KV cache, bytes of a token",
+    "kv_per_token": "KV cache, vLLM's logs",
     "param_count": "Parameters",
-    "rl_colocated_residual": "Left while engine sleeps",
-    "rl_step_time": "RL step, s",
+    "rl_colocated_residual": "Engine asleep",
+    "rl_step_time": "RL step time",
     "serving_tpot": "Time per output token, ms",
     "serving_ttft": "Time to first token, ms",
-    "sleeping_engine_residual": "Left while engine sleeps",
+    "sleeping_engine_residual": "Engine asleep",
     "throughput_infer": "Generation, ms a token",
-    "throughput_train": "Training, tokens/s a GPU",
+    "throughput_train": "Training throughput",
     "train_peak": "Peak in training",
     "train_steady": "Training, between steps",
-    "trtllm_kv_capacity": "Sequences at once, TRT-LLM",
+    "trtllm_kv_capacity": "TensorRT-LLM, sequences",
     "vllm_activation_peak": "vLLM's activations",
     "vllm_cuda_graph": "vLLM's CUDA graphs",
     "vllm_kv": "vLLM's KV cache",
@@ -281,7 +281,9 @@ def _panel(axes: Any, kind: str, points: list[Comparison]) -> None:
     axes.plot((low, high), (low, high), color=MUTED, linewidth=0.8, zorder=1)
     axes.fill_between((low, high), (low * 0.95, high * 0.95), (low * 1.05, high * 1.05), color=FAINT, zorder=0)
     axes.scatter(measured, predicted, s=14, color=INK, alpha=0.75, linewidths=0, zorder=2)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{kind} ({len(points)})")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=kind)
+    axes.text(0.97, 0.04, f"{len(points):,} points" if len(points) > 1 else "1 point", transform=axes.transAxes,
+              ha="right", color=MUTED)  # fmt: skip
     axes.title.set_fontsize(8)
     if high < 200 * low:
         for axis in (axes.xaxis, axes.yaxis):
