@@ -139,7 +139,7 @@ gpu-bench: ## measure this machine's GPU against the predictions (benchmarks/gpu
 	@exec $(or $(PYTHON),python3) benchmarks/gpu/run.py $(ARGS)
 
 evidence: setup ## run what the committed reports/ show once more
-	@exec $(VENV)/bin/python benchmarks/quickstart_evidence.py $(ARGS)
+	@exec $(VENV)/bin/python -m benchmarks.quickstart_evidence $(ARGS)
 
 accuracy: setup ## predict the published measurements once more: reports/accuracy
 	@exec $(VENV)/bin/python -m benchmarks.accuracy_evidence $(ARGS)

@@ -227,16 +227,41 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:+.2f} %"
 
 
+WORDS = {
+    "inference_peak": "Peak while generating",
+    "kv_per_token": "KV cache, vLLM's logs",
+    "param_count": "Parameters",
+    "rl_colocated_residual": "Engine asleep",
+    "rl_step_time": "RL step time",
+    "serving_tpot": "Time per output token, ms",
+    "serving_ttft": "Time to first token, ms",
+    "sleeping_engine_residual": "Engine asleep",
+    "throughput_infer": "Generation, ms a token",
+    "throughput_train": "Training throughput",
+    "train_peak": "Peak in training",
+    "train_steady": "Training, between steps",
+    "trtllm_kv_capacity": "TensorRT-LLM, sequences",
+    "vllm_activation_peak": "vLLM's activations",
+    "vllm_cuda_graph": "vLLM's CUDA graphs",
+    "vllm_kv": "vLLM's KV cache",
+    "vllm_profile_peak": "vLLM's profiled peak",
+    "vllm_weights": "vLLM's weights",
+    "weight_sync_time": "Weight sync, s",
+    "zero_model_states": "ZeRO's model states",
+}
+"""Titles of panels; a kind that is missing here keeps its name."""
+
+
 def draw(report: AccuracyReport, path: Path) -> None:
     """A panel a kind: predicted over measured, the diagonal between; sizes in GiB, apart from counts of tokens."""
     kinds: dict[str, list[Comparison]] = {}
     for point in report.points:
         if isinstance(point.predicted, int | float) and isinstance(point.measured, int | float | tuple):
             unit = "GiB" if _bytes_per_unit(point) else "tokens" if point.kind == "vllm_kv" else ""
-            kinds.setdefault(f"{point.kind}, {unit}".removesuffix(", "), []).append(point)
+            kinds.setdefault(f"{WORDS.get(point.kind, point.kind)}, {unit}".removesuffix(", "), []).append(point)
     rows = -(-len(kinds) // COLUMNS)
     with mpl.rc_context(RC):
-        figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.6 * COLUMNS, 2.6 * rows), squeeze=False)
+        figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.75 * COLUMNS, 2.6 * rows), squeeze=False)
         for axes in grid.flat[len(kinds) :]:
             axes.axis("off")
         for axes, (kind, points) in zip(grid.flat, sorted(kinds.items()), strict=False):
@@ -256,7 +281,10 @@ def _panel(axes: Any, kind: str, points: list[Comparison]) -> None:
     axes.plot((low, high), (low, high), color=MUTED, linewidth=0.8, zorder=1)
     axes.fill_between((low, high), (low * 0.95, high * 0.95), (low * 1.05, high * 1.05), color=FAINT, zorder=0)
     axes.scatter(measured, predicted, s=14, color=INK, alpha=0.75, linewidths=0, zorder=2)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=f"{kind} ({len(points)})")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=kind)
+    axes.text(0.97, 0.04, f"{len(points):,} points" if len(points) > 1 else "1 point", transform=axes.transAxes,
+              ha="right", color=MUTED)  # fmt: skip
+    axes.title.set_fontsize(8)
     if high < 200 * low:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(

@@ -1,14 +1,17 @@
 """Regenerates reports/planner/time_against_gpus.{csv,png}, how long a plan takes, and rent.{csv,html},
 which GPUs to rent for the 7B example, at the bundled prices.
 
-In: nothing. Out: the committed tables and pictures. Takes some minutes; `make planner` calls it.
+In: nothing. Out: the committed tables and pictures. Takes some minutes; `make planner` calls it. `--draw` alone draws
+the committed table once more.
 """
 
 import csv
+import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 from bench_planner import Case, search_seconds, shell_seconds
+from figures import RC, new_figure, save_png
 
 import rlplan
 from rlplan.report.plans.comparison import side_of, write_comparison
@@ -28,6 +31,7 @@ RENT_COLUMNS = (
     "devices", "verdict", "step_s", "dollars_per_hour", "dollars_per_step", "run_s", "dollars_per_run", "kwh_per_run",
     "tokens_per_dollar", "is_on_front",
 )  # fmt: skip
+LINES = ("#1c2630", "#33508f", "#c8702a", "#b3261e")
 COLUMNS = ("model", "target", "gpus", "shell_s", "search_s", "candidates", "rated")
 
 
@@ -44,7 +48,7 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(rows)
-    _draw(rows)
+    draw()
     rent()
 
 
@@ -76,26 +80,33 @@ def _measure(model: str, gpus: str, count: int, words: tuple[str, ...]) -> Row:
     return model, target, count, shell, round(seconds, 3), stats.num_candidates, stats.num_scored
 
 
-def _draw(rows: list[Row]) -> None:
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for model, target in dict.fromkeys(row[:2] for row in rows):
-        mine = [row for row in rows if row[:2] == (model, target)]
-        counts, seconds = [row[2] for row in mine], [row[4] for row in mine]
-        label = model.split("/")[1] + ("" if target == "rlplan" else f", for {target}")
-        (line,) = axes.plot(counts, [row[3] for row in mine], marker="o", label=label)
-        axes.plot(counts, seconds, marker=".", linestyle=":", color=line.get_color())
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS], rotation=45)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("seconds")
-    axes.set_title(
-        "`rlplan plan`: from the shell, cold (solid), and the search alone (dotted)", loc="left", fontsize=10
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(FOLDER / "time_against_gpus.png", dpi=150)
+def draw() -> None:
+    """time_against_gpus.png, from the table beside it."""
+    with (FOLDER / "time_against_gpus.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with mpl.rc_context(RC):
+        figure = new_figure(7.2, 3.6)
+        figure.set_layout_engine("constrained")
+        axes, lowest = figure.add_subplot(), -1.0
+        for (model, target), color in zip(
+            dict.fromkeys((row["model"], row["target"]) for row in rows), LINES, strict=True
+        ):
+            mine = [row for row in rows if (row["model"], row["target"]) == (model, target)]
+            seconds = [float(row["shell_s"]) for row in mine]
+            axes.plot([int(row["gpus"]) for row in mine], seconds, color=color, linewidth=1.8, marker="o", markersize=4)
+            label = model.split("/")[1] + (" on Megatron" if target == "megatron" else "")
+            lowest = max(seconds[-1], lowest + 0.28)
+            axes.annotate(label, (int(mine[-1]["gpus"]), lowest), (8, 0), textcoords="offset points",
+                          color=color, va="center")  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(6, COUNTS[-1] * 12)
+        axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("GPUs")
+        axes.set_title("Seconds of `rlplan plan`, from the shell, nothing cached")
+        axes.grid(axis="y")
+        save_png(figure, FOLDER / "time_against_gpus.png")
 
 
 if __name__ == "__main__":
-    main()
+    draw() if sys.argv[1:] == ["--draw"] else main()

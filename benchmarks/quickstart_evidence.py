@@ -1,7 +1,8 @@
 """Regenerates reports/quickstart and reports/memory-bound: three seeds, the two controls, and the memory-bound job.
 
-In: the example jobs. Out: the committed reports; the run folders stay under runs/evidence/. Takes about ten minutes on
-two cores. `make evidence` calls it; every number in the reports comes from the runs that it makes.
+In: the example jobs. Out: the committed reports, and the two charts that README shows, as Chromium draws them on their
+pages; the run folders stay under runs/evidence/. Takes about ten minutes on two cores. `make evidence` calls it; every
+number in the reports comes from the runs that it makes. `--report` alone reports on the runs that are there already.
 """
 
 import shutil
@@ -9,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.pages.chromium import Chromium, found
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs") / "evidence"
@@ -32,12 +35,18 @@ RUNS_OF_QUICKSTART = (
     Run("shuffled-rewards", QUICKSTART, ("controls.shuffle_rewards=true",)),
 )
 MEMORY_BOUND = Run("memory-bound", "examples/memory-bound.yaml")
+CHARTS = {
+    "quickstart": {"learning.png": "Learning curves"},
+    "memory-bound": {"memory.png": "Memory of the host over time"},
+}
+"""Of a report's folder, the pictures in it: of which chart, by the beginning of its label."""
 
 
 def main() -> int:
     """Run everything, then write the reports."""
+    assert found(), "README's pictures need Chromium: `make system-packages` installs it"
     rlplan = str(Path(sys.executable).parent / "rlplan")
-    for run in (*RUNS_OF_QUICKSTART, MEMORY_BOUND):
+    for run in () if sys.argv[1:] == ["--report"] else (*RUNS_OF_QUICKSTART, MEMORY_BOUND):
         folder = RUNS / run.name
         shutil.rmtree(ROOT / folder, ignore_errors=True)
         print(f"--- {run.name}", flush=True)
@@ -48,7 +57,18 @@ def main() -> int:
         target = ROOT / "reports" / out
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run([rlplan, "report", str(folder), *extra, "--out", f"reports/{out}"], cwd=ROOT, check=True)
+        photograph(target)
     return 0
+
+
+def photograph(folder: Path) -> None:
+    """The charts of a page that README shows."""
+    with Chromium() as browser:
+        browser.open(folder / "index.html", fine=True)
+        browser.wait("document.querySelector('canvas') !== null", 60)
+        browser.says("new Promise((done) => setTimeout(done, 300))")
+        for name, label in CHARTS.get(folder.name, {}).items():
+            browser.picture(folder / name, of=f"document.querySelector('figure[aria-label^=\"{label}\"]')")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
-    from rlplan.planner.executable import check_fits, executable_plan
+    from rlplan.planner.executable import check_memory, executable_plan
 
     found, out = _asked("emit", job, overrides).answer(), Path(folder)
     if target is None:
@@ -184,7 +184,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     else:
         from rlplan.foreign.export.folders import write_export
 
-        check_fits(found)
+        check_memory(found)
         write_export(found, target, out, tuple(LAUNCHERS))
     return EmitResult(out, tuple(sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())))
 

@@ -134,6 +134,16 @@ class Dtype(StrEnum):
         return 4 if self is Dtype.FLOAT32 else 2
 
 
+def words_of(name: str) -> str:
+    """A name of this file as people read it, in terminals, pages and charts alike.
+
+    >>> words_of(MemoryKind.KV_CACHE), words_of("sync_weights"), words_of(MemoryKind.COMM_BUFFERS)
+    ('KV cache', 'sync weights', 'comm buffers')
+    """
+    special = {"kv_cache": "KV cache", "cuda_graphs": "CUDA graphs"}
+    return special.get(name, name.replace("_", " "))
+
+
 PERSISTENT_KINDS = (
     MemoryKind.WEIGHTS,
     MemoryKind.GRADIENTS,

@@ -43,13 +43,15 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
             axes.tick_params(labelleft=place % NUM_COLUMNS == 0)
             if place >= len(names) - NUM_COLUMNS:
                 axes.set_xlabel("steps")
-        _legend(figure)
+        _legend(figure, [name for name in names if any(c.algorithm == name and c.case in CONTROLS for c in curves)])
         save_png(figure, path)
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, controlled: Sequence[str]) -> None:
+    """controlled: the algorithms whose controls were run."""
+    alone = f", {controlled[0]}" if len(controlled) == 1 else ""
     lines = [Line2D([], [], color=ACCENT, linewidth=1.5, label="each seed")]
-    lines += [Line2D([], [], color=color, linewidth=1.1, label=case) for case, color in CONTROL_COLORS.items()]
+    lines += [Line2D([], [], color=color, linewidth=1.1, label=case + alone) for case, color in CONTROL_COLORS.items()]
     lines.append(Line2D([], [], color=INK, linewidth=0.7, linestyle=(0, (2, 2)), label=f"target, {TARGET:.0%}"))
     title = "Greedy accuracy on held-out prompts"
     top = 1 - 0.1 / figure.get_figheight()

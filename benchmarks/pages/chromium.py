@@ -95,8 +95,8 @@ class Chromium:
         ):
             self.said.append(f"asked the network: {told['request']['url']}")
 
-    def open(self, address: str | Path, size: str = "wide", *, dark: bool = False) -> None:
-        """Load a page (a file or a URL) and wait until its charts are drawn."""
+    def open(self, address: str | Path, size: str = "wide", *, dark: bool = False, fine: bool = False) -> None:
+        """Load a page (a file or a URL) and wait until its charts are drawn. fine: two pixels for one."""
         width, height = WIDTHS[size]
         phone = size == "phone"
         self.said.clear()
@@ -104,7 +104,7 @@ class Chromium:
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=2 if phone else 1,
+            deviceScaleFactor=2 if phone or fine else 1,
             mobile=phone,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -146,9 +146,14 @@ class Chromium:
         self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """A PNG of the whole page, or of what is seen of it."""
-        told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def picture(self, path: Path, *, whole: bool = True, of: str = "") -> None:
+        """A PNG of the whole page, of what is seen of it, or of one element (an expression)."""
+        clip = {}
+        if of:
+            box = self.says(f"(({{x, y, width, height}}) => [x, y, width, height])(({of}).getBoundingClientRect())")
+            x, y, width, height = box[0] - 12, box[1] + self.says("window.scrollY") - 12, box[2] + 24, box[3] + 24
+            clip = {"clip": {"x": x, "y": y, "width": width, "height": height, "scale": 1}}
+        told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
         path.write_bytes(base64.b64decode(told["data"]))
 
     def pdf(self) -> bytes:

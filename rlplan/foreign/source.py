@@ -111,8 +111,9 @@ def _plain(given: Mapping[str, Given], table: Table) -> dict[str, Given]:
     """Without values that say nothing; `16k` as a number, lists by element where rows ask for those."""
     found: dict[str, Given] = {}
     for key, one in given.items():
-        if isinstance(one.value, list) and f"{key}.0" in table.keys:
-            found |= {f"{key}.{at}": Given(part, one.place) for at, part in enumerate(one.value)}
+        parts = [typed(word) for word in one.value.split()] if isinstance(one.value, str) else one.value
+        if isinstance(parts, list) and f"{key}.0" in table.keys:
+            found |= {f"{key}.{at}": Given(part, one.place) for at, part in enumerate(parts)}
         elif one.value not in table.unsaid:
             size = _SUFFIX.fullmatch(str(one.value)) if table.has_suffixes else None
             found[key] = one if size is None else Given(_size(*size.groups()), one.place)

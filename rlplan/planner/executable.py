@@ -17,7 +17,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Role, words_of
 
 MAX_REMEDIES = 6
 """Remedies that a message names; a page has them all."""
@@ -28,6 +28,11 @@ def check_fits(plan: Plan) -> None:
     """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
     for reason in plan.refusals:
         raise rules.refused(reason)
+    check_memory(plan)
+
+
+def check_memory(plan: Plan) -> None:
+    """Raises: NoFeasiblePlanError where it does not fit; what rlplan's own runtime lacks, another stack may have."""
     if plan.fit is Verdict.DOES_NOT_FIT:
         raise does_not_fit(plan)
 
@@ -97,7 +102,7 @@ def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
         f"{plan.model_name} needs {format_bytes(short.needed_bytes)} of {short.of}, "
         f"{format_bytes(short.available_bytes)} available; the worst moment is {peak.action_id} "
         f"({peak.run_phase}; {words})",
-        where=f"largest: {kind} of {role} in {process}, {format_bytes(size)}",
+        where=f"largest: {words_of(kind)} of {role} in {process}, {format_bytes(size)}",
         rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
         "sequence into the KV cache",
         way_out=f"each of these alone helps: {ways_out}" if ways_out else others,

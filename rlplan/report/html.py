@@ -15,6 +15,7 @@ from rlplan import __version__
 from rlplan.report import style
 from rlplan.report.evaluations import change_text, value_text
 from rlplan.units import format_bytes, format_seconds
+from rlplan.vocabulary import words_of
 
 SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")
 
@@ -48,7 +49,7 @@ def environment() -> Environment:
         "evaluated": lambda value, is_share: _or_dash(lambda v: value_text(v, is_share=is_share))(value),
         "changed": lambda value, is_share: _or_dash(lambda v: change_text(v, is_share=is_share))(value),
         "ratio": _or_dash(lambda value: f"{value:.2f}"),
-        "name": style.name_of,
+        "name": words_of,
         "raw": lambda value: "" if value is None or pd.isna(value) else value,
     }
     return made

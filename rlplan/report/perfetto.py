@@ -20,7 +20,7 @@ from typing import Any
 from rlplan.report import timeline
 from rlplan.report.timeline import TracedSchedule
 from rlplan.trace import Span
-from rlplan.vocabulary import ActionKind
+from rlplan.vocabulary import ActionKind, words_of
 
 BEGIN, END, COUNTER = 1, 2, 4
 """TrackEvent.Type."""
@@ -205,7 +205,7 @@ def _write_predicted(writer: _Writer, traced: TracedSchedule, tracks: dict[str, 
     for device, space in sorted({(row.device, row.space) for row in traced.ledger.rows}):
         levels = timeline.predicted_levels(traced, (space,), device=device)
         for kind, values in sorted(levels.by_kind(levels.processes).items()):
-            name = f"predicted {kind}" + (" in host memory" if space == "host" else "")
+            name = f"predicted {words_of(kind)}" + (" in host memory" if space == "host" else "")
             points = zip(levels.edges.tolist(), [*values.tolist(), 0.0], strict=True)
             writer.counter(tracks[device], name, points)
 
@@ -220,4 +220,4 @@ def _write_measured(writer: _Writer, traced: TracedSchedule, tracks: dict[str, i
             held[key][(sample.process, sample.role)] = sample.num_bytes
             points[key].append((max(sample.at_s, writer.origin_s), sum(held[key].values())))
     for (device, kind), mine in sorted(points.items()):
-        writer.counter(tracks[device], f"measured {kind}", mine)
+        writer.counter(tracks[device], f"measured {words_of(kind)}", mine)

@@ -18,6 +18,7 @@ from rlplan.report.evaluations import change_text, missing, value_text
 from rlplan.report.plans.plan_page import others_of
 from rlplan.report.summary import Findings
 from rlplan.units import format_bytes, format_rate, format_seconds
+from rlplan.vocabulary import words_of
 
 TEMPLATE = "report.html.j2"
 FLAT_POINTS = 0.05
@@ -92,7 +93,7 @@ def _exactness_tile(kinds: list[dict[str, Any]]) -> dict[str, str]:
     samples, exact = sum(kind["num_samples"] for kind in kinds), sum(kind["is_exact"] for kind in kinds)
     if not samples:
         return _tile("Persistent kinds exact", "unknown", "none was measured", "quiet")
-    wrong = ", ".join(style.name_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
+    wrong = ", ".join(words_of(kind["kind"]) for kind in kinds if not kind["is_exact"])
     note = f"not exact or not measured: {wrong}" if wrong else f"to the byte, in all of {samples:,} samples"
     return _tile("Persistent kinds exact", f"{exact} of {len(kinds)}", note, "bad" if wrong else "good")
 

@@ -1,6 +1,6 @@
-"""The look of every chart: one colour for each memory kind, phase and resource, and names as people read them.
+"""The look of every chart: one colour for each memory kind, phase and resource; their names are `vocabulary.words_of`.
 
-In: enums and words. Out: colours, words. Left out: what is drawn (memory.py), the page's own colours (page.css).
+In: enums and words. Out: colours, titles. Left out: what is drawn (memory.py), the page's own colours (page.css).
 
 The colours of kinds were searched for the largest distance between any two of them as people see them with full colour
 vision and without red, green or blue cones (CIE 76 after Machado 2009): at least 14 for all, 23 for what fills a GPU.
@@ -58,15 +58,6 @@ RESOURCE_COLORS = {
 def phase_color(phase: str) -> str:
     """The colour of a phase; a phase that nobody knows is grey."""
     return PHASE_COLORS[Phase(phase)] if phase in list(Phase) else MUTED
-
-
-def name_of(word: str) -> str:
-    """A word of the vocabulary as people read it.
-
-    >>> name_of("kv_cache"), name_of("sync_weights")
-    ('KV cache', 'sync weights')
-    """
-    return {"kv_cache": "KV cache", "cuda_graphs": "CUDA graphs"}.get(word, word.replace("_", " "))
 
 
 def sentence(name: str) -> str:

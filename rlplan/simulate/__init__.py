@@ -1,1 +1,1 @@
-"""A schedule played step after step in simulated time, with sampled lengths."""
+"""A schedule run step after step in simulated time, with sampled lengths."""

@@ -32,7 +32,7 @@ VERSION, QUEUE = -1, -2
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
-    """Play the whole run. Raises: SpecError where the setting makes no sense.
+    """Simulate the whole run. Raises: SpecError where the setting makes no sense.
 
     Garbage collection is off meanwhile: it would take half the time, and reference counts free what is done with.
     """

@@ -3,6 +3,7 @@
 In: parsed YAML or JSON. Out: a frozen model, or a SpecError with file, key path, value and rule.
 """
 
+import errno
 import json
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlplan.errors import MisspeltError, SpecError, did_you_mean
+from rlplan.errors import MisspeltError, RunError, SpecError, did_you_mean
 from rlplan.reading import MAX_SPEC_BYTES, check_values, read_text
 from rlplan.units import parse_bytes
 
@@ -216,10 +217,17 @@ def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns a failure to write into a message. Raises: SpecError naming the path."""
+    """Turns a failure to write into a message. Raises: SpecError naming the path; RunError where its disk is full."""
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"{path} cannot be written: {error.strerror}",
+                where=str(error.filename or path),
+                rule="a disk with room for what is written",
+                way_out="make room there, or name another place",
+            ) from None
         raise SpecError(
             f"{path} cannot be written: {error.strerror}",
             where=str(error.filename or path),

@@ -1,14 +1,20 @@
 """trace.pftrace, decoded by protobuf's own decoder from Perfetto's published field numbers: slices, counters, flows.
 
-Left out: trace_processor, Perfetto's own reader, which no package that we install brings.
+At night also by the descriptors that Perfetto itself publishes (the `perfetto` package), which must know every field.
+Left out: trace_processor, Perfetto's own reader: its package loads the program from the network when it is first used.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +27,7 @@ from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.run_folder import read_run_folder
 from rlplan.report.timeline import TracedSchedule
 from rlplan.trace import Span
-from tests.factories import EXAMPLES, QUICKSTART
+from tests.factories import EXAMPLES, QUICKSTART, ROOT
 from tests.report.factory import make_empty_run, make_killed_run, make_run
 
 FIELD = descriptor_pb2.FieldDescriptorProto
@@ -45,7 +51,7 @@ MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
         "counter": (8, "CounterDescriptor"),
     },
     "ProcessDescriptor": {"pid": (1, INT32), "process_name": (6, STRING)},
-    "ThreadDescriptor": {"pid": (1, INT32), "tid": (2, INT32), "thread_name": (5, STRING)},
+    "ThreadDescriptor": {"pid": (1, INT32), "tid": (2, INT64), "thread_name": (5, STRING)},
     "CounterDescriptor": {"unit": (3, INT32)},
     "TrackEvent": {
         "debug_annotations": (4, ["DebugAnnotation"]),
@@ -174,7 +180,7 @@ def test_a_devices_predicted_counters_reach_the_peak_of_the_ledger(gpu_plan: Pla
     peak = gpu_plan.binding
     counters = {name: points for (device, name), points in Decoded(forecast(gpu_plan, "plan")).counters.items()
                 if device == peak.scope and "host" not in name}  # fmt: skip
-    assert "predicted kv_cache" in counters
+    assert "predicted KV cache" in counters
     times = sorted({at for points in counters.values() for at, _ in points})
     total = max(sum(([0] + [v for t, v in points if t <= at])[-1] for points in counters.values()) for at in times)
     assert total == peak.num_bytes
@@ -210,3 +216,38 @@ def test_a_killed_run_has_a_trace_and_an_empty_one_none(tmp_path: Path) -> None:
 def test_the_same_plan_gives_the_same_bytes() -> None:
     plan = rlplan.plan(QUICKSTART).plan
     assert perfetto_trace(forecast(plan, "plan")) == perfetto_trace(forecast(plan, "plan"))
+
+
+OFFICIAL = """
+import json, sys
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.unknown_fields import UnknownFieldSet
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+def unknown(message):
+    for field, value in message.ListFields():
+        several = value if field.is_repeated else [value]
+        yield from (one for part in several if field.message_type for one in unknown(part))
+    yield from (one.field_number for one in UnknownFieldSet(message))
+
+trace = perfetto_trace_pb2.Trace.FromString(sys.stdin.buffer.read())
+assert not list(unknown(trace)) and trace.IsInitialized()
+print(json.dumps(MessageToDict(trace, preserving_proto_field_name=True, use_integers_for_enums=True)))
+"""
+
+
+@pytest.mark.nightly
+def test_perfettos_own_descriptors_read_what_ours_read(gpu_plan: Plan, tmp_path: Path) -> None:
+    pinned = next(line for line in (ROOT / "requirements" / "upstream.txt").read_text().split() if "perfetto" in line)
+    where = str(tmp_path / "perfetto")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", where, pinned]
+    subprocess.run(install, check=True)
+    run = read_run_folder(make_run(tmp_path / "run"))
+    for traced in (forecast(gpu_plan, "plan"), simulated(gpu_plan), run):
+        written = perfetto_trace(traced)
+        paths = os.pathsep.join([where, *filter(None, sys.path)])
+        done = subprocess.run([sys.executable, "-c", OFFICIAL], input=written, capture_output=True,
+                              check=True, env=os.environ | {"PYTHONPATH": paths})  # fmt: skip
+        ours = MessageToDict(DECODER.FromString(written), preserving_proto_field_name=True, use_integers_for_enums=True)
+        assert json.loads(done.stdout) == ours
+        assert len(ours["packet"]) > 10

@@ -1,12 +1,14 @@
 """Files and validation: every way in which a small file cannot be read, and how a failure is worded."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from rlplan.errors import SpecError
+from rlplan.errors import RunError, SpecError
 from rlplan.reading import MAX_SPEC_BYTES, read_text
 from rlplan.spec.base import ByteCount, Spec, read_json, shorten, validate, writing
 
@@ -163,3 +165,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (file / "sub").mkdir()
     assert caught.value.what == f"{file / 'plan.json'} cannot be written: Not a directory"
     assert caught.value.where == str(file / "sub")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_fault_of_what_was_asked_for(number: int) -> None:
+    with pytest.raises(RunError, match=r"plan.json cannot be written: .*(space|quota)"), writing(Path("plan.json")):
+        raise OSError(number, os.strerror(number))

@@ -46,11 +46,7 @@ def command(
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import check_inputs, each_stage, read_question
 
-    if lengths is not None:
-        from rlplan.spec.measured_lengths import lengths_of_run
-
-        job = replace(job, overrides=[*lengths_of_run(lengths), *(job.overrides or ())])
-    stages, found = each_stage(job), {}
+    stages, found = each_stage(job if lengths is None else _with_lengths(job, lengths)), {}
     if out is not None and stages[0][0]:
         raise _no_plan_of_all(out, stages[0][0])
     for name, asked in stages:
@@ -71,6 +67,12 @@ def command(
     if out is not None:
         uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, `rlplan run {out}` runs it"
         note(f"plan written to {out}; {uses}")
+
+
+def _with_lengths(job: JobArguments, run: Path) -> JobArguments:
+    from rlplan.spec.measured_lengths import lengths_of_run
+
+    return replace(job, overrides=[*lengths_of_run(run), *(job.overrides or ())])
 
 
 def _no_plan_of_all(out: Path, name: str) -> SpecError:

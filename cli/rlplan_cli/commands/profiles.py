@@ -210,4 +210,4 @@ def _plain_values(profile: Profile) -> Iterator[tuple[str, str]]:
 def _short(path: str) -> str:
     """A path without the parts that its table does not need."""
     shortened = path.removeprefix("overheads.").removeprefix("dense_flops_per_s.").removesuffix(".bytes_per_s")
-    return shortened.replace("process_overheads.", "process: ").replace("process_slack.", "slack: ")
+    return shortened.replace("process_overheads.", "process: ").replace("process_slack.", "fragmentation: ")

@@ -13,9 +13,9 @@ from rlplan.planner.answers.plan_results import needed_words
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import KvReport
 from rlplan.units import GIB, format_bytes
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, words_of
 from rlplan_cli.render.plan import fullness, range_of, show_headline, show_others
-from rlplan_cli.render.terminal import NARROW, SHORT, fill, new_table, say, say_left_out, sizes_of, stdout
+from rlplan_cli.render.terminal import NARROW, fill, new_table, say, say_left_out, sizes_of, stdout
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
@@ -93,7 +93,7 @@ def _show_binding(plan: Plan) -> None:
     table = new_table("kind", *(() if is_compact else map(_short_name, processes)), "total", title=title)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
     for process, _, kind, size in peak.rows:
-        cells = sizes[SHORT.get(kind, kind.value)]
+        cells = sizes[words_of(kind)]
         cells[process] = cells.get(process, 0) + size
     for name, cells in sorted(sizes.items(), key=lambda item: -sum(item[1].values())):
         shown = [] if is_compact else [_size(cells[one]) if one in cells else "-" for one in processes]
@@ -176,7 +176,7 @@ def show_trace(estimate: "TraceEstimate") -> None:
     table = new_table("kind", "one GPU", "from", title="The training peak", left=("from",))
     for kind, size in sorted(estimate.rows.items(), key=lambda item: -item[1]):
         traced = kind is MemoryKind.ACTIVATIONS
-        table.add_row(SHORT.get(kind, kind.value), format_bytes(size), "the trace" if traced else "formulas")
+        table.add_row(words_of(kind), format_bytes(size), "the trace" if traced else "formulas")
     stdout.print(table)
     stdout.print("Activations here are logits and temporaries too. Rollouts and scoring are not in this.", style="dim")
 

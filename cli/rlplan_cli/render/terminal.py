@@ -18,7 +18,7 @@ from rlplan.errors import RlplanError
 from rlplan.printable import printable
 from rlplan.timing.cost import Cost, Resource
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, words_of
 
 PIPE_WIDTH = 120
 """Columns where nobody says how many there are: in a pipe or a file."""
@@ -67,23 +67,6 @@ def _console(*, is_stderr: bool) -> Console:
 
 
 stdout, stderr = _console(is_stderr=False), _console(is_stderr=True)
-
-SHORT = {
-    MemoryKind.WEIGHTS: "weights",
-    MemoryKind.GRADIENTS: "grads",
-    MemoryKind.MASTER_WEIGHTS: "master",
-    MemoryKind.OPTIMIZER: "adam",
-    MemoryKind.ACTIVATIONS: "activ.",
-    MemoryKind.LOGITS: "logits",
-    MemoryKind.KV_CACHE: "KV",
-    MemoryKind.PACKED_WEIGHTS: "packed",
-    MemoryKind.CUDA_GRAPHS: "graphs",
-    MemoryKind.COMM_BUFFERS: "comm",
-    MemoryKind.SYNC_STAGING: "sync",
-    MemoryKind.CHECKPOINT_STAGING: "ckpt",
-    MemoryKind.FRAGMENTATION: "slack",
-    MemoryKind.PROCESS: "process",
-}
 
 
 def note(text: str) -> None:
@@ -192,9 +175,9 @@ def made_of(cost: Cost, *, is_on_host: bool, limit: int = 3) -> list[str]:
 
 
 def sizes_of(sizes: Mapping[MemoryKind, int]) -> list[str]:
-    """`KV 32.0 MiB` and so on, largest first."""
+    """`KV cache 32.0 MiB` and so on, largest first."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    return [f"{SHORT.get(kind, kind)} {format_bytes(size)}" for kind, size in ordered if size]
+    return [f"{words_of(kind)} {format_bytes(size)}" for kind, size in ordered if size]
 
 
 def say(head: str, text: str) -> None:

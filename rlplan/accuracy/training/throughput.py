@@ -91,7 +91,8 @@ def in_unit(unit: str, step: Step, seconds: float, cluster: Cluster) -> float:
 
     Model FLOPs are 6 P a token and causal attention; llm-foundry and PaLM count attention twice.
     """
-    word = unit.lower().replace(" per ", "/").replace("second", "s").replace(" ", "").replace("sec", "s")
+    word = unit.lower().replace(" per ", "/").replace(" ", "")
+    word = re.sub(r"sec(ond)?s?(?![a-z])", "s", word)
     each = cluster.num_gpus if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
     if re.match(r"(k?tokens?|k?tok|tps|wps|words)", word):
         each = cluster.num_gpus if word.startswith("tps") and "total" not in word else each
@@ -100,7 +101,7 @@ def in_unit(unit: str, step: Step, seconds: float, cluster: Cluster) -> float:
         return step.num_sequences / seconds / each
     if re.match(r"(ms|millis)", word):
         return 1000 * seconds
-    if re.match(r"(s|seconds?)(/|$)", word):
+    if re.match(r"s(/|$)", word):
         return seconds
     flops = model_flops(step) / seconds / cluster.num_gpus
     if re.match(r"p?tflop|teraflop", word):

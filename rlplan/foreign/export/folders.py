@@ -35,6 +35,10 @@ def _script(export: Export) -> dict[str, str]:
         quoted = shlex.quote(str(value))
         if table.syntax == "overrides":
             words.append(f"{key}={quoted}")
+        elif key.endswith(".0"):  # a flag with two values
+            words.append(f"--{key[:-2]} {quoted} {shlex.quote(str(settings[key[:-1] + '1']))}")
+        elif key.endswith(".1"):
+            continue
         elif value is not False:
             words.append(
                 f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)

@@ -20,6 +20,7 @@ from rlplan.spec.files.job_file import WAY_OUT
 from rlplan.spec.files.yaml import apply_overrides
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
+from rlplan.vocabulary import words_of
 
 MAX_REMEDIES = 11
 """Remedies that are tried of a family that does not fit: each is a search."""
@@ -134,7 +135,7 @@ def what_binds(plan: Plan) -> str:
     needed, room = short.needed_bytes, short.available_bytes
     return (
         f"{format_bytes(needed - room)} too much for {short.of} in {short.peak.action_id}: {format_bytes(needed)} "
-        f"needed, {format_bytes(room)} available; largest: {kind} of {process}, {format_bytes(size)}"
+        f"needed, {format_bytes(room)} available; largest: {words_of(kind)} of {process}, {format_bytes(size)}"
     )
 
 

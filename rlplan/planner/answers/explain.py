@@ -23,6 +23,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
+from rlplan.vocabulary import words_of
 
 EXPLANATION_SCHEMA_VERSION = 1
 
@@ -222,7 +223,7 @@ def _memory(plan: Plan) -> MemoryBottleneck:
         num_bytes=peak.num_bytes,
         capacity_bytes=plan.binding_capacity,
         headroom_bytes=plan.headroom_bytes,
-        largest=f"{kind} of {process}",
+        largest=f"{words_of(kind)} of {process}",
         largest_bytes=size,
         host_bytes=host.num_bytes,
         host_headroom_bytes=plan.ledger.host_capacity_of(host.scope) - host.num_bytes if is_apart else None,

@@ -16,7 +16,7 @@ from rlplan.report.run_folder import RunFolder
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, words_of
 
 MAX_ROWS = 24
 
@@ -118,7 +118,7 @@ def _error_words(peak: "pd.Series[object]", prefix: str) -> tuple[str, bool]:
 def of_kinds(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
     """Segments in the order of a stack."""
     return tuple(
-        Segment(style.name_of(kind), color, sizes[kind], exact_words(sizes[kind]))
+        Segment(words_of(kind), color, sizes[kind], exact_words(sizes[kind]))
         for kind, color in style.KIND_COLORS.items()
         if sizes.get(kind)
     )
@@ -140,7 +140,7 @@ def waits(timing: StepTiming | None) -> Bars:
 def of_resources(parts: Mapping[Resource, float]) -> tuple[Segment, ...]:
     """Segments in the order of the resources."""
     return tuple(
-        Segment(style.name_of(one.value), style.RESOURCE_COLORS[one], parts[one], f"{parts[one]:.6g} s")
+        Segment(words_of(one.value), style.RESOURCE_COLORS[one], parts[one], f"{parts[one]:.6g} s")
         for one in Resource
         if parts.get(one)
     )

@@ -16,7 +16,7 @@ from rlplan.report import timeline as clock
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, words_of
 
 MAX_LANES = 24
 """Processes that are drawn; more are alike, and the note says how many there are."""
@@ -114,11 +114,11 @@ def _bars(lane: "Lane", actions: _Names) -> dict[str, Any]:
 
 def _told(name: str, phase: int, cost: Cost | None, is_measured: bool) -> dict[str, Any]:
     """What the page says of an action; beside a measured one its predicted seconds."""
-    told: dict[str, Any] = {"name": style.name_of(name), "phase": phase}
+    told: dict[str, Any] = {"name": words_of(name), "phase": phase}
     if is_measured and cost:
         told["predicted"] = _clock(cost.seconds)
     if cost and cost.seconds and cost.bound_by is not Resource.IDLE:
-        told["note"] = f"{style.name_of(cost.bound_by.value)}-bound"
+        told["note"] = f"{words_of(cost.bound_by.value)}-bound"
     return told
 
 
@@ -132,7 +132,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
     kinds = [
         {
             "kind": kind,
-            "name": style.name_of(kind),
+            "name": words_of(kind),
             "color": style.KIND_COLORS[MemoryKind(kind)],
             "source": scene.sources.get(kind, ""),
             "changes": changes(values),

@@ -14,7 +14,7 @@ from rlplan.report import style
 from rlplan.timing.cost import Resource
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import MemoryKind, words_of
 
 PAGE_SCHEMA_VERSION = 1
 NEGLIGIBLE = 0.001
@@ -167,7 +167,7 @@ def phase_rows(timing: StepTiming | None) -> tuple[PhaseRow, ...]:
             str(phase),
             cost.seconds,
             cost.seconds / total,
-            style.name_of(cost.bound_by.value),
+            words_of(cost.bound_by.value),
             {
                 resource.value: seconds
                 for resource, seconds in cost.parts.items()
@@ -196,7 +196,7 @@ def action_rows(
                 phase,
                 time.start_s if time else None,
                 time.cost.seconds if time else None,
-                "" if bound is Resource.IDLE else style.name_of(bound.value),
+                "" if bound is Resource.IDLE else words_of(bound.value),
                 expected.get(action),
                 high.get(action),
                 hosts.get(action),

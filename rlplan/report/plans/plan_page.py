@@ -9,6 +9,7 @@ from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds
+from rlplan.vocabulary import words_of
 
 _MOODS = {
     Verdict.FITS: "good",
@@ -62,7 +63,7 @@ def others_of(plan: Plan) -> tuple[OtherRow, ...]:
 
 def _tiles(plan: Plan) -> tuple[Tile, ...]:
     (low, high), peak, host = plan.interval(), plan.binding, plan.ledger.host_peak()
-    tiles = [Tile("Verdict", plan.verdict.value, f"binds in {peak.action_id}", _MOODS[plan.verdict])]
+    tiles = [Tile("Verdict", plan.verdict.value, f"binds in {words_of(peak.action_id)}", _MOODS[plan.verdict])]
     if plan.timing is not None and plan.seconds:
         slowest = max(phase_rows(plan.timing.step), key=lambda row: row.seconds)
         note = f"{style.percent(slowest.share, 0)} {slowest.phase}, {slowest.bound_by}-bound"
@@ -76,9 +77,11 @@ def _tiles(plan: Plan) -> tuple[Tile, ...]:
         note = f"{format_bytes(low)} to {format_bytes(high)}, of {format_bytes(plan.binding_capacity)}"
         tiles.append(Tile("Fullest GPU", format_bytes(peak.num_bytes), note, _MOODS[plan.verdict]))
     else:
-        tiles.append(Tile("Fullest process", format_bytes(fullest.num_bytes), f"{fullest.scope}, {fullest.action_id}"))
+        tiles.append(
+            Tile("Fullest process", format_bytes(fullest.num_bytes), f"{fullest.scope}, {words_of(fullest.action_id)}")
+        )
     room = plan.host_capacity
-    note = f"{host.action_id}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
+    note = f"{words_of(host.action_id)}, {'host unknown' if room is None else 'of ' + format_bytes(room)}"
     return (*tiles, Tile("Fullest host", format_bytes(host.num_bytes), note))
 
 
@@ -120,7 +123,9 @@ def _places(plan: Plan) -> tuple[Place, ...]:
 
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
-    rows = [(name, words) for name, words in (("Error", error_words(plan)), ("Needed", needed_words(plan))) if words]
+    rows = [
+        (name, words) for name, words in (("Step time", error_words(plan)), ("GPU memory", needed_words(plan))) if words
+    ]
     if plan.kv is not None:
         kv = plan.kv
         rows.append(

@@ -161,14 +161,27 @@ class Calls:
         """By what this host says of them. Raises: LostProcessError."""
         if found := liveness.check(self.pids_here(processes)):
             process, state = found
-            hangs = f"hangs: no sign of progress for {self.limits.stall_timeout_s:.0f} s (it is stopped)"
+            if state == "stopped":
+                raise self._hangs(process, self.limits.stall_timeout_s, " (it is stopped)")
             raise LostProcessError(
-                f"{process} {hangs if state == 'stopped' else 'is gone'}",
+                f"{process} is gone",
                 process=process,
-                where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
-                rule="a process lives as long as the run, and stands still no longer than limits.stall_timeout_s",
+                where=str(self._log_of(process)),
+                rule="a process lives as long as the run",
                 way_out="look at the end of its log; if the system killed it for memory, plan for less",
             )
+
+    def _hangs(self, process: str, silent_s: float, said: str = "") -> LostProcessError:
+        return LostProcessError(
+            f"{process} hangs: no sign of progress for {silent_s:.0f} s{said}",
+            process=process,
+            where=str(self._log_of(process)),
+            rule="a process must make progress within limits.stall_timeout_s",
+            way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
+        )
+
+    def _log_of(self, process: str) -> Path:
+        return self.log_folder / f"{process.replace('/', '-')}.log"
 
     def measured(self, calls: Sequence[Call], timeout_s: float) -> tuple[list[Any], list[Measurement]]:
         """(results, measurements) of calls begun with `perform`."""
@@ -189,19 +202,13 @@ class Calls:
             if pulse.question is None:
                 pulse.question = self.actors[process].pulse.remote()
             if pulse.silent_s > limit_s:
-                raise LostProcessError(
-                    f"{process} hangs: no sign of progress for {limit_s:.0f} s",
-                    process=process,
-                    where=str(self.log_folder / f"{process.replace('/', '-')}.log"),
-                    rule="a process must make progress within limits.stall_timeout_s",
-                    way_out="read its log; raise limits.stall_timeout_s if one step of the engine really takes longer",
-                )
+                raise self._hangs(process, limit_s)
 
     def _check(self, call: Call) -> None:
         """Turn a failed call into a RunError with the end of the process's log."""
         import ray
 
-        log = self.log_folder / f"{call.process.replace('/', '-')}.log"
+        log = self._log_of(call.process)
         try:
             _fetch(call.reference)
         except ray.exceptions.RayTaskError as error:

@@ -51,14 +51,7 @@ class PromptSets:
 
 def load_prompts(job: ResolvedJob) -> PromptSets:
     """Read and tokenize all data sets. Raises: SpecError that lists bad rows and prompts over the limit."""
-    path = Path(job.policy.path) / "tokenizer.json"
-    if not path.is_file():
-        raise SpecError(
-            "the policy has no tokenizer",
-            where=str(path),
-            rule="a Hugging Face folder with tokenizer.json",
-            way_out="copy the model's tokenizer there",
-        )
+    _check_tokenizer(job)
     if job.needed_data.heldout is None:
         check_held_back(job)
     given, data, most = job.algorithm.declaration.given, job.needed_data, job.workload.num_heldout_prompts
@@ -66,7 +59,7 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
     chats = Chats(data.system_prompt, environment.schemas)
     said: list[str] = []
     judged: list[frozenset[str]] = []
-    with ModelText(path.parent) as tokenizer:
+    with ModelText(Path(job.policy.path)) as tokenizer:
 
         def read(place: str, name: str, *, given: Given = "", is_judged: bool = True) -> tuple[Prompt, ...]:
             prompts, line, columns = tokenize_file(located(place, "data"), job, tokenizer, chats, given=given)
@@ -81,16 +74,32 @@ def load_prompts(job: ResolvedJob) -> PromptSets:
         held = [read(place, name, given=of_held)[:most] for name, place in data.heldout_sets.items()]
     _check_columns(train, job)
     if data.heldout is None:
-        parts = [held_back(prompts, most, job.seed) for prompts in train]
-        held = [tuple(replace(one, source="") for one in part) for _, part in parts]
-        texts = {one.text for part in held for one in part}  # which another data set may have, too
-        train = [tuple(one for one in part if one.text not in texts) for part, _ in parts]
+        train, held = _split(train, most, job.seed)
         said.append(f"{sum(map(len, held))} of these prompts are held out, as data.heldout names none")
     sets = PromptSets(sum(train, ()), sum(held, ()), tuple(said), frozenset.intersection(*judged), environment)
     _check_turns(sets, job)
     _check_sets(sets, job)
     mixture_of(sets.train, job)
     return sets
+
+
+def _check_tokenizer(job: ResolvedJob) -> None:
+    path = Path(job.policy.path) / "tokenizer.json"
+    if not path.is_file():
+        raise SpecError(
+            "the policy has no tokenizer",
+            where=str(path),
+            rule="a Hugging Face folder with tokenizer.json",
+            way_out="copy the model's tokenizer there",
+        )
+
+
+def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[list[tuple[Prompt, ...]], ...]:
+    """(what is trained on, what is held out) of each data set."""
+    parts = [held_back(prompts, most, seed) for prompts in train]
+    held = [tuple(replace(one, source="") for one in part) for _, part in parts]
+    texts = {one.text for part in held for one in part}  # which another data set may have, too
+    return [tuple(one for one in part if one.text not in texts) for part, _ in parts], held
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:

@@ -102,7 +102,7 @@ def test_throughput_is_told_in_the_words_of_its_source(unit, factor):
     assert predicted(other) == pytest.approx(predicted(point) * factor)
 
 
-@pytest.mark.parametrize("unit", ["TFLOP/s/GPU", "% MFU", "s/step", "ms/iteration"])
+@pytest.mark.parametrize("unit", ["TFLOP/s/GPU", "% MFU", "s/step", "seconds", "sec/step", "ms/iteration"])
 def test_other_units_are_known(unit):
     point = POINTS["titan-t3a-tps"]
     assert predicted(point.model_copy(update={"measured": point.measured.model_copy(update={"unit": unit})})) > 0

@@ -155,7 +155,8 @@ def test_a_rehearsal_passes_options_on_and_answers_for_all_stages(
     answers_its_words(monkeypatch)
     run = replace(run_in(tmp_path), more=("--sandbox", "none", "--json"))
     assert run.rehearse() == 0
-    assert run.said["sft"] == [str(FILE), "stage=sft", "--dry-run", "--sandbox", "none", "--json"]
+    where = ["--out", str(tmp_path / "sft")]  # as the run itself
+    assert run.said["sft"] == [str(FILE), "stage=sft", "--dry-run", *where, "--sandbox", "none", "--json"]
     assert run.said["ppo"] == {"schema_version": 1, "state": "fits", "needs": ["sft", "reward"]}
     answers_its_words(monkeypatch, exit_code=4)
     assert run.rehearse() == 4

@@ -1,10 +1,12 @@
 """A plan in another stack's own keys: what is read back from its files is the plan's job."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlplan.api import emit
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.documents import flat
@@ -98,6 +100,29 @@ def test_what_a_stack_cannot_say_is_refused_by_its_key(
     assert what in caught.value.what
     assert caught.value.way_out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -> None:
+    """Its logits are whole, which rlplan's own runtime does not have."""
+    (tmp_path / "train.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n"
+        "num_generations: 8\nmax_completion_length: 256\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n"
+    )
+    imported, job = imported_job(read_source(tmp_path / "train.yaml", "trl"), Asked("2xH100", None))
+    assert job.training.logits == "plain"
+    (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
+    emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
+    again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
+    asked, back = flat(imported.data), flat(again.data)
+    assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
+
+
+def test_two_clip_bounds_are_one_flag_of_openrlhf(tmp_path: Path) -> None:
+    plan = plan_of(*ASKED["openrlhf"], "algorithm.clip_high=0.28")
+    write_export(plan, "openrlhf", tmp_path)
+    assert "--actor.eps_clip_low_high 0.2 0.28 " in (tmp_path / "train.sh").read_text()
+    back, unknown = read_back("openrlhf", tmp_path, plan)
+    assert (back["algorithm.clip_low"], back["algorithm.clip_high"], unknown) == (0.2, 0.28, [])
 
 
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
 PINNED = [line for line in (ROOT / "requirements" / "upstream.txt").read_text().splitlines() if line[:1] != "#"]
 SLURM_PACKAGES = ("slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 FEWEST = {"verl": 30, "openrlhf": 18, "slime": 30, "nemo_rl": 30}
-"""OpenRLHF is written one bound of clipping."""
+"""Of thirty plans; the rest a stack cannot say."""
 CLUSTERS = ("2xH100", "4xH100", "8xH100", "16xH100", "8xA100")
 LENGTHS = [(f"workload.max_response_len={size}",) for size in (1024, 2048, 4096)]
 

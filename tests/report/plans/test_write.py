@@ -11,12 +11,12 @@ from rlplan.planner.margins import needed_bytes, seconds_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
-from rlplan.report import style
 from rlplan.report.plans.forecast import forecast
 from rlplan.report.plans.plan_page import plan_page
 from rlplan.report.plans.write import draw, write_report_of
 from rlplan.report.run_folder import read_run_folder
 from rlplan.units import format_bytes, format_seconds
+from rlplan.vocabulary import words_of
 from tests.factories import gpu_job
 from tests.report.factory import RunShape, make_run
 
@@ -48,7 +48,7 @@ def test_a_chart_says_what_binds_and_how_much_there_is() -> None:
     assert sum(kind["at_peak"] for kind in scene["kinds"]) == peak
     longest = max(budget().timing.step.actions, key=lambda action: action.cost.seconds)
     notes = {action["name"]: action.get("note") for action in chart["actions"]}
-    assert notes[style.name_of(longest.action_id)] == f"{longest.cost.bound_by}-bound"
+    assert notes[words_of(longest.action_id)] == f"{longest.cost.bound_by}-bound"
     assert chart["windows"][chart["first"]]["title"] == "Every later step"
 
 
@@ -71,7 +71,7 @@ def test_every_phase_and_resource_has_a_legend_entry() -> None:
     phases = {phase["name"] for phase in drawing.timeline["others"][0]["phases"]}
     assert {str(action.phase) for action in budget().schedule.step} <= phases
     waits = {name for row in plan_page(budget()).phases for name, seconds in row.parts.items() if seconds}
-    assert {style.name_of(name) for name in waits} <= set(drawing.waits.legend)
+    assert {words_of(name) for name in waits} <= set(drawing.waits.legend)
 
 
 def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_assumed() -> None:

@@ -1,4 +1,4 @@
-"""`rlplan simulate`: play the steps of a plan, with sampled response lengths."""
+"""`rlplan simulate`: run the steps of a plan in simulated time, with sampled response lengths."""
 
 from pathlib import Path
 from typing import Annotated

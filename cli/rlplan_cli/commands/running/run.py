@@ -60,14 +60,12 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
 
     Leaves metrics, a memory trace and the trained policy in a run folder.
     """
-    from rlplan_cli.render.running.progress import RunDisplay
-
     if with_report:
         _check_report_extra()
     if _run_stages(asked, out, with_report=with_report, as_json=as_json):
         return
 
-    from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run, run_task
+    from rlplan.runtime.driver.launch import prepare_run_folder, ready_to_run
     from rlplan.runtime.fault_tolerance.resuming import bundle_of, run_to_resume
     from rlplan.runtime.run_folder.run_lock import locked_run_folder
 
@@ -87,13 +85,24 @@ def command(asked: RunArguments, out: Out = None, with_report: WithReport = Fals
         if asked.what is not None:
             task = prepare_run_folder(task, folder, keeps_bundle=not isinstance(source, Path))
         note(f"run folder: {folder}")
-        try:
-            with RunDisplay(task.plan) as display:
-                run_task(task, folder, display.show)
-        except RlplanError:
-            if with_report and (folder / "trace.jsonl").exists():
-                _report_of_failure(folder)
-            raise
+        _run(task, folder, with_report=with_report)
+    _say_how_it_ended(folder, with_report=with_report, as_json=as_json)
+
+
+def _run(task: "Task", folder: Path, *, with_report: bool) -> None:
+    from rlplan.runtime.driver.launch import run_task
+    from rlplan_cli.render.running.progress import RunDisplay
+
+    try:
+        with RunDisplay(task.plan) as display:
+            run_task(task, folder, display.show)
+    except RlplanError:
+        if with_report and (folder / "trace.jsonl").exists():
+            _report_of_failure(folder)
+        raise
+
+
+def _say_how_it_ended(folder: Path, *, with_report: bool, as_json: bool) -> None:
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     if status["message"]:
         note(status["message"])

@@ -84,8 +84,10 @@ class StagesRun:
                 check_fits(best_plan(self._job(words)))
                 self.said[stage.name] = {"schema_version": 1, "state": "fits", "needs": needs}
                 note(f"stage {stage.name}: fits; its data is checked after {', '.join(needs)}")
-            elif code := self._run(stage.name, [str(self.file), *words, "--dry-run"]):
-                return code
+            else:
+                asked = [str(self.file), *words, "--dry-run", "--out", str(self.folder / stage.name)]
+                if code := self._run(stage.name, asked):
+                    return code
         return 0
 
     def _run(self, name: str, words: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ In: RunEvents. Out: stderr.
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.live import Live
 from rich.progress import (
@@ -27,15 +27,37 @@ if TYPE_CHECKING:
     from rlplan.runtime.driver.events import RunEvent
 
 
-class RunDisplay:
-    """A context manager; hand its `show` to the run as the listener."""
+class LiveDisplay:
+    """A context manager around a live frame, where there is a terminal for one."""
+
+    live: Live | None = None
+
+    def new_live(self) -> Live | None:
+        """The frame; None where plain lines are printed."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.live = self.new_live()
+        if self.live is not None:
+            self.live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.__exit__(kind, error, trace)
+            self.live = None
+
+
+class RunDisplay(LiveDisplay):
+    """Hand its `show` to the run as the listener."""
 
     def __init__(self, plan: Plan) -> None:
         self.evaluations = [one for one in plan.job.evaluations if not one.passes_of]  # a line has room for means
         self.num_steps = plan.job.workload.num_steps
         self.predicted_bytes = plan.ledger.host_peak().num_bytes
         self.started = time.monotonic()
-        self.live: Live | None = None
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -47,17 +69,8 @@ class RunDisplay:
         self.task: TaskID = self.progress.add_task("starting", total=self.num_steps)
         self.latest: dict[str, str] = {}
 
-    def __enter__(self) -> "RunDisplay":
-        if stderr.is_terminal:
-            self.live = Live(self._frame(), console=stderr, refresh_per_second=4, transient=True)
-            self.live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live is not None:
-            self.live.__exit__(kind, error, trace)
+    def new_live(self) -> Live | None:
+        return Live(self._frame(), console=stderr, refresh_per_second=4, transient=True) if stderr.is_terminal else None
 
     def show(self, event: "RunEvent") -> None:
         """One event."""

@@ -3,7 +3,6 @@
 In: a plan, and how the run stands. Out: stdout. Left out: reading the run folder, waiting.
 """
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from rlplan.planner.plan import Plan
 from rlplan.units import format_bytes, format_seconds
+from rlplan_cli.render.running.progress import LiveDisplay
 from rlplan_cli.render.terminal import NARROW, new_table, stdout
 
 if TYPE_CHECKING:
@@ -34,27 +34,17 @@ IN_A_NARROW_TERMINAL = 3
 """Of these columns; wider ones have them all."""
 
 
-class WatchDisplay:
-    """A context manager; `show` takes how the run stands."""
+class WatchDisplay(LiveDisplay):
+    """`show` takes how the run stands."""
 
     def __init__(self, plan: Plan, *, is_shown: bool) -> None:
         self.plan, self.is_shown = plan, is_shown
         self.num_steps = plan.job.workload.num_steps
-        self.live: Live | None = None
         self.told: set[int] = set()
 
-    def __enter__(self) -> "WatchDisplay":
-        if self.is_shown and stdout.is_terminal:
-            self.live = Live(console=stdout, auto_refresh=False, transient=True)
-            self.live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.live is not None:
-            self.live.__exit__(kind, error, trace)
-            self.live = None
+    def new_live(self) -> Live | None:
+        is_live = self.is_shown and stdout.is_terminal
+        return Live(console=stdout, auto_refresh=False, transient=True) if is_live else None
 
     def show(self, standing: "Standing") -> None:
         """The frame again, or the steps that are new."""
