@@ -21,6 +21,8 @@ MAX_STATEMENTS = 20_000
 """Of a script and what it sources, loops unrolled."""
 MAX_DEPTH = 64
 """Of sources, calls and nested statements."""
+MAX_REDIRECTIONS = 2_000
+"""Of a file: tree-sitter-bash takes the square of their number, and of NUL characters' (16,000: 1 and 2 s)."""
 _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "redirected_statement", "pipeline"} | {
     "declaration_command",
     "variable_assignments",
@@ -63,6 +65,19 @@ def read_script(path: Path, variables: Mapping[str, str]) -> Script:
     return reader.script
 
 
+def _checked(path: Path, text: str) -> str:
+    """The text, which the grammar takes no longer for than its length allows. Raises: SpecError."""
+    num_redirections = text.count("<") + text.count(">")
+    if "\0" in text or num_redirections > MAX_REDIRECTIONS:
+        raise SpecError(
+            "the script holds a NUL character" if "\0" in text else f"the script has {num_redirections:,} redirections",
+            where=str(path),
+            rule=f"a text with at most {MAX_REDIRECTIONS:,} of `<` and `>`",
+            way_out="write the command that starts the training into a file of its own",
+        )
+    return text
+
+
 def _parser() -> Any:
     try:
         import tree_sitter
@@ -89,7 +104,7 @@ class _Reader:
 
     def source(self, path: Path, depth: int) -> None:
         """Read a file as if its lines stood here."""
-        data = read_text(path, "the script").encode()
+        data = _checked(path, read_text(path, "the script")).encode()
         before, own = self.path, self.words.variables.get("BASH_SOURCE")
         self.path = path
         self.words.variables.update({"BASH_SOURCE": str(path.resolve()), "PWD": str(path.resolve().parent)})

@@ -123,7 +123,7 @@ class Words:
         if node.type == "arithmetic_expansion":
             try:
                 return [str(self.number(child)) for child in node.named_children[-1:]]
-            except (UnknownError, ValueError, ZeroDivisionError, OverflowError):
+            except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
                 return [unknown(source)]
         if node.type == "simple_expansion":
             return self._variable(source[1:].strip("{}"), source)

@@ -100,6 +100,18 @@ def test_a_script_without_an_end_is_refused(text: str, tmp_path: Path) -> None:
         read(tmp_path, text, L=" ".join(map(str, range(40))))
 
 
+@pytest.mark.parametrize(
+    ("text", "what"), [('run "a"' + "\0" * 16_000, "a NUL"), ("run a" + ">" * 16_000, "16,000 red")]
+)
+def test_a_script_that_the_grammar_would_take_long_for_is_refused(text: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=what):
+        read(tmp_path, text)
+
+
+def test_arithmetic_of_a_thousand_levels_cannot_be_told(tmp_path: Path) -> None:
+    assert not is_known(words(tmp_path, f"run $((2 * {'!' * 5_000}1))")[0])
+
+
 def test_words_that_double_in_a_loop_stay_small(tmp_path: Path) -> None:
     script = read(tmp_path, "A=aaaaaaaaaa\nfor i in $L; do A=$A$A; done\nrun x$A", L=" ".join("1" * 60))
     assert len(script.commands[-1].words[1]) < 1 << 18

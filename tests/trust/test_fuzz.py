@@ -43,4 +43,4 @@ def test_no_reader_breaks_on_thousands_of_hostile_files(seed: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(5000)
 def test_no_reader_of_tables_breaks_on_thousands_of_hostile_files() -> None:
-    assert fuzzed(5_000, 100, *TABLES) == ([], 2)
+    assert fuzzed(20_000, 100, *TABLES) == ([], 2)

@@ -75,9 +75,11 @@ class Cluster:
 
     def dead_service(self) -> str | None:
         """Which process of a Ray of our own has ended, in words; None where all live, or Ray is somebody else's."""
+        if self.address is not None or not is_ray_up():
+            return None
         import ray
 
-        return dead_service(ray._private.worker._global_node) if self.address is None else None
+        return dead_service(ray._private.worker._global_node)
 
     def release(self) -> None:
         """Give back what is reserved and leave Ray; a Ray of our own ends."""

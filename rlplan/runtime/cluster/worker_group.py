@@ -136,15 +136,23 @@ class WorkerGroup(Calls):
         self._is_closed = True
         self._remember_children()
         self._children += [process for process in map(find_process, self._here()) if process is not None]
+        if self.dead_service() is not None:  # whoever was to be told to go would hear nothing, and be waited for
+            self._kill(self._children)
         # In a thread of its own, for Ray's own end has no deadline.
         ending = threading.Thread(target=self._leave, daemon=True)
         ending.start()
         ending.join(scaled(STOP_S))
         _, alive = psutil.wait_procs(self._children, timeout=scaled(STOP_S / 2))
-        for child in alive:
-            send_signal(child, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=scaled(STOP_S / 2))
+        self._kill(alive)
         self.actors.clear()
+
+    @staticmethod
+    def _kill(processes: "Sequence[psutil.Process]") -> None:
+        import psutil
+
+        for process in processes:
+            send_signal(process, signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=scaled(STOP_S / 2))
 
     def _leave(self) -> None:
         """End the processes on every host, then leave or end Ray."""

@@ -92,7 +92,8 @@ def likely_prompt(cells: Cells) -> str:
     >>> likely_prompt({"answer": "a long text of a solution", "question": "How many?"}), likely_prompt({"n": 1})
     ('question', '')
     """
-    texts = {name: value for name, value in cells.items() if isinstance(value, str) and name not in ANSWERS}
+    named = {name: value for name, value in cells.items() if len(name) <= MAX_WHY}  # one that can be typed
+    texts = {name: value for name, value in named.items() if isinstance(value, str) and name not in ANSWERS}
     usual = [name for name in PROMPTS if name in texts]
     return usual[0] if usual else max(texts, key=lambda name: len(texts[name]), default="")
 

@@ -292,6 +292,8 @@ def print_rows(path: Path) -> None:
                     if left < 0:
                         raise SystemExit(f"{file.name}: its rows take more than {MAX_RATIO} times the file's bytes")
                     print(line)
+        except UnicodeDecodeError:
+            raise SystemExit(f"{file.name}: a column's name is no UTF-8 text") from None
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise SystemExit(f"{file.name}: {str(error)[:200] or 'its rows take too much memory'}") from None
 

@@ -41,13 +41,13 @@ class Bubblewrap:
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
-        self._bwrap = _find("bwrap", "bubblewrap")
+        self._bwrap = find_tool("bwrap", "bubblewrap", self.name)
         self._is_root = os.geteuid() == 0
-        self._setpriv = _find("setpriv", "util-linux") if self._is_root else ""
+        self._setpriv = find_tool("setpriv", "util-linux", self.name) if self._is_root else ""
         self._runner, self._view = system_runner(), _interpreter_view()
         self._filter = _filter_file()
         sweep()
-        self._groups = _tree_groups(num_slots, limits.memory_bytes)
+        self._groups = make_tree_groups(num_slots, limits.memory_bytes)
         self._uids = ClaimedUids(num_slots)
         self._stop, self._keep = os.pipe()
         self._is_closed = False
@@ -77,7 +77,7 @@ class Bubblewrap:
                 program,
                 pass_fds=(descriptor,),
                 stops_early=stops_early,
-                watch=_watch(program, group),
+                watch=watch_of(program, group),
                 stop=self._stop,
             )
             return blamed(report, *(group.ended() if group else (False, False)))
@@ -142,7 +142,7 @@ def _broken(report: Report, detail: str) -> Report:
     return Report("broken", tuple(CaseResult("missing") for _ in report.cases), detail, report.seconds)
 
 
-def _watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
+def watch_of(program: Program, group: TreeGroup | None) -> TreeWatch | None:
     """What a run's groups leave to be looked at."""
     if group is not None and group.has_quota:
         return None
@@ -153,13 +153,14 @@ def _watch(program: Program, group: TreeGroup | None) -> TreeWatch | None:
 INTERPRETER = os.path.realpath("/usr/bin/python3" if Path("/usr/bin/python3").exists() else BASE_EXECUTABLE)
 
 
-def _find(name: str, package: str) -> str:
+def find_tool(name: str, package: str, sandbox: str) -> str:
+    """The path of what a sandbox needs. Raises: HostError where it is not installed."""
     found = shutil.which(name)
     if found is None:
         raise HostError(
             f"{name} is not installed",
             where="PATH",
-            rule=f"the bubblewrap sandbox needs {name}",
+            rule=f"the {sandbox} sandbox needs {name}",
             way_out=f"install {package} (`make system-packages` in a checkout)",
         )
     return found
@@ -224,7 +225,8 @@ def _no_interpreter(error: Exception) -> HostError:
     )
 
 
-def _tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
+def make_tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
+    """A group for each slot; none where not all may be made."""
     groups: list[TreeGroup] = []
     try:
         for slot in range(num_slots):

@@ -11,13 +11,18 @@ from pathlib import Path
 
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, Bubblewrap, system_runner
+from rlplan.runtime.sandbox.gvisor import Gvisor
 from rlplan.runtime.sandbox.landlocked import Landlocked
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report, Sandbox
 
 AUTO, NONE = "auto", "none"
-BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {"bubblewrap": Bubblewrap, "sandlock": Landlocked}
-"""By name, best first."""
+BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {
+    "bubblewrap": Bubblewrap,
+    "sandlock": Landlocked,
+    "gvisor": Gvisor,
+}
+"""By name, those that are taken by themselves first."""
 NAMES = (AUTO, *BACKENDS, NONE)
 
 

@@ -19,7 +19,7 @@ from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
-from rlplan.runtime.sandbox.seccomp import denied_calls, deny_list
+from rlplan.runtime.sandbox.seccomp import denied_calls, locking
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
@@ -43,16 +43,6 @@ while True:
     except ChildProcessError:
         break
 """
-_LOCK = """
-import ctypes
-def _lock(code):
-    class Filter(ctypes.Structure):
-        _fields_ = [("size", ctypes.c_ushort), ("code", ctypes.c_char_p)]
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(len(code) // 8, code)), 0, 0):
-        raise OSError(ctypes.get_errno(), "no list of denied calls can be put on")
-_lock({code!r})
-"""
 
 
 class Landlocked:
@@ -71,7 +61,7 @@ class Landlocked:
                 way_out="pip install sandlock",
             )
         self.limits, self._packages = limits, str(Path(found.origin).parent.parent)
-        self._runner = system_runner(_LOCK.format(code=deny_list(os.uname().machine)))
+        self._runner = system_runner(locking(os.uname().machine))
         self._places = interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._uids = ClaimedUids(num_slots)

@@ -105,6 +105,12 @@ def test_a_table_without_a_prompt_says_which_columns_it_has(tmp_path: Path) -> N
         load(jsonl(tmp_path / "p.jsonl", [{"question": "x", "result": "y"}]))
 
 
+def test_a_column_whose_name_nobody_would_type_is_not_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no column holds a prompt") as caught:
+        load(jsonl(tmp_path / "p.jsonl", [{"p" * 9_000: "How many?"}]))
+    assert len(str(caught.value)) < 1_000
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n"])
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "p.jsonl"

@@ -219,6 +219,18 @@ def test_bytes_that_are_no_text_are_a_bad_row_of_a_table_too(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_a_column_whose_name_is_no_text_is_told(tmp_path: Path, kind: str) -> None:
+    import pyarrow as pa
+
+    path = tmp_path / f"data.{kind}"
+    _write_table(path, pa.table({"prompt": ["one"], "zzzz": ["1"]}))
+    (file,) = [path] if path.is_file() else path.rglob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"zzzz", b"z\xeezz"))
+    with pytest.raises(SpecError, match="a column's name is no UTF-8 text"):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
 def test_bytes_that_are_text_are_read_and_what_json_does_not_know_is_no_answer(tmp_path: Path, kind: str) -> None:
     import pyarrow as pa
 

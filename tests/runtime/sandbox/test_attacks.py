@@ -1,4 +1,4 @@
-"""What a program cannot do in a sandbox: 98 escapes and 19 bombs, none of which gets anywhere."""
+"""What a program cannot do in a sandbox: 144 escapes and 19 bombs, none of which gets anywhere."""
 
 import contextlib
 import dataclasses
@@ -11,18 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.sandbox import choice
 from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
-from tests.repository.at_night import in_turn
-from tests.runtime.sandbox.attacks import BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
+from tests.repository.at_night import at_night, in_turn
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
-PATIENT = Limits(case_s=20.0, total_s=40.0, memory_bytes=256 * MIB)
+PATIENT = Limits(case_s=scaled(20.0), total_s=scaled(80.0), memory_bytes=256 * MIB)
 ALONE = ("next program", "kills", "runner", "leaves", "runs as root")
 """What would be felt beyond its own process, by a word of its name; all others are cases of one program."""
+ENDS_ITS_RUNNER = {("sandlock", "kills everything that it may"), ("gvisor", "kills its process group and its parents")}
+"""Where the runner can be reached: no verdict, which is a 0."""
+OF_ITS_OWN_KERNEL = {("gvisor", "opens a terminal"), ("gvisor", "opens what file systems and tunnels are made with")}
+"""What gVisor has made itself, and is gone with it."""
 REFUSALS = ("FileNotFoundError", "OSError", "PermissionError", "ProcessLookupError")
 
 
@@ -42,7 +47,7 @@ class Outside:
     """A file name that no other test run on this machine leaves behind."""
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     one = opened(request.param, 1, LIMITS)
     yield one
@@ -119,9 +124,9 @@ def test_nothing_escapes(name: str, sandbox: Sandbox, outside: Outside, together
     times = 0 if name in together else 2 if "next program" in name else 1
     for report in [attack(sandbox, filled(ESCAPES[name], outside), PATIENT) for _ in range(times)] or [together[name]]:
         case = report.cases[0]
-        assert b"ESCAPED" not in case.output, report
-        if sandbox.name == "sandlock" and name == "kills everything that it may":
-            continue  # its runner is among it there: no verdict, which is a 0
+        assert b"ESCAPED" not in case.output or (sandbox.name, name) in OF_ITS_OWN_KERNEL, report
+        if (sandbox.name, name) in ENDS_ITS_RUNNER:
+            continue
         assert report.status == "done", report
         assert case.status in ("ok", "error", "killed"), report
         assert case.status != "error" or case.detail.startswith(REFUSALS), "an attack with a fault of its own"
@@ -145,7 +150,11 @@ def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside)
 
 
 @pytest.mark.usefixtures("orphans")
-@pytest.mark.parametrize(("sandbox", "name"), in_turn(BACKENDS, tuple(BOMBS)), indirect=["sandbox"])
+@pytest.mark.parametrize(
+    ("sandbox", "name"),
+    [*in_turn(BACKENDS_BY_DAY, BOMBS), *at_night([("gvisor", name) for name in BOMBS], but=())],
+    indirect=["sandbox"],
+)
 def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
     others = own_processes().keys()
     with at_most(5.0, beyond_s=LIMITS.total_s):
@@ -158,5 +167,5 @@ def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
 
 
 def test_there_are_enough_attacks() -> None:
-    assert len(ESCAPES) + len(BOMBS) >= 45
+    assert len(ESCAPES) >= 140
     assert len(SHOWN_BARE) + len(SHOWN_WHERE_ALLOWED) > len(ESCAPES) / 2

@@ -1,4 +1,4 @@
-"""A program cannot make its judge believe that it is right: 60 ways to try, as functions and as programs."""
+"""A program cannot make its judge believe that it is right: 77 ways to try, as functions and as programs."""
 
 import json
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
-from tests.repository.at_night import in_turn
-from tests.runtime.sandbox.attacks import opened, read_programs
+from tests.repository.at_night import at_night, in_turn
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
 UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
@@ -26,7 +26,7 @@ CLOSE = json.dumps([f"assert all(abs(a - b) < 1e-6 for a, b in zip(f(7), [1.5, {
 PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     one = opened(request.param, 1, Limits())
     yield one
@@ -44,7 +44,11 @@ def test_the_right_program_passes(sandbox: Sandbox) -> None:
     assert value(sandbox, f"print({RIGHT - 7} + int(input()))", PRINTS) == 1.0
 
 
-@pytest.mark.parametrize(("sandbox", "name"), in_turn(BACKENDS, tuple(FORGERIES)), indirect=["sandbox"])
+@pytest.mark.parametrize(
+    ("sandbox", "name"),
+    [*in_turn(BACKENDS_BY_DAY, FORGERIES), *at_night([("gvisor", name) for name in FORGERIES], but=())],
+    indirect=["sandbox"],
+)
 def test_no_forged_verdict_passes(name: str, sandbox: Sandbox) -> None:
     """Nor does one escape its 0: a sandbox that was seen as broken would be a RewardFailure."""
     assert value(sandbox, FORGERIES[name], CALLS) == 0.0
@@ -67,7 +71,7 @@ def test_no_forged_verdict_passes_as_a_comparison_or_a_program(name: str, sandbo
 
 
 def test_there_are_enough_forgeries() -> None:
-    assert len(FORGERIES) >= 60
+    assert len(FORGERIES) >= 75
 
 
 @pytest.mark.parametrize(

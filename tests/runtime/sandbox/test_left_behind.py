@@ -6,7 +6,7 @@ from benchmarks.bench_sandbox import left_behind, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
 from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Program
 from tests.repository.at_night import at_night
-from tests.runtime.sandbox.attacks import opened
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, opened
 from tests.waiting import orphans_come_here
 
 LITTERS = """
@@ -22,7 +22,7 @@ if os.fork() == 0:
 
 
 @pytest.mark.parametrize("count", at_night((20, 1000), but=(20,)))
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
     sandbox = opened(name, 2, DEFAULT_LIMITS)
     sandbox.close()
