@@ -7,11 +7,17 @@ from typing import Protocol
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import on_a_cpu_host, settle
+from rlplan.units import format_seconds
+
+STALENESS = (0, 1, 2, 4, 8)
+"""Versions that are tried where a job leaves them open. Source: beyond 8 nobody reports that training still learns as
+well (AReaL, arXiv 2505.24298; ScaleRL, arXiv 2510.13786)."""
 
 
 class Search(Protocol):
@@ -53,6 +59,8 @@ class Search(Protocol):
 
 def search_of(asked: JobSpec) -> Search:
     """The search of a job. Raises: SpecError for the first thing in it that could not run."""
+    if asked.placement.max_staleness == "auto":
+        return _with_staleness(asked)
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
@@ -73,3 +81,25 @@ def search_of(asked: JobSpec) -> Search:
         other.instead_of = error.what
         return other
     return search
+
+
+def _with_staleness(asked: JobSpec) -> Search:
+    """The search with the fewest versions of staleness with which a step is as fast as with more of them."""
+    if asked.device_kind == "cpu" or not asked.has_rollouts or asked.placement.placement in ("colocated", "hybrid"):
+        return search_of(_stale(asked, 0))
+    found: dict[int, tuple[int, float]] = {}
+    for staleness in STALENESS:
+        plan = search_of(_stale(asked, staleness)).run(with_others=False)
+        found[staleness] = plan.verdict.rank, plan.seconds
+    best = min(found.values())
+    chosen = next(
+        one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
+    )
+    search = search_of(_stale(asked, chosen))
+    steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
+    search.staleness_words = f"placement.max_staleness auto is {chosen}: a step takes, with {steps}"
+    return search
+
+
+def _stale(asked: JobSpec, staleness: int) -> JobSpec:
+    return asked.model_copy(update={"placement": asked.placement.model_copy(update={"max_staleness": staleness})})

@@ -125,6 +125,8 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
+    if hardware.link is not None:
+        yield "hardware.link: the runtime sends weights within one cluster, over NCCL or a disk that all hosts share"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
     most = getattr(named, "num_gpus", None)
     if most is not None and per_host > most:

@@ -13,6 +13,7 @@ from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile, Profile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.parts.placement import LinkSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.cluster import Cluster
 from rlplan.units import ceil_div
@@ -59,6 +60,8 @@ class GpuSetting:
     pools: tuple[GpuPool, ...]
     """One group of GPUs, or those that train and those that generate."""
     models: Mapping[Role, ModelSpec]
+    link: LinkSpec | None = None
+    """Between two pools, where it is slower than the network of their hosts."""
 
     def pool(self, group: str) -> GpuPool:
         """The GPUs of a device group of a schedule."""
@@ -162,7 +165,7 @@ def read_setting(job: SettledJob) -> GpuSetting:
     for role, name in job.roles.paths.items():
         if role in job.scored_roles:
             models[role] = resolve_model(name, where=f"roles.{role}.path")
-    return GpuSetting(read_pools(job), models)
+    return GpuSetting(read_pools(job), models, job.hardware.link)
 
 
 def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:

@@ -5,6 +5,7 @@ Left out: failures, starting and finishing, training that takes longer where a b
 
     synchronous   every action waits for those in its `after`, and for its devices
     batches       a batch is generated while the one before is trained, at most `max_staleness` versions ahead
+                  (with `travel_s` new weights arrive later than they are made)
     streaming     prompts flow through a queue; training takes its part as soon as it is there
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from simpy import AllOf, Environment, Event, Resource
+from simpy.resources.resource import Request
 
 from rlplan.dataflow.schedule import Action
 from rlplan.simulate.engine import Group
@@ -52,6 +54,9 @@ class _Run:
         self.devices = {group.name: Resource(self.env) for group in setting.schedule.groups}
         self.staleness = StalenessCounts()
         self.step_ends: list[float] = []
+        self.arrived = 0
+        """The version that engines have; `version` is what the trainers have made."""
+        self.link = Resource(self.env)
         self.version = self.num_trained = self.num_begun = self.num_actions = 0
         self.is_handing_over = False
         self.queue: deque[Group] = deque()
@@ -105,7 +110,7 @@ class _Run:
                     before = [ends[name] for name in action.after if name in ends]
                     ends[action.id] = self.env.process(self._in_order(action, step, before))
             yield AllOf(self.env, list(ends.values()))
-            self.version += 1
+            self.version = self.arrived = self.version + 1
             if self.engine_pool:
                 self.engine_pool.resume(self.version)
             self._step_ended()
@@ -196,7 +201,7 @@ class _Run:
         if engine_pool is None or asynchrony is None or self.is_handing_over:
             return
         size = engine_pool.work.num_prompts
-        allowed = min(num_allowed(self.version, asynchrony.max_staleness, size), self.setting.num_steps * size)
+        allowed = min(num_allowed(self.arrived, asynchrony.max_staleness, size), self.setting.num_steps * size)
         count = allowed - self.num_begun
         if asynchrony.max_groups_at_once is not None:
             count = min(count, asynchrony.max_groups_at_once - self.open.get(STREAM, 0))
@@ -209,7 +214,7 @@ class _Run:
         self.num_begun += count
         self.open[batch] = self.open.get(batch, 0) + count
         groups = engine_pool.make(batch, count)
-        self.unfinished |= {group.number: self.version for group in groups}
+        self.unfinished |= {group.number: self.arrived for group in groups}
         engine_pool.begin(groups)
 
     def _rewarded(self, group: Group) -> None:
@@ -232,26 +237,47 @@ class _Run:
             group.rollouts.clear()
 
     def _hand_over(self, step: int, asynchrony: Asynchrony) -> Play:
-        """New weights for all engines: these stop first, in mid-sentence or when they have nothing left to do."""
+        """New weights for all engines; where they travel, the trainers go on once these have left."""
+        if not asynchrony.travel_s:
+            yield from self._stop_and_load(step, asynchrony)
+            self.version += 1
+        else:
+            yield self.env.timeout(sum(self.setting.seconds(action) for action in self._syncs))
+            request = self.link.request()
+            yield request
+            self.version += 1
+            self.env.process(self._travel(step, asynchrony, request))
+        self._step_ended()
+        self._notify(VERSION)
+
+    @property
+    def _syncs(self) -> list[Action]:
+        return [action for action in self.setting.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS]
+
+    def _travel(self, step: int, asynchrony: Asynchrony, request: Request) -> Play:
+        yield self.env.timeout(asynchrony.travel_s)
+        yield from self._stop_and_load(step, asynchrony)
+        self.link.release(request)
+        self._feed()
+
+    def _stop_and_load(self, step: int, asynchrony: Asynchrony) -> Play:
+        """Engines stop first, in mid-sentence or when they have nothing left to do."""
         assert self.engine_pool is not None
         self.is_handing_over = True
-        syncs = [action for action in self.setting.schedule.step if action.kind is ActionKind.SYNC_WEIGHTS]
         if asynchrony.interrupts or asynchrony.streams:
             if not asynchrony.interrupts:
                 yield self.engine_pool.silence()
             yield self.engine_pool.pause()
-            for action in syncs:
+            for action in self._syncs:
                 start = self.env.now
                 yield self.env.timeout(self.setting.seconds(action))
                 self._ended(action, step, start)
         else:
-            for action in syncs:
+            for action in self._syncs:
                 yield from self._act(action, step)
-        self.version += 1
-        self.engine_pool.resume(self.version)
+        self.arrived += 1
+        self.engine_pool.resume(self.arrived)
         self.is_handing_over = False
-        self._step_ended()
-        self._notify(VERSION)
 
     def _change(self, subject: int) -> Event:
         """The next time that something happens to a batch (by number), VERSION or QUEUE."""

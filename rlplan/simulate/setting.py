@@ -47,6 +47,8 @@ class Asynchrony:
     """Parts in which a step's prompts are taken and trained; weights are handed over after the last."""
     max_groups_at_once: int | None = None
     """Prompts that are worked on at the same time."""
+    travel_s: float = 0.0
+    """New weights are on their way for so long while both sides go on, one version at a time; streaming alone."""
     is_bound: bool = False
     """No group becomes older than `max_staleness`: the oldest are taken first, and a step waits for one that would be
     too old for the next. Otherwise groups are taken as they end, and only what is begun is bounded."""
@@ -130,6 +132,12 @@ class SimulationSetting:
                 f"num_takes = {asynchrony.num_takes} of {self.rollouts.num_prompts} prompts",
                 "each take has as many prompts",
                 "a divisor of num_prompts",
+            )
+        if asynchrony.travel_s and not asynchrony.streams:
+            raise _wrong(
+                f"travel_s = {asynchrony.travel_s:g} of whole batches",
+                "new weights travel where rollouts stream",
+                "streams=True",
             )
         least = 0 if asynchrony.streams else 1
         if asynchrony.max_staleness < least:

@@ -37,6 +37,7 @@ RULES: dict[str, dict[Kind, Any]] = {
     "rollout.max_num_batched_tokens": {"cpu": 2048, "cuda": 8192},
     "rollout.block_size": {"cpu": 32, "cuda": 16},
     "placement.spreads_scoring": {"cpu": False, "cuda": True},
+    "placement.max_staleness": {"cpu": 0, "cuda": 0},
     "placement.sync_bucket": {"cpu": 64 * MIB, "cuda": 512 * MIB},
 }
 """Defaults that differ between a CPU host and GPUs. On a CPU host a batch holds one longest sequence besides."""
@@ -90,6 +91,7 @@ class SettledPlacement(PlacementSpec):
     """With the machine's defaults."""
 
     spreads_scoring: bool = True
+    max_staleness: int = 0
     sync_bucket: int = 512 * MIB
 
 

@@ -72,7 +72,11 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
         speed=_speed(plan) if generates else None,
         num_steps=num_steps,
         asynchrony=Asynchrony(
-            float(async_rollouts.max_staleness), streams=True, interrupts=async_rollouts.interrupts, is_bound=True
+            float(async_rollouts.max_staleness),
+            streams=True,
+            interrupts=async_rollouts.interrupts,
+            is_bound=True,
+            travel_s=_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )
         if async_rollouts
         else None,
@@ -98,6 +102,19 @@ def _rollouts(plan: Plan) -> StepRollouts:
         num_engines=num_engines,
         limits=limits,
     )
+
+
+def _travel_s(plan: Plan) -> float:
+    """Of new weights over a slow link, while both sides go on."""
+    if plan.job.hardware.link is None:
+        return 0.0
+    from rlplan.planner.gpu.roles import GpuRoles
+    from rlplan.planner.gpu.times import GpuTimes
+    from rlplan.planner.setting import read_setting
+
+    setting = read_setting(plan.job)
+    linked = GpuTimes(plan.job, setting, GpuRoles(plan.job, setting)).over_link(plan.choice)
+    return linked.travels.seconds if linked else 0.0
 
 
 def _speed(plan: Plan) -> Speed:

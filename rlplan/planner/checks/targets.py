@@ -258,6 +258,7 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     rules = (
         (Transport.CUDA_IPC, apart, "a handle is opened on the same GPU", "nccl or disk"),
         (Transport.NCCL, shares, "NCCL refuses two ranks of one communicator on a GPU", "cuda_ipc"),
+        (Transport.NCCL, setting.link is not None, "over hardware.link weights travel as files", "disk"),
         (Transport.SHARED_MEMORY, True, "shared memory and gloo are a CPU host's", "auto"),
         (Transport.GLOO, True, "shared memory and gloo are a CPU host's", "auto"),
     )

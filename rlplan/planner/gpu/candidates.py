@@ -152,6 +152,8 @@ class GpuSpace:
         if content is SyncContent.DELTA:
             return ("delta",)
         usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
+        if self.job.hardware.link is not None:
+            usual = ("disk",)  # files, which places pass on
         if given != "auto":
             found: dict[Transport, WeightSyncMode] = {
                 Transport.CUDA_IPC: "cuda_ipc",
@@ -162,7 +164,8 @@ class GpuSpace:
         adapter: tuple[WeightSyncMode, ...] = ("adapter",) if self.job.training.trains_adapters and keeps_base else ()
         if content is SyncContent.ADAPTER:
             return adapter
-        return (*usual, *adapter) if content == "auto" and given == "auto" else usual
+        changes: tuple[WeightSyncMode, ...] = () if self.job.hardware.link is None else ("delta",)
+        return (*usual, *changes, *adapter) if content == "auto" and given == "auto" else usual
 
     @property
     def _placements(self) -> tuple[Placement, ...]:

@@ -10,7 +10,9 @@ from rlplan.planner.gpu.scored_candidates import ScoredCandidate
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Considered
+from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.resolved import SettledJob
+from rlplan.timing.network.slow_links import tcp_bytes_per_s
 from rlplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -24,10 +26,30 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
         yield _why_others(search, plan)
     elif is_part and search.job.objective not in ("gpus", "cost"):
         yield f"uses {plan.num_devices} of {search.setting.num_gpus} GPUs: {_why_fewer(search, plan)}"
+    if search.staleness_words:
+        yield search.staleness_words
+    yield from _over_link(search, plan)
     groups = plan.choice.arrangement.num_training // plan.choice.trainer.ranks_per_sequence
     units = search.job.num_units_per_mini_batch
     if units % groups:
         yield from _uneven(search, plan, units, groups)
+
+
+def _over_link(search: "GpuSearch", plan: Plan) -> Iterator[str]:
+    """How weights reach places beyond a slow link."""
+    linked, link = search.times.over_link(plan.choice), search.setting.link
+    if linked is None or link is None:
+        return
+    rate, tree = format_bytes_per_s(tcp_bytes_per_s(link)), linked.tree
+    what = "what has changed" if plan.choice.sync_mode == "delta" else "weights"
+    beside = "beside generation and training" if plan.choice.arrangement.is_async else "while both sides wait"
+    ways = (
+        f"each place passes them on to {tree.fan_out}, {tree.num_levels} levels" if link.num_places > 1 else "directly"
+    )
+    yield (
+        f"{what}, {linked.num_bytes / 1e9:.3g} GB, take {format_seconds(linked.travels.seconds)} to {link.num_places} "
+        f"place{'s' * (link.num_places > 1)} at {rate} ({ways}), {beside}"
+    )
 
 
 def _why_fewer(search: "GpuSearch", plan: Plan) -> str:

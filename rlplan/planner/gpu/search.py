@@ -77,6 +77,8 @@ class GpuSearch:
         self._best: Best | None = None
         self.instead_of = ""
         """Why the pools are not in the order that was asked for, where that order could not run."""
+        self.staleness_words = ""
+        """Why placement.max_staleness is what it is, where it was left open."""
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -102,6 +104,8 @@ class GpuSearch:
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""
         hardware, second = self.asked.hardware, self.asked.hardware.generation
+        if hardware.link is not None:
+            return  # the first group is where the trainers are
         if second is None or hardware.num_hosts != "auto" or self.asked.placement.num_generation_devices != "auto":
             return
         first = PoolSpec(profile=hardware.profile, num_devices=hardware.num_devices)

@@ -12,7 +12,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import (
+    NO_ENGINE,
+    NO_TRAINER,
+    Arrangement,
+    Choice,
+    EngineChoice,
+    TrainerChoice,
+    WeightSyncMode,
+)
 from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
@@ -34,6 +42,7 @@ from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, training_times
 from rlplan.timing.transfer.checkpoints import checkpoint_cost
+from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
 from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
 from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
 from rlplan.units import ceil_div
@@ -83,7 +92,9 @@ class GpuTimes:
         sync_s = costs["step", kinds[ActionKind.SYNC_WEIGHTS]].seconds
         others_s = sum(costs["step", action.id].seconds for action in schedule.step if action.every == 1) - sync_s
         ahead = self._ahead(candidate.arrangement, candidate.engine, kv_cache)
-        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s) + self._reward_latency
+        travels = self.over_link(candidate)
+        travel_s = travels.travels.seconds if travels else 0.0
+        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s) + self._reward_latency
 
     def _cost(self, action: Action, candidate: Choice, kv_cache: int) -> Cost:
         """Of one action of a step, with those alike that it stands for."""
@@ -136,7 +147,17 @@ class GpuTimes:
             return NOTHING
         sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
         key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport
+        key = *key, self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
         return self._once(key, lambda: self._sync(arrangement, trainer, engine, transport))
+
+    def over_link(self, candidate: Choice) -> LinkedSync | None:
+        """The weight sync where it goes over a slow link; None without one."""
+        if self.setting.link is None or not candidate.sync_mode:
+            return None
+        arrangement = candidate.arrangement
+        setup = self._sync_setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+        clusters = self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
+        return sync_over_link(self.setting.policy, setup, self.setting.link, *clusters)
 
     def least_sync_seconds(
         self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
@@ -339,7 +360,17 @@ class GpuTimes:
         return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
 
     def _sync(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        work = SyncSetup(
+        linked = self.over_link(Choice(arrangement, trainer, engine, cast(WeightSyncMode, transport)))
+        if linked is not None:
+            return linked.stops if self.roles.versions_ahead(arrangement) else linked.stops + linked.travels
+        work = self._sync_setup(arrangement, trainer, engine, transport)
+        clusters = self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
+        return sync_cost(self.setting.policy, work, *clusters)
+
+    def _sync_setup(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    ) -> SyncSetup:
+        return SyncSetup(
             cast(SyncTransport, transport),
             1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
             arrangement.num_training,
@@ -350,9 +381,6 @@ class GpuTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.target,
-        )
-        return sync_cost(
-            self.setting.policy, work, self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
         )
 
     @cached_property

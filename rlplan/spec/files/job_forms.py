@@ -6,22 +6,36 @@ In: a parsed job file. Out: the same in its long form, which is what JobSpec val
     algorithm: grpo             ->  algorithm: {name: grpo}
     hardware: 8xH100            ->  hardware: {profile: H100, num_devices: 8}; H100x8 and H100:8 are read too
     hardware: 8xH100 + 8xL40S   ->  the same with generation: {profile: L40S, num_devices: 8}
+    hardware: 16xH100 + 64xL40S over 1Gb/s 40ms 0.1% 8 places
+                                ->  and link: {bandwidth: 1Gb/s, latency_s: 0.04, loss: 0.001, num_places: 8}
     hardware: cpu-host          ->  hardware: {profile: cpu-host, num_devices: 1}
 
 Left out: whether the long form is right (job.py); paths (job_file.py).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.spec.algorithms import ALGORITHMS
+from rlplan.spec.base import shorten
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, is_cpu_host, parse_pools
 
 GIVEN_LEN = 1024
 """Tokens of the longest given answer. Source: half of the 2,048 tokens that Tulu 3 allows a prompt and its answer in
 DPO (arXiv:2411.15124, its table of hyperparameters)."""
+
+
+_OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
+_LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
+    "latency_s": (re.compile(r"([\d.]+) ?ms"), 1e-3),
+    "loss": (re.compile(r"([\d.]+) ?%"), 1e-2),
+    "num_places": (re.compile(r"(\d+) places?"), 1),
+    "num_connections": (re.compile(r"(\d+) connections?"), 1),
+}
+"""What is said of a slow link beside its bandwidth, and its unit."""
 
 
 def expanded(data: Any) -> Any:
@@ -49,9 +63,34 @@ def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
         )
     if not set("x*:+") & set(text.lower()) and is_cpu_host(text.strip(), where=where):
         return {"profile": text.strip(), "num_devices": 1}
+    text, *links = _OVER.split(text, maxsplit=1)
     pools = parse_pools(text, where=where)
     named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]
-    return named[0] | ({"generation": named[1]} if len(named) > 1 else {})
+    link = {"link": link_of(links[0], where)} if links else {}
+    return named[0] | ({"generation": named[1]} if len(named) > 1 else {}) | link
+
+
+def link_of(text: str, where: str = "hardware") -> dict[str, Any]:
+    """The long form of a slow link. Raises: SpecError for words that are none of one.
+
+    >>> link_of("590Mb/s 40ms 0.1% 8 places")
+    {'bandwidth': '590Mb/s', 'latency_s': 0.04, 'loss': 0.001, 'num_places': 8}
+    """
+    bandwidth, _, rest = text.strip().partition(" ")
+    found: dict[str, Any] = {"bandwidth": bandwidth}
+    for key, (pattern, unit) in _LINK_WORDS.items():
+        match = pattern.search(rest)
+        if match and match[1].count(".") < 2 and match[1] != ".":
+            found[key] = int(match[1]) if unit == 1 else round(float(match[1]) * unit, 12)
+            rest = rest.replace(match[0], "", 1)
+    if rest.strip():
+        raise SpecError(
+            f"'{shorten(rest.strip())[1:-1]}' says nothing of a link",
+            where=where,
+            rule="bandwidth, then any of latency one way in ms, loss in %, places that generate, TCP connections",
+            way_out="such as 16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections",
+        )
+    return found
 
 
 def _give_answers(data: dict[str, Any]) -> None:

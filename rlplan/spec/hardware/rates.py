@@ -1,13 +1,15 @@
 """Rates: bytes per second, FLOP per second and watts, as integers; decimal units exist only in text.
 
 In: text such as `3.35TB/s`, `989.4TFLOP/s` or `700W` from a YAML file. Out: an integer, or text to show.
-Left out: binary units (vendors give rates in powers of ten) and bits (`400Gb/s` is written 50GB/s), both refused.
+Left out: binary units (vendors give rates in powers of ten), refused, and bits but for slow links (of a GPU or a node
+`400Gb/s` is written 50GB/s).
 """
 
 import re
 from fractions import Fraction
 
 _BYTE_RATES = {"MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
+_LINK_RATES = {**_BYTE_RATES, "Mb/s": 125_000, "Gb/s": 125_000_000}
 _FLOP_RATES = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
 _WATTS = {"W": 1, "kW": 1000}
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
@@ -21,6 +23,15 @@ def parse_bytes_per_s(text: str | int) -> int:
     3350000000000
     """
     return _parse(text, _BYTE_RATES, "50GB/s")
+
+
+def parse_link_rate(text: str | int) -> int:
+    """Bytes per second of a link between places, of which people speak in bits. Raises: ValueError with the rule.
+
+    >>> parse_link_rate("590Mb/s")
+    73750000
+    """
+    return _parse(text, _LINK_RATES, "590Mb/s")
 
 
 def parse_flops_per_s(text: str | int) -> int:

@@ -6,9 +6,10 @@ Left out: whether they go together, and with the rest of the job: JobSpec.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlplan.spec.base import Auto, ByteCount, Spec
+from rlplan.spec.hardware.rates import parse_link_rate
 from rlplan.spec.parts.workload import MAX_COUNT
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -22,6 +23,28 @@ class PoolSpec(Spec):
     """How many of them."""
 
 
+LinkRate = Annotated[int, BeforeValidator(parse_link_rate, json_schema_input_type=int | str)]
+
+
+class LinkSpec(Spec):
+    """A slow link between the place that trains and those that generate, as over the internet. All places are alike."""
+
+    bandwidth: LinkRate
+    """Bytes per second into a place and out of one, each direction: 590Mb/s, 1.2GB/s."""
+    latency_s: float = Field(default=0.0, ge=0, le=60)
+    """Seconds one way; an answer is back after twice that."""
+    loss: float = Field(default=0.0, ge=0, lt=1)
+    """The share of packets that are lost: 0.001 is one of a thousand."""
+    num_connections: int = Field(default=1, ge=1, le=1024)
+    """TCP connections that share a transfer; loss slows each down by itself."""
+    num_places: int = Field(default=1, ge=1, le=1 << 20)
+    """Places that generate; the GPUs of `generation` are spread evenly over them."""
+    fan_out: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
+    """Places that one place passes weights on to, in a tree from the trainers on; num_places: the trainers send to all
+    themselves.
+    """
+
+
 class HardwareSpec(Spec):
     """Where the job runs. The short forms `8xH100`, `8xH100 + 8xL40S` and `cpu-host` stand for it (job_forms.py)."""
 
@@ -33,6 +56,8 @@ class HardwareSpec(Spec):
     """The devices lie on so many, filled in order and evenly; `auto` is one CPU host, or full nodes of GPUs."""
     generation: PoolSpec | None = None
     """GPUs of another kind that generate, where those of `profile` train and score."""
+    link: LinkSpec | None = None
+    """Between the two groups, where it is slower than the network of their hosts; None for that network."""
     memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
     """Bytes that may be used of each host, on GPUs of each GPU; None for all there are."""
     host_memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
@@ -48,6 +73,19 @@ class HardwareSpec(Spec):
     def _every_host_has_a_device(self) -> "HardwareSpec":
         if self.num_hosts != "auto" and self.num_hosts > self.num_devices:
             raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
+        return self
+
+    @model_validator(mode="after")
+    def _link_joins_two_groups(self) -> "HardwareSpec":
+        if self.link is None:
+            return self
+        if self.generation is None:
+            raise ValueError("link joins two groups of GPUs, and generation is missing: 16xH100 + 64xL40S over 1Gb/s")
+        if self.link.num_places > self.generation.num_devices:
+            raise ValueError(
+                f"link.num_places = {self.link.num_places} must be at most generation.num_devices = "
+                f"{self.generation.num_devices}"
+            )
         return self
 
     @property
@@ -67,8 +105,10 @@ class PlacementSpec(Spec):
     """Devices that generate, where these have a group of their own."""
     num_scoring_devices: Annotated[int, Field(ge=0, le=1 << 20)] | Auto = "auto"
     """Devices of the frozen roles' own, where generation has its own; 0 has them with training."""
-    max_staleness: int = Field(default=0, ge=0, le=64)
-    """Policy versions that a rollout may be behind; from 1 on, generation may run beside training."""
+    max_staleness: Annotated[int, Field(ge=0, le=64)] | Auto = 0
+    """Policy versions that a rollout may be behind; from 1 on, generation may run beside training. `auto`: the fewest
+    of 0, 1, 2, 4 and 8 with which a step is as fast as with any of them.
+    """
     partial_rollouts: bool = True
     """Whether new weights interrupt rollouts, which go on under them; otherwise these end first."""
     max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)

@@ -1,6 +1,7 @@
 """Generation that runs ahead of training, in closed form: how often its engines deliver a step's rollouts.
 
-In: one engine's speed and share of a step, versions that a rollout may be behind, seconds of everything else in a step.
+In: one engine's speed and share of a step, versions that a rollout may be behind, seconds of everything else in a step,
+of new weights that travel beside it.
 Out: a Cost. Left out: versions that wait until no rollout is under way (generation.py has whole batches).
 
 A steady step lasts as long as its slowest condition:
@@ -8,6 +9,9 @@ A steady step lasts as long as its slowest condition:
     others + sync <= T                                       training waits for nothing
     prompts + anew(n) + sync + N L D(n) / n <= T             n that run at once make a step's tokens
     wait + G D(n) T / (T - stalls) + others + sync <= (1 + s) T   the longest rollout is ended before it is too old
+
+New weights that travel for V seconds beside all that come V / T versions late: s - V / T is what is left of s, and a
+link that carries one version at a time makes V + sync <= T.
 
 Each n has its pace (the second line); the fewest that keep pace with T are what runs, for what ends waits for its turn.
 Source: own; Little's law, and the bound of simulate/staleness.py. Held to the simulator over a grid: nine of ten plans
@@ -19,7 +23,7 @@ versions of staleness, S at most at once.
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf, sqrt
@@ -32,6 +36,8 @@ from rlplan.timing.serving.step import StepLoad, cost_of
 NUM_HALVINGS = 48
 """Of the interval in which the step's length is looked for: as far as numbers go, so that a view of a schedule, whose
 seconds are added up in another order, has the same."""
+NUM_LINK_HALVINGS = 16
+"""The same where new weights travel beside a step: each asks for a whole step."""
 Piece = tuple[float, float, float, float, float, float]
 """Of n from low to high a decode step takes a + b n, and c + d n are interrupted: (low, high, a, b, c, d)."""
 
@@ -44,15 +50,20 @@ class RolloutsAhead:
     rollouts: EngineRollouts
     """One engine's share."""
     num_engines: int
-    staleness: int
+    staleness: float
     keeps_cache: bool = False
     """What is interrupted goes on with the KV cache of the weights before; else it is computed anew."""
 
-    def cost(self, others_s: float, sync_s: float) -> Cost:
+    def cost(self, others_s: float, sync_s: float, travel_s: float = 0.0) -> Cost:
         """Seconds in which the engines deliver a step's rollouts, without the weight sync.
 
-        others_s: all else of a step. Resources are those at the number that runs, IDLE what the longest is waited for.
+        others_s: all else of a step. travel_s: of weights on their way beside it. Resources are those
+        at the number that runs, IDLE what the longest is waited for.
         """
+        if travel_s:
+            step_s = self._step_over_link(others_s, sync_s, travel_s)
+            late = self._late(step_s, travel_s).cost(others_s, sync_s)
+            return late + Cost({Resource.IDLE: max(0.0, step_s - sync_s - late.seconds)})
         step_s = self.step_s(others_s, sync_s)
         running = self.running(step_s, sync_s) or self.most
         decoded = self.speed.rates.parts(self._load(running))
@@ -89,6 +100,25 @@ class RolloutsAhead:
                 low = middle
             else:
                 high, piece = middle, found
+        return high
+
+    def _late(self, step_s: float, travel_s: float) -> "RolloutsAhead":
+        """The same with as much staleness as weights leave that are under way for a part of it."""
+        return replace(self, staleness=max(0.0, self.staleness - travel_s / step_s))
+
+    def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
+        """The least T in which the link carries a version and rollouts are not too old when they are trained on."""
+        low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
+        while (needed := self._late(high, travel_s).step_s(others_s, sync_s)) > high:
+            low, high = high, min(needed, 1.5 * high)
+        if high == low:
+            return high
+        for _ in range(NUM_LINK_HALVINGS):
+            middle = (low + high) / 2
+            if self._late(middle, travel_s).step_s(others_s, sync_s) <= middle:
+                high = middle
+            else:
+                low = middle
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:

@@ -18,6 +18,7 @@ left, and those with each source left out.
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from math import ceil
 from typing import Literal
 
 from rlplan.spec.model import Component, ModelSpec
@@ -134,25 +135,54 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     >>> 4.5 < sync_cost(model, setup, eight, eight).seconds < 7
     True
     """
-    num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
+    ends = sync_ends(model, setup, training, generation)
+    num_bytes, gather, load = ends.num_bytes, ends.gather, ends.load
     if setup.transport == "delta":
-        return _delta(num_bytes, setup, training, generation)
-    if setup.transport == "adapter":
-        num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
-    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
-    gather = gather_cost(gathered, tensors, setup, training)
-    tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
-    load = load_cost(num_bytes, tensors, setup, generation) if setup.loads else NOTHING
+        wire = lone_wire(training, generation)
+        return gather + Cost({wire.resource: wire.seconds(num_bytes)}) + load
     if setup.transport == "disk":
         return gather + _through_disk(num_bytes, training, generation) + load
     if setup.transport == "shared_memory":
         return gather + host_copy_cost(num_bytes, training) + host_copy_cost(num_bytes, generation) + load
     if setup.transport == "cuda_ipc" or setup.same_devices:
         return gather + load
-    send = _send(num_bytes, tensors, training, generation, is_packed=setup.bucket_bytes > 0)
+    send = _send(num_bytes, ends.num_tensors, training, generation, is_packed=setup.bucket_bytes > 0)
     if not setup.has_two_buckets or not setup.bucket_bytes:
         return gather + send + load
     return overlapped((gather, send, load), ceil_div(num_bytes, setup.bucket_bytes)) + _server(setup)
+
+
+@dataclass(frozen=True)
+class SyncEnds:
+    """A weight sync at its two ends, whatever lies between."""
+
+    num_bytes: int
+    """That travel."""
+    num_tensors: int
+    gather: Cost
+    """Until they can be sent."""
+    load: Cost
+    """Once they are there."""
+
+
+def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> SyncEnds:
+    """What is sent, and what both ends do for it: of whole weights, adapters, or what has changed.
+
+    Counts: of a delta each rank's shard compared, the changed elements with their positions, two passes to write them.
+    """
+    num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
+    if setup.transport == "delta":
+        compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
+        write = Cost({Resource.MEMORY: 2 * num_bytes / setup.tp / _memory(generation)})
+        changed = num_bytes / setup.element_bytes * setup.changed_share * (setup.element_bytes + INDEX_BYTES)
+        return SyncEnds(ceil(changed), tensors, compare, write + _server(setup))
+    if setup.transport == "adapter":
+        num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
+    gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
+    gather = gather_cost(gathered, tensors, setup, training)
+    tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
+    load = load_cost(num_bytes, tensors, setup, generation) if setup.loads else NOTHING
+    return SyncEnds(num_bytes, tensors, gather, load)
 
 
 def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
@@ -218,17 +248,6 @@ def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Clust
 
 def _server(setup: SyncSetup) -> Cost:
     return Cost({Resource.LATENCY: SERVER_S}) if setup.loads and setup.loader is Loader.PICKLED else NOTHING
-
-
-def _delta(num_bytes: int, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
-    """Each rank compares its shard; what changed travels with its position and is written into the weights."""
-    shard = num_bytes / setup.num_training
-    element = setup.element_bytes
-    sent = num_bytes / element * setup.changed_share * (element + INDEX_BYTES)
-    wire = lone_wire(training, generation)
-    staged = 2 * num_bytes / setup.tp / _memory(generation)
-    parts = {Resource.HOST: shard / COMPARE_BYTES_PER_S, wire.resource: wire.seconds(sent), Resource.MEMORY: staged}
-    return Cost(parts) + _server(setup)
 
 
 def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:
