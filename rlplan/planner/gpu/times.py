@@ -146,8 +146,8 @@ class GpuTimes:
         if not transport:
             return NOTHING
         sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
-        key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport
-        key = *key, self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
+        is_ahead = self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
+        key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport, is_ahead
         return self._once(key, lambda: self._sync(arrangement, trainer, engine, transport))
 
     def over_link(self, candidate: Choice) -> LinkedSync | None:

@@ -109,7 +109,7 @@ class Gvisor:
 
     def _mounts(self) -> list[dict[str, object]]:
         """What is shown, and empty file systems over what gVisor would show by itself."""
-        shown = [
+        shown: list[dict[str, object]] = [
             {"destination": place, "type": "bind", "source": place, "options": ["ro", "bind"]}
             for place in (INTERPRETER, *interpreter_places())
         ]
