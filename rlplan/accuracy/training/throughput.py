@@ -20,7 +20,7 @@ from rlplan.accuracy.training.settings import (
     RunSettings,
     num_ranks,
 )
-from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, TORCHTITAN, Trainer, trainer_of
+from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
@@ -41,8 +41,16 @@ PAGEABLE = 2.9e9
 (prime-rl copies each so). Fitted to what its steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
 mostly other work, says 1.0."""
+RL_STEP, RL_TOKEN = 0.8, 18e-6
+"""Seconds of a step of prime-rl's RL, and of each token of a rank, beside its passes.
+Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6. Neither follows the width,
+so that they lie between logits and loss, or on the host. Not explained."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
+EXPERTS_LAUNCHED = 9e-3
+"""Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
+counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
+on H100, DeepSeek-V3 13e-3."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -59,6 +67,8 @@ class Step:
     """Tokens of each sequence."""
     written_bytes: int = 0
     """Of weights that rank 0 writes to a file in every step."""
+    beside_s: float = 0.0
+    """What the trainer takes beside its passes."""
 
     @property
     def num_tokens(self) -> int:
@@ -68,7 +78,7 @@ class Step:
     def cost(self, cluster: Cluster) -> Cost:
         """Passes, the optimizer's step, and the file that one rank writes then."""
         done = train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
-        return done + _publishing_cost(self.written_bytes, cluster)
+        return done + _publishing_cost(self.written_bytes, cluster) + Cost({Resource.LATENCY: self.beside_s})
 
 
 def _publishing_cost(num_bytes: int, cluster: Cluster) -> Cost:
@@ -134,7 +144,9 @@ def read_step(point: MeasuredPoint) -> Step:
     head = length if setting.loss is not Loss.NONE else 0
     publishes = run.trainer.publishes_weights and "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
     written = run.precision.compute * run.model.num_parameters if publishes and run.adapters is None else 0
-    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length, written)
+    beside = RL_STEP + RL_TOKEN * sequences * length / groups if publishes else 0.0
+    shape = MiniBatchShape(sequences, length, length**2, length, head)
+    return Step(setting, shape, sequences, length, written, beside)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -153,6 +165,10 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:
         settings["recompute"] = mode
+    if read.first(RECOMPUTE) is None and trainer_of(point) is TORCHTITAN and read.degree("ep") > 1:
+        settings["recompute"] = "full"  # its llama4_17bx16e.toml
+    if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
+        settings["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
     return point.model_copy(update={"settings": settings})
 
 
@@ -188,6 +204,8 @@ def _setting(run: Run) -> TrainSetting:
     logits = {Loss.FUSED: "fused", Loss.CHUNKED: "chunked"}.get(run.loss, "plain")
     if run.is_compiled or trainer is MEGATRON:
         logits = "in_place"
+    if trainer is PRIME_RL:  # operator by operator; in RL taken anew in the backward pass
+        logits = "by_rows" if run.loss is Loss.COMPILED_ROWS else "plain"
     lora = run.adapters.lora if run.adapters else None
     training = SettledTraining.model_validate({"logits": logits, "lora": lora})
     target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
@@ -216,6 +234,26 @@ def _zero_stage(run: Run) -> int:
     return 3 if run.trainer.is_sharded or "fsdp" in settings else 0
 
 
+def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
+    """Megatron's. Megatron-Bridge's recipes send a token to a host once (HybridEP, DeepEP), let experts' rows travel
+    beside another micro-batch from container 26.06 on, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04
+    on where there is no pipeline. Source: Megatron-Bridge scripts/performance/configs."""
+    is_bridge = "bridge" in settings.word("framework").lower()
+    container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
+    is_grace = re.search(r"gb\d00", settings.gpu.lower()) is not None
+    has_graphs = is_bridge and (is_grace or (container >= (26, 4) and run.pp == 1))
+    return replace(
+        kernels,
+        is_fused=True,
+        attention=Attention.VENDOR,
+        virtual_stages=settings.degree(*VIRTUAL_STAGES),
+        main_gradient_bytes=8,
+        sends_once=is_bridge,
+        hides_experts=is_bridge and container >= (26, 6),
+        waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED,
+    )
+
+
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
     """Kernels of a published run: Triton's first flash attention in llm-foundry, stored scores in Megatron of 2022."""
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
@@ -231,15 +269,17 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
     if trainer is FOUNDRY:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
     if trainer is AUTOMODEL:
-        return replace(kernels, is_fused="TE" in settings.word("kernels").split())
+        words = settings.word("kernels")
+        return replace(kernels, is_fused="TE" in words.split(), sends_once="deepep" in words.lower())
+    if trainer is PRIME_RL:
+        return replace(kernels, scatters_rows=True)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
-        return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
-    if trainer is MEGATRON:
-        is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
+        kernels = replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
+        return replace(kernels, scatters_rows=True)
+    if trainer is MEGATRON and run.model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
-        attention = Attention.FLASH_2 if is_early else Attention.VENDOR
-        return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
-    return kernels
+        return replace(kernels, is_fused=True, stores_scores=True, attention=Attention.FLASH_2, virtual_stages=virtual)
+    return _megatron_kernels(kernels, settings, run) if trainer is MEGATRON else kernels

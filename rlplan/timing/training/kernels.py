@@ -16,8 +16,11 @@ from rlplan.timing.network.cluster import Cluster
 
 WAVE = 132 * 128 * 256
 """Outputs that a chip computes at once: a tile of 128 x 256 on each of 132 multiprocessors (H100; A100: 108)."""
-TILE_ROWS = 128
-"""Rows of a tile: what an expert's rows are rounded up to."""
+LOST_ROWS = 192
+"""Rows that an expert's matmul costs beyond its own: the half of a tile of 128 that is empty, and filling and draining
+the pipeline of one expert's matmuls. Source: grouped matmuls of Transformer Engine measured on A100 and B200 (SimuMax,
+configs/system, `group_matmul`), forward over what large matmuls reach: 0.40 with 128 rows, 0.57 with 256, 0.75 with
+512, 0.88 with 1,024, 0.97 with 2,460 (B200); 0.79 with 616, 0.86 with 1,232 (A100)."""
 
 
 class Attention(StrEnum):
@@ -54,6 +57,17 @@ class Kernels:
     """Of an interleaved pipeline."""
     has_plain_rotary: bool = False
     """Rotary positions are not fused."""
+    sends_once: bool = False
+    """A row goes to each host once, whatever experts it has there (DeepEP, HybridEP)."""
+    hides_experts: bool = False
+    """Rows travel to experts beside the matmuls of another micro-batch (Megatron's expert overlap)."""
+    main_gradient_bytes: int = 0
+    """Read and written of each expert's weight in every pass: gradients in fp32 that a matmul adds to (Megatron). Those
+    of other weights hide behind their matmuls' many rows."""
+    waits_per_expert_layer: float = 0.0
+    """Seconds that a layer of experts waits for its host, forward and backward, where no CUDA graph has it."""
+    scatters_rows: bool = False
+    """Experts' rows are added to their tokens by `scatter_add_`, element by element."""
     repeats_keys: bool = False
     """Keys and values are copied for every query head."""
 
@@ -69,30 +83,37 @@ def kernels_of(target: Target) -> Kernels:
 ATTENTION_SHARE = {
     (Attention.FLASH_2, "8"): 0.78,
     (Attention.FLASH_2, "9"): 0.50,
-    (Attention.FLASH_2, "10"): 0.25,
+    (Attention.FLASH_2, "10"): 0.30,
     (Attention.VENDOR, "8"): 0.78,
-    (Attention.VENDOR, "9"): 0.80,
-    (Attention.VENDOR, "10"): 0.75,
+    (Attention.VENDOR, "9"): 1.0,
+    (Attention.VENDOR, "10"): 0.93,
 }
 """Share of what matmuls reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
 of A100, causal, d = 128: 180 of 312 TFLOP/s, on H100 up to 335 of 989 without a mask, 300 with; Shah et al. 2024
-(FlashAttention 3): 550 to 600 forward, 450 to 500 backward. B200: assumed."""
+(FlashAttention 3): 550 to 600 forward, 450 to 500 backward of 4,096 tokens, 640 and 560 of 16,384. B200: 980 and 820
+TFLOP/s of 4,096 tokens (SimuMax, configs/system/b200_bf16_ceperm.json, `sdp_fwd`, `sdp_bwd`; they count no mask)."""
+RAMP = 1000
+"""Tokens of a sequence with which a vendor's kernel of Hopper and later reaches half of what long ones reach: blocks on
+the diagonal are computed whole, and loads are not yet hidden. Source: Shah et al. 2024, figures 5 and 6."""
 OTHER_ATTENTION = 0.5
 """Of chips without a published figure (AMD, V100, consumer Blackwell): assumed."""
 FLASH_1_OF_2 = 1 / 1.8
 """Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version 1, around 2; Triton's 1.3 to 2.5."""
 
 
-def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
-    """FLOP per second of attention.
+def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float) -> float:
+    """FLOP per second of attention over sequences of some length.
 
-    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share. Source: `ATTENTION_SHARE`.
+    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share, of a vendor's kernel of Hopper and
+    later times s / (s + 1000). Source: `ATTENTION_SHARE`, `RAMP`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
     kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention
     share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION)
     if kernels.attention is Attention.FLASH_1:
         share *= FLASH_1_OF_2
+    if kind is Attention.VENDOR and major in ("9", "10"):
+        share *= length / (length + RAMP)
     return matmul_flops_per_s(cluster) * share
 
 
@@ -107,7 +128,9 @@ def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False, has_fp4: bool
     kinds += [ComputeDtype.FLOAT8] if has_fp8 or has_fp4 else []
     kinds += [ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16]
     found = next((kind for kind in kinds if kind in rates), ComputeDtype.BFLOAT16)
-    return cluster.gpu.flops_per_s(found) * cluster.efficiencies.matmul.value
+    reached = cluster.efficiencies
+    narrow = reached.matmul_8bit if found in (ComputeDtype.FLOAT8, ComputeDtype.FLOAT4) else None
+    return cluster.gpu.flops_per_s(found) * (narrow or reached.matmul).value
 
 
 def wave_share(num_rows: float, num_columns: float) -> float:
@@ -124,11 +147,11 @@ def wave_share(num_rows: float, num_columns: float) -> float:
 
 
 def tile_share(num_rows: float) -> float:
-    """Share of an expert's tiles that holds rows.
+    """Share of what large matmuls reach that an expert with so many rows reaches.
 
-    Counts: r / (r + 64): the last tile of 128 rows is half empty. Source: as `wave_share`, tile quantisation.
+    Counts: r / (r + 192). Source: `LOST_ROWS`.
 
-    >>> tile_share(64), tile_share(576)
+    >>> tile_share(192), tile_share(1728)
     (0.5, 0.9)
     """
-    return num_rows / (num_rows + TILE_ROWS / 2)
+    return num_rows / (num_rows + LOST_ROWS)
