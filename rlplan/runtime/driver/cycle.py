@@ -63,9 +63,12 @@ class Cycle:
         return tuple(a.id for a in schedule.step if a.kind in TRAINED and a.role is role), peaks
 
     def _switch(self, action: Action) -> dict[str, int]:
-        """Step 1's own, so that an engine that starts has its libraries already; freed is what the start had taken."""
-        before = dict(self.on_device)
-        peaks = self._note(self.runner.handler_of(action)(action, 1))
+        """What an action of a step does; freed is what the start had taken.
+
+        An engine that starts has its libraries already, as in step 1; `controls.skip_sync_after_step` is of real steps.
+        """
+        before, step = dict(self.on_device), 0 if action.kind in HANDING_OVER else 1
+        peaks = self._note(self.runner.handler_of(action)(action, step))
         check_freed(self.ledger, action, 0, before, self.on_device)
         return peaks
 
