@@ -13,17 +13,15 @@ from rlplan.planner.plan import Plan
 from rlplan.runtime.checkpoints.finding import Resumption
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.prompt_sets import PromptSets
+from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.events import Listener, RunEvent
-from rlplan.runtime.driver.rehearsal import as_json, check_fits, compare
+from rlplan.runtime.driver.rehearsal import Rehearsed, as_json, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
-from rlplan.runtime.fault_tolerance.supervision import FREEING, check_freed
+from rlplan.runtime.fault_tolerance.supervision import check_freed
 from rlplan.runtime.measure.leaks import LeakWatch
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.runtime.sinks.followers import Followers
-from rlplan.vocabulary import ActionKind
-
-REHEARSED = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 STOPPED_EARLY = "stopped_early"
 """Why a run ended before its last step, in its status."""
@@ -78,20 +76,20 @@ class Player:
         self.recorder.write_alarm(step, "restart", text, process=process)
 
     def rehearse(self) -> None:
-        """Before step 1: the largest micro-batch, measured against the plan. Raises: MisfitError."""
-        schedule, changes = self.task.spec.schedule, list(self.task.changes)
+        """Before step 1: a step at its largest, measured against the plan. Raises: MisfitError, RunError."""
+        changes = list(self.task.changes)
         write = partial(self.recorder.write_file, "preflight.json")
         if not self.task.spec.job.preflight.rehearses:
             return write(as_json((), changes, "preflight.rehearses is false"))
-        if any(action.kind.value in FREEING for action in schedule.step):
-            return self.recorder.write_file(
-                "preflight.json", as_json((), changes, "phases time-share memory: step 1 shows it")
-            )
         self.listener(RunEvent("action", 0, "rehearse"))
-        actions = tuple(action.id for action in schedule.step if action.kind in REHEARSED)
-        rehearsed = compare(self.ledger, self.runner.starter.rehearse(), actions)
-        write(as_json(rehearsed, changes))
-        return check_fits(self.ledger, rehearsed, self.recorder.resident)
+        cycle = Cycle(self.runner, self.ledger, dict(self.recorder.resident), self.recorder.held())
+        rehearsed: tuple[Rehearsed, ...] = ()
+        for actions, peaks in cycle.play():
+            now = compare(self.ledger, peaks, actions)
+            rehearsed += now
+            write(as_json(rehearsed, changes))
+            check_fits(self.ledger, now if cycle.shares_time else rehearsed, cycle.resident)
+        return None
 
     def finish_step(self, step: int) -> bool:
         """Write down what a step was like; step 0 is the run's start, and -1 its end.

@@ -1,4 +1,4 @@
-"""Starter: what a run begins with, from processes without a library to models that are ready; and the rehearsal.
+"""Starter: what a run begins with, from processes without a library to models that are ready.
 
 In: the start actions of a schedule. Out: measurements; to the recorder, what a process holds before it holds a model.
 """
@@ -58,18 +58,6 @@ class Starter:
         address, config = self.worker_group.rendezvous(action, 0), self.spec.deepspeed[action.role]
         share = (len(action.processes), address, folder, config)
         return imported + self.worker_group.everywhere(action, lambda rank: ("start_share", rank, *share))[1]
-
-    def rehearse(self) -> dict[str, int]:
-        """The largest step that the plan allows for, on every trainer, and back to the start: each process's peak."""
-        peaks = {}
-        for action in self.spec.schedule.start:
-            if action.kind is ActionKind.START_TRAINER:
-                for measurement in self.worker_group.everywhere(action, lambda rank: ("rehearse",))[1]:
-                    device = measurement.device
-                    peaks[measurement.process] = device.peak if device else measurement.peak_bytes
-                folder = self.folder_of(action.role)
-                self.worker_group.everywhere(action, lambda rank, folder=folder: ("begin_anew", folder))
-        return peaks
 
     def folder_of(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""

@@ -85,7 +85,7 @@ class ActionRunner:
             return self.collector.async_rollouts()
         if step == 0 and self.resumption is not None and action.phase is Phase.EVALUATE:
             return None  # the run has its first evaluation already
-        handler = self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
+        handler = self.handler_of(action)
         start_s = time.time()
         with self.metrics.timing(action.id):
             measurements, attempt = self.supervisor.perform(self._alone(handler, action), action, step)
@@ -94,8 +94,11 @@ class ActionRunner:
             self.recorder.record_own(action, step, start_s, time.time())
         return None
 
+    def handler_of(self, action: Action) -> Handler:
+        """Who does an action; what is in nobody's hands is a switch."""
+        return self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
+
     def _handlers(self) -> dict[ActionKind, Handler]:
-        """Who does what; every other kind is a switch."""
         starter, collector = self.starter, self.collector
         return {
             ActionKind.START_TRAINER: starter.start_trainer,

@@ -152,9 +152,14 @@ def check_freed(ledger: MemoryLedger, action: Action, step: int, before: dict[st
 
 
 def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: str) -> int:
-    """Bytes that an action frees in a process: held after its action before this one, less held after this one."""
+    """Bytes that an action frees in a process: held after its action before this one, less held after this one.
+
+    Step 0 of what the start has not is a rehearsal after it: what was held then, less what the first step leaves.
+    """
     run_phases: dict[int, RunPhase] = {0: "start", 1: "first", -1: "finish"}
     run_phase = run_phases.get(step, "steady")
+    is_rehearsed = run_phase == "start" and (run_phase, action_id) not in ledger.order
+    run_phase = "first" if is_rehearsed else run_phase
     held: Counter[tuple[RunPhase, str]] = Counter()
     for row in ledger.rows_of(process):
         if row.space == "device":
@@ -163,7 +168,7 @@ def planned_release(ledger: MemoryLedger, action_id: str, step: int, process: st
     if (run_phase, action_id) not in ledger.order:
         return 0
     position = ledger.order.index((run_phase, action_id))
-    earlier = [key for key in mine if ledger.order.index(key) < position]
+    earlier = [key for key in mine if ledger.order.index(key) < position and not (is_rehearsed and key[0] == run_phase)]
     if run_phase == "steady":  # the step before was steady, too
         earlier = [key for key in mine if key[0] == "steady" and key[1] != action_id and key not in earlier] + earlier
     return held[earlier[-1]] - held[(run_phase, action_id)] if earlier else 0

@@ -1,15 +1,22 @@
 """What is rehearsed before step 1 is held against the plan; what does not fit is changed aloud, or refused."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import write_bundle
 from rlplan.planner.fallbacks import next_plan
-from rlplan.planner.plan import read_plan
+from rlplan.planner.plan import Plan, read_plan
+from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.rehearsal import MisfitError, check_fits, compare
+from rlplan.runtime.driver.steps import ActionRunner
+from rlplan.runtime.fault_tolerance.supervision import planned_release
+from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import blank_sample
 from rlplan.units import GIB, MIB
 from tests.factories import make_plan
@@ -52,6 +59,55 @@ def test_hosts_are_judged_apart() -> None:
     check_fits(ledger, rehearsed, {})
     with pytest.raises(MisfitError, match=r"host:1 needs 5\.00 GiB"):
         check_fits(ledger, rehearsed, {"rollout_engine/0": 2 * GIB})
+
+
+class RecordedRunner:
+    """An ActionRunner and a Starter whose processes hold 1 GiB whatever they do."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.spec = self.starter = self.worker_group = self
+        self.schedule, self.said = plan.schedule, list[str]()
+        self.folder_of = lambda role: "start"
+
+    def everywhere(self, action: Action, call: Callable[[int], Sequence[str]]) -> tuple[None, list[Measurement]]:
+        return None, self.done(call(0)[0], action)
+
+    def handler_of(self, action: Action) -> Callable[[Action, int], list[Measurement]]:
+        return lambda action, step: self.done(action.id, action)
+
+    def done(self, what: str, action: Action) -> list[Measurement]:
+        self.said.append(what)
+        return [Measurement(process, 0.0, 1.0, 2 * GIB, 1 * GIB, {}, {}) for process in action.processes]
+
+
+def rehearsed_cycle(placement: str, **overrides: object) -> tuple[list[str], list[str]]:
+    """(what was asked of the processes, in order; the processes that are held against the plan)."""
+    plan = make_plan(**{"placement.placement": placement, **overrides})
+    runner = RecordedRunner(plan)
+    everything = dict.fromkeys([process for process, _ in plan.schedule.processes], 64 * GIB)
+    cycle = Cycle(cast(ActionRunner, runner), plan.ledger, dict(everything), dict(everything))
+    compared = [process for _, peaks in cycle.play() for process in peaks]
+    assert cycle.resident["policy_trainer/0"] == 1 * GIB
+    return runner.said, compared
+
+
+def test_where_phases_share_time_a_whole_cycle_ends_with_an_engine_that_has_the_start_weights() -> None:
+    said, compared = rehearsed_cycle("colocated", **{"placement.offload": "disk"})
+    assert said == [
+        *("stop_engine", "reload_role/reference", "offload_role/reference", "reload_role/policy"),
+        *("rehearse", "begin_anew", "save_weights", "offload_role/policy", "start_engine"),
+    ]
+    assert compared == [*TRAINERS, "rollout_engine/0"]
+
+
+def test_where_they_do_not_the_trainers_rehearse_beside_the_engine() -> None:
+    assert rehearsed_cycle("hybrid") == (["rehearse", "begin_anew"], [*TRAINERS])
+
+
+def test_a_rehearsed_stop_frees_what_the_start_had_taken() -> None:
+    ledger = make_plan(**{"placement.placement": "colocated"}).ledger
+    freed = {step: planned_release(ledger, "stop_engine", step, "rollout_engine/0") for step in (0, 1)}
+    assert 0 < freed[0] <= freed[1], "the first generation takes more"
 
 
 def test_fallbacks_take_the_mildest_change_first_and_end() -> None:
