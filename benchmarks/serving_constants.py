@@ -20,6 +20,7 @@ from statistics import fmean
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.serving.latency import Server, cluster_of, loop_of, server_of
+from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.hardware.profile import ServingRates, SourcedSeconds, SourcedShare
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, engine_counts
@@ -28,12 +29,12 @@ from rlplan.timing.serving.step import EngineRates
 from rlplan.vocabulary import Provenance
 
 FILE = Path(__file__).resolve().parents[1] / "reports" / "accuracy" / "serving.json"
-NAMES = ("memory", "matmul", "layer", "collective", "expert_memory", "expert_layer")
-SHARES = ("memory", "matmul", "expert_memory")
-START = (0.8, 0.6, 40e-6, 10e-6, 0.6, 20e-6)
+NAMES = ("memory", "matmul", "layer", "collective", "expert_layer")
+SHARES = ("memory", "matmul")
+START = (0.8, 0.6, 40e-6, 10e-6, 20e-6)
 MOST = 0.95
 """A share that nothing reaches: beyond it a fit is punished."""
-ITERATIONS = 400
+ITERATIONS = 200
 Pair = tuple[str, str, str]
 
 
@@ -46,12 +47,13 @@ class Row:
     cluster: Cluster
     loop: ClosedLoop
     kv_element_bytes: int
+    version: VllmVersion
     token_s: float
 
     def error(self, constants: Sequence[float] | None) -> float:
         """Relative error with these constants, or with the profile's own."""
         cluster = self.cluster if constants is None else with_constants(self.cluster, constants)
-        rates = EngineRates(self.counts, cluster, kv_element_bytes=self.kv_element_bytes)
+        rates = EngineRates(self.counts, cluster, kv_element_bytes=self.kv_element_bytes, version=self.version)
         return closed_loop_latency(rates, self.loop).token_s / self.token_s - 1
 
 
@@ -73,7 +75,7 @@ def read_rows() -> list[Row]:
             server = server_of(point)
             form = server.cut.scheme.form.name if server.cut.scheme else "bf16"
             pair = ((point.model or "").rpartition("/")[2], server.gpu.name, form)
-            setting = (server.cut, server.concurrency, point.settings["isl"], point.settings["osl"])
+            setting = (server.cut, server.version, server.concurrency, point.settings["isl"], point.settings["osl"])
             measured.setdefault((pair, setting), []).append((point, server))
     rows = []
     for (pair, _), found in measured.items():
@@ -81,7 +83,9 @@ def read_rows() -> list[Row]:
         token_s = fmean(bounds[0] for one, _ in found if (bounds := one.measured.bounds)) / 1e3
         counts = engine_counts(server.model, server.cut)
         loop = loop_of(point, server)
-        rows.append(Row(pair, counts, cluster_of(server.gpu), loop, server.cut.kv_element_bytes, token_s))
+        rows.append(
+            Row(pair, counts, cluster_of(server.gpu), loop, server.cut.kv_element_bytes, server.version, token_s)
+        )
     return rows
 
 

@@ -25,7 +25,7 @@ from rlplan.vocabulary import Provenance
 TRAINING, SERVING, CONTEXT = "training", "serving", "context"
 GROUPS = {
     TRAINING: ("efficiencies.matmul", "efficiencies.memory"),
-    SERVING: ("serving.matmul", "serving.memory", "serving.expert_memory", "serving.layer", "serving.expert_layer"),
+    SERVING: ("serving.matmul", "serving.memory", "serving.layer", "serving.expert_layer"),
     CONTEXT: ("overheads.context",),
 }
 """What is fitted together. Seconds of a group scale with its constants but for links between GPUs."""

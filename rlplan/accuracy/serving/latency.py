@@ -68,7 +68,9 @@ def latency_of(point: MeasuredPoint) -> Latency:
     """Both latencies of a point. Raises: CannotPredict, SpecError."""
     server = server_of(point)
     counts = engine_counts(server.model, server.cut)
-    rates = EngineRates(counts, cluster_of(server.gpu), kv_element_bytes=server.cut.kv_element_bytes)
+    rates = EngineRates(
+        counts, cluster_of(server.gpu), kv_element_bytes=server.cut.kv_element_bytes, version=server.version
+    )
     return closed_loop_latency(rates, loop_of(point, server))
 
 
@@ -77,10 +79,18 @@ def loop_of(point: MeasuredPoint, server: Server) -> ClosedLoop:
     settings, cut = Settings(point), server.cut
     prompt, response = settings.count("isl"), settings.count("osl")
     held = EngineSettings(server.gpu.memory.value, gpu_memory_utilization=UTILIZATION, version=server.version)
-    held = replace(held, tp=cut.tp, ep=cut.ep, kv_element_bytes=cut.kv_element_bytes, quantization=cut.scheme)
+    # a rank holds the same bytes of experts, whether it holds a part of each or whole ones
+    ranks = cut.tp * cut.replicas
+    held = replace(
+        held,
+        tp=cut.tp,
+        ep=ranks if cut.replicas > 1 else cut.ep,
+        kv_element_bytes=cut.kv_element_bytes,
+        quantization=cut.scheme,
+    )
     held = replace(held, max_model_len=prompt + response)
     memory = engine_memory(server.model, held)
-    fitting = memory.num_blocks / memory.pool.blocks_of_sequence(prompt + response // 2)
+    fitting = cut.replicas * memory.num_blocks / memory.pool.blocks_of_sequence(prompt + response // 2)
     if fitting < 1:
         raise CannotPredict(f"the cache holds {fitting:.2f} of one request beside the weights")
     limit = settings.count("max_num_seqs", 1 << 20)
@@ -98,15 +108,15 @@ def server_of(point: MeasuredPoint) -> Server:
     whole = settings.degree("moe_ep_size") if settings.raw("moe_ep_size") else settings.degree("ep")
     replicas = settings.count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
     model, scheme = model_of(point), scheme_of(point)
-    if replicas > 1 and model.experts:
-        raise CannotPredict("data-parallel attention beside shared experts is not timed")
     if settings.raw("moe_tp_size") == 0:
         replicas = max(1, GPUS_OF_A_SWEEP // tp)
     key = settings.first(("batch_size", "concurrency", "num_clients"))
     if key is None:
         raise CannotPredict("the number of concurrent requests is not stated (batch_size or concurrency)")
-    cut = EngineCut(tp, tp if whole > 1 else 1, 2, _kv_element_bytes(settings, scheme, gpu), scheme)
-    return Server(model, gpu, cut, settings.count(key) / replicas, _version_of(settings))
+    shared, alone = (replicas, 1) if model.experts and settings.raw("moe_tp_size") != 0 else (1, replicas)
+    kv_bytes = _kv_element_bytes(settings, scheme, gpu)
+    cut = EngineCut(tp, tp * shared if whole > 1 else 1, shared, 2, kv_bytes, scheme)
+    return Server(model, gpu, cut, settings.count(key) / alone, _version_of(settings))
 
 
 def _refuse_others(settings: Settings) -> None:

@@ -248,10 +248,8 @@ class ServingRates(Spec):
     """What a layer takes beyond its bytes and FLOPs, inside a CUDA graph."""
     collective: SourcedSeconds
     """One small all-reduce between the ranks of an engine."""
-    expert_memory: SourcedShare
-    """Of `memory_bytes_per_s`, by reads of routed experts."""
     expert_layer: SourcedSeconds
-    """What routing, dispatching and combining tokens add to a layer with experts."""
+    """What a kernel each for choosing, sorting, quantising, multiplying and combining adds to a layer with experts."""
 
 
 class NodeEfficiencies(Spec):

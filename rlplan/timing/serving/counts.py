@@ -6,6 +6,7 @@ Symbols: h hidden, L layers, t tp, a heads, d head_dim, I MLP width, E experts, 
 T tokens of a step, s tokens that a sequence has cached.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +18,14 @@ from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.kv import LayerCache, layer_caches
 from rlplan.spec.models.parts import LINEAR
+from rlplan.timing.training.mini_batch import largest_normal
 
 BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
 """Read by the row, or not at all in a text step, or counted among the elementwise passes."""
 
-EVENNESS = 0.5
-"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on one B200 (18
-rows of serving_latency.csv): from 4 to 16 requests its step grows by less than the bytes of even routing take at the
-memory's full peak; 0.25 to 1 fit about alike (docs/timing.md)."""
+EVENNESS = 1.0
+"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on B200 wants 0.5 to
+1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 8 or more; between them (docs/timing.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,37 @@ class ExpertMatmuls:
     """Experts of which the rank holds something."""
     num_layers: int
     """Layers with experts."""
+    num_groups: int = 1
+    """Ranks that hold different experts; all wait for the one with the most work."""
 
     def num_hit(self, num_tokens: float) -> float:
         """Experts of a layer that a rank reads for `num_tokens` tokens, on average.
 
         Counts: held * (1 - (1 - k/E) * (1 + (T-1)*k / (E*c))^-c) with c = EVENNESS: the first token reads its k, the
         others draw experts whose popularity is gamma distributed with shape c.
-        Differs: even routing, (1 - k/E)^T, reads 32 % more experts at 16 tokens below.
+        Differs: even routing, (1 - k/E)^T, reads 17 % more experts at 16 tokens below.
         Source: the negative binomial's probability of no draw; EVENNESS. Assumes: tokens are independent.
 
         >>> experts = ExpertMatmuls(1.0, 1.0, "", 128, 4, 128, 1)
-        >>> experts.num_hit(1), round(experts.num_hit(16), 2)  # 4, and 128 * (1 - 31/32 * (1 + 15/16)^-0.5)
-        (4.0, 38.92)
+        >>> experts.num_hit(1), round(experts.num_hit(16), 2)  # 4, and 128 * (1 - 31/32 * (1 + 15/32)^-1)
+        (4.0, 43.57)
         """
         chosen = self.num_active / self.num_experts
         missed = (1.0 - chosen) * (1.0 + max(0.0, num_tokens - 1) * chosen / EVENNESS) ** -EVENNESS
         return self.num_held * min(1.0, num_tokens) * (1.0 - float(missed))
+
+    def slowest(self, num_tokens: float) -> float:
+        """Experts that the slowest of the ranks reads: all wait for it in every layer.
+
+        Counts: n hits of `num_held`, each with chance p = n / held, have the deviation sqrt(n (1 - p)); the largest of
+        `num_groups` such ranks. Source: binomial; Blom 1958. Assumes: experts are dealt out without regard to load.
+
+        >>> round(ExpertMatmuls(1.0, 1.0, "", 128, 4, 16, 1, 8).slowest(16), 2)  # 5.45 + 1.43 * sqrt(5.45 * 0.66)
+        8.17
+        """
+        hit = self.num_hit(num_tokens)
+        spread = largest_normal(self.num_groups) * math.sqrt(hit * max(0.0, 1.0 - hit / self.num_held))
+        return min(float(self.num_held), hit + spread)
 
     def pairs(self, num_tokens: float) -> float:
         """Pairs of a token and an expert on a rank, in one layer: T * k * held / E."""
@@ -109,8 +125,11 @@ class EngineCounts:
     message_bytes: int
     """Of a token in one all-reduce."""
     num_collectives: int
-    """In a step."""
+    """All-reduces of a replica's ranks in a step."""
     ranks: int
+    """Of a replica of the attention."""
+    replicas: int = 1
+    """Each attends to sequences of its own; all of them share the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +139,8 @@ class EngineCut:
     tp: int = 1
     ep: int = 1
     """Above 1 where ranks hold whole experts."""
+    replicas: int = 1
+    """Of the attention, in data parallel; experts are cut over the ranks of all of them."""
     element_bytes: int = 2
     kv_element_bytes: int = 2
     scheme: Quantization | None = None
@@ -148,14 +169,15 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     return EngineCounts(
         matmuls=tuple(_by_format(dense, cut)),
         head=next(iter(_by_format(head, cut))),
-        experts=_experts(model, tensors, cut),
+        experts=_experts(model, cut),
         caches=_cache_reads(model, caches, cut),
         num_layers=model.num_layers,
         elementwise_bytes=_elementwise_bytes(model, layout),
         state_bytes=sum(2 * 4 * (cache.recurrent_elements + cache.conv_elements) for cache in caches),
         message_bytes=2 * model.hidden_size,
-        num_collectives=2 * model.num_layers + 1 if cut.tp > 1 else 0,
+        num_collectives=_num_all_reduces(model, cut),
         ranks=cut.tp,
+        replicas=cut.replicas,
     )
 
 
@@ -170,11 +192,18 @@ def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
         yield Matmuls(num_bytes, sum(tensor.numel for tensor in quantized), cut.scheme.form.name)
 
 
-def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> ExpertMatmuls | None:
+def _num_all_reduces(model: ModelSpec, cut: EngineCut) -> int:
+    """Two a layer and one of the table; beside replicas, experts are exchanged among all ranks instead."""
+    exchanged = len(model.experts.layers) if model.experts and cut.replicas > 1 else 0
+    return 2 * model.num_layers + 1 - exchanged if cut.tp > 1 else 0
+
+
+def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
     """What a rank holds of one expert: the bytes of all experts over their number and layers."""
     spec = model.experts
     if spec is None:
         return None
+    tensors = model.held_tensors(engine_layout(cut.tp * cut.replicas, ep=cut.ep), has_first=False)
     held = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
     num_held, num_layers = spec.num_experts // cut.ep, len(spec.layers)
     number = num_held * num_layers
@@ -183,7 +212,7 @@ def _experts(model: ModelSpec, tensors: Iterable[Parameter], cut: EngineCut) -> 
     weights = sum(tensor.numel for tensor in held)
     form = cut.scheme.form.name if covered and cut.scheme else ""
     return ExpertMatmuls(
-        num_bytes / number, weights / number, form, spec.num_experts, spec.num_active, num_held, num_layers
+        num_bytes / number, weights / number, form, spec.num_experts, spec.num_active, num_held, num_layers, cut.ep
     )
 
 

@@ -11,6 +11,7 @@ B memory's peak, F peak of matmuls, S bytes of a message.
 
 from dataclasses import dataclass
 
+from rlplan.memory.serving.versions import LATEST, VllmVersion
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
@@ -34,6 +35,16 @@ Source: growth of vLLM's step with the number of sequences beyond bytes and FLOP
 LAUNCH = 0.5e-3
 """Seconds that the host takes to launch a layer without a CUDA graph: a step that prefills is larger than captured
 graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
+
+FUSED = 0.3
+"""Kernels of TensorRT-LLM's experts beyond a dense MLP's over those of Triton's: 3 of 10. Source: vLLM 0.32.0 fused_moe:
+router, type, quantisation, routing, two matmuls, sum, less the three of an MLP; apart there are top-k, three that
+sort the tokens by expert, an activation and a second quantisation besides."""
+SLOW_EXPERTS = 1.3
+"""A step with CUTLASS's fp8 experts on Hopper over one with Triton's. Source: vLLM pull request 33490, `about 30 %
+slower` (DeepSeek-R1 on 8 H200, 16 requests): the default from 0.15 until pull request 34260. Not fitted."""
+SLOW_VERSIONS = (VllmVersion(0, 15), VllmVersion(0, 17))
+"""From the first until before the second. Assumes: 34260 (February 2026) came with 0.17."""
 
 NCCL_LATENCY = 12e-6
 """Seconds that a small all-reduce over NCCL takes longer than one of vLLM's own kernels, to which the profile's latency
@@ -79,6 +90,21 @@ def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
     if form in ("nvfp4", "mxfp4") and ComputeDtype.FLOAT4 in have:
         return ComputeDtype.FLOAT4 if form == "nvfp4" else ComputeDtype.FLOAT8
     return next((dtype for dtype in _FALLBACKS if dtype in have), ComputeDtype.BFLOAT16)
+
+
+def has_fused_experts(gpu: GpuProfile, form: str) -> bool:
+    """Whether one library does all that experts need: TensorRT-LLM's kernels, for 4 bits on data-center Blackwell.
+
+    Assumes: 8 bits there are multiplied by DeepGEMM or Triton, as published recipes choose (vLLM pull request 37056).
+    """
+    return gpu.architecture.startswith("10.") and form in ("nvfp4", "mxfp4")
+
+
+def experts_share(gpu: GpuProfile, form: str, version: VllmVersion) -> float:
+    """Seconds of a step over those with the kernels that the constants are of."""
+    first, last = SLOW_VERSIONS
+    slow = gpu.architecture == "9.0" and form in EIGHT_BIT_FORMS and first <= version < last
+    return SLOW_EXPERTS if slow else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +169,7 @@ class EngineRates:
         kv_element_bytes: int,
         has_graphs: bool = True,
         has_custom_all_reduce: bool = True,
+        version: VllmVersion = LATEST,
     ) -> None:
         gpu, serving = cluster.gpu, cluster.serving
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
@@ -160,11 +187,14 @@ class EngineRates:
         self._head = matmul(counts.head.num_bytes, counts.head.num_weights, counts.head.form)
         self._layers = counts.num_layers * serving.layer.value
         self._expert_read = self._expert_pair = 0.0
+        self._times = 1.0
         if (experts := counts.experts) is not None:
-            self._expert_read = experts.num_layers * experts.num_bytes / (peak * serving.expert_memory.value)
+            self._expert_read = experts.num_layers * experts.num_bytes / self._bytes_per_s
             flops = flops_per_s(experts.form) * serving.matmul.value
             self._expert_pair = 2 * experts.num_layers * experts.num_weights / flops
-            self._layers += experts.num_layers * serving.expert_layer.value
+            self._times = experts_share(gpu, experts.form, version)
+            fused = FUSED if has_fused_experts(gpu, experts.form) else 1.0
+            self._layers += experts.num_layers * serving.expert_layer.value * fused
         narrow = "fp8" if kv_element_bytes == 1 else ""
         attention = flops_per_s(narrow) * PREFILL_ATTENTION
         self._caches = [
@@ -176,6 +206,8 @@ class EngineRates:
         has_wire = counts.num_collectives > 0
         self._wire = wire_of(cluster, counts.ranks, reads_peers=has_custom_all_reduce) if has_wire else None
         self._launches = counts.num_layers * LAUNCH
+        all_ranks = counts.ranks * counts.replicas
+        self._exchange = wire_of(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
         is_inside = counts.ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
@@ -192,10 +224,13 @@ class EngineRates:
 
         Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
         the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
-        sequence; where the step is not in a CUDA graph, at least LAUNCH a layer.
+        sequence; where the step is not in a CUDA graph, at least LAUNCH a layer. Of replicas that share experts, the
+        one that prefills the most; a gather of all tokens and a reduction in each layer with experts.
         """
+        everyones = load.num_seqs + load.prefill_tokens
+        load = busiest_replica(load, self._counts.replicas)
         tokens = load.num_seqs + load.prefill_tokens
-        compute, memory = self._matmul_parts(load, tokens)
+        compute, memory = self._matmul_parts(load, tokens, everyones)
         reading, attending = self._attention_parts(load)
         memory += reading + tokens * self._token + load.num_seqs * self._sequence_state
         compute += attending
@@ -207,17 +242,22 @@ class EngineRates:
             whole = self._wire.all_reduce_s(size, counts.ranks)
             latency += counts.num_collectives * self._wire.latency_s
             link = counts.num_collectives * (whole - self._wire.latency_s)
+        if self._exchange is not None and (experts := self._counts.experts) is not None:
+            ranks, size = self._counts.ranks * self._counts.replicas, everyones * self._counts.message_bytes
+            latency += 2 * experts.num_layers * self._exchange.latency_s
+            link += experts.num_layers * (self._exchange.all_reduce_s(size, ranks) - self._exchange.latency_s)
         host = load.num_seqs * SEQUENCE
         if load.prefill_tokens or not self._has_graphs:
             host += max(0.0, self._launches - compute - memory - latency - link)
-        return compute, memory, latency, link, host
+        times = self._times
+        return compute * times, memory * times, latency * times, link * times, host * times
 
-    def _matmul_parts(self, load: StepLoad, tokens: float) -> tuple[float, float]:
+    def _matmul_parts(self, load: StepLoad, tokens: float, everyones: float) -> tuple[float, float]:
         compute = memory = 0.0
         work = [(read, flop * tokens) for read, flop in self._matmuls]
         work.append((self._head[0], self._head[1] * (load.num_seqs + load.num_prefills)))
         if (experts := self._counts.experts) is not None:
-            work.append((self._expert_read * experts.num_hit(tokens), self._expert_pair * experts.pairs(tokens)))
+            work.append((self._expert_read * experts.slowest(everyones), self._expert_pair * experts.pairs(everyones)))
         for read, multiply in work:
             both = (read**BLEND + multiply**BLEND) ** (1 / BLEND)
             if read > multiply:
@@ -235,6 +275,24 @@ class EngineRates:
             reading += max(read, flop) * seen
             attending += prefill_flop * pairs
         return reading, attending
+
+
+def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
+    """What the replica with the most work of a step has: even shares, but a prompt is one replica's.
+
+    >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4)
+    StepLoad(num_seqs=2.0, context_tokens=200.0, prefill_tokens=100.0, prefill_pairs=5000.0, num_prefills=1.0)
+    """
+    if replicas == 1:
+        return load
+    share = max(1 / replicas, 1 / max(1.0, load.num_prefills))
+    return StepLoad(
+        load.num_seqs / replicas,
+        load.context_tokens / replicas,
+        load.prefill_tokens * share,
+        load.prefill_pairs * share,
+        load.num_prefills * share,
+    )
 
 
 def cost_of(parts: Parts, link: Resource = Resource.DEVICE_LINK) -> Cost:

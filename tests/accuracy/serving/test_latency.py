@@ -114,7 +114,6 @@ def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str,
         ({"model": "some/new-model"}, "not in the catalogue"),
         ({"gpu": "tpu_v5"}, "no profile"),
         ({"measured": {"value": 1.0, "unit": "tokens/s"}}, "neither ms TPOT"),
-        ({"model": "deepseek-ai/DeepSeek-V3", "settings": {"attention_dp_size": 8}}, "data-parallel"),
         ({"model": "meta-llama/Llama-3.1-70B", "settings": {"tp_size": 1}}, "."),
     ],
 )
@@ -122,6 +121,19 @@ def test_what_is_not_known_is_refused_with_the_reason(changes: dict[str, Any], w
     found = compare_point(point(**changes))
     assert found.predicted is None
     assert words in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("tp", "replicas", "moe_tp", "moe_ep"), [(1, 8, 1, 8), (2, 4, 8, 1), (8, 1, 1, 8), (4, 2, 8, 1)]
+)
+def test_replicas_of_the_attention_share_the_experts_however_they_are_cut(
+    tp: int, replicas: int, moe_tp: int, moe_ep: int
+) -> None:
+    cut = {"tp_size": tp, "attention_dp_size": replicas, "moe_tp_size": moe_tp, "moe_ep_size": moe_ep}
+    asked = point(gpu="h200_sxm", model="moonshotai/Kimi-K2.5", settings=cut | {"moe_quant_mode": "int4_wo"})
+    server = server_of(asked)
+    assert (server.cut.tp, server.cut.replicas, server.cut.ep) == (tp, replicas, 8 if moe_ep > 1 else 1)
+    assert 1e-3 < latency_of(asked).token_s < 0.2
 
 
 def test_a_cache_that_is_too_small_makes_requests_wait_not_tokens_slower() -> None:

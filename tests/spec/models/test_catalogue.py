@@ -33,6 +33,7 @@ def test_a_model_has_its_published_number_of_parameters(name: str) -> None:
         ("deepseek-ai/DeepSeek-V3", 37_552_297_472),
         ("moonshotai/Kimi-K2-Thinking", 32_861_500_928),
         ("MiniMaxAI/MiniMax-M2.5", 11_030_553_088),
+        ("moonshotai/Kimi-K2.5", 32_861_500_928 + 471_143_920),  # and the vision tower with its projector
     ],
 )
 def test_one_token_passes_the_parameters_that_the_research_notes_worked_out(name: str, active: int) -> None:

@@ -17,7 +17,11 @@ from rlplan.spec.models.adapters import linear_layers
 from rlplan.spec.models.families.dense import DENSE
 from rlplan.spec.models.families.mixtures import MIXTURES
 
-ALIASES = {"MPTForCausalLM": "MptForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
+ALIASES = {
+    "MPTForCausalLM": "MptForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+    "KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration",
+}
 """Names that checkpoints carry for a class that the library calls otherwise."""
 
 FEW = {"num_hidden_layers": 4}
@@ -92,6 +96,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Gemma3ForConditionalGeneration", {"text_config": FEW} | SIGLIP),
     ("Mistral3ForConditionalGeneration", {"text_config": FEW, "vision_config": {"model_type": "pixtral"}}),
     ("Gemma4ForConditionalGeneration", GEMMA4),
+    (
+        "Kimi_K25ForConditionalGeneration",
+        {"text_config": FEW | {"model_type": "deepseek_v3"}, "vision_config": {"num_hidden_layers": 2}},
+    ),
 ]
 
 
@@ -109,7 +117,7 @@ def test_a_family_lists_the_tensors_of_the_live_module(architecture: str, overri
     module, model = live_and_read(architecture, overrides)
     expected = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
     found = [(parameter.name, parameter.shape) for parameter in model.parameters]
-    if architecture.startswith("Gemma4"):  # its projection stands after the language model: joined with the tower here
+    if architecture.startswith(("Gemma4", "Kimi")):  # the projection stands behind the language model, here before it
         expected, found = sorted(expected), sorted(found)
     assert found == expected
 

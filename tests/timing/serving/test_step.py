@@ -4,13 +4,24 @@ import pytest
 
 from rlplan.memory.model.quantization import FP8_TENSOR, MXFP4, NVFP4, Quantization
 from rlplan.memory.model.quantized_checkpoints import EXPERTS
+from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.models.catalogue import find_model
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.serving.counts import EngineCut, engine_counts
-from rlplan.timing.serving.step import CACHE_READS, SEQUENCE, EngineRates, StepLoad, Wire, multiplied_as, wire_of
+from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
+from rlplan.timing.serving.step import (
+    CACHE_READS,
+    SEQUENCE,
+    EngineRates,
+    StepLoad,
+    Wire,
+    experts_share,
+    has_fused_experts,
+    multiplied_as,
+    wire_of,
+)
 
 H100, B200 = (get_gpu(name, where="test") for name in ("h100-sxm", "b200"))
 HOST = Cluster(H100, 8, 8, get_node("dgx-h100", where="test"))
@@ -142,3 +153,61 @@ def test_a_step_without_a_graph_takes_at_least_its_launches() -> None:
     counts = engine_counts(LLAMA, EngineCut())
     eager = EngineRates(counts, HOST, kv_element_bytes=2, has_graphs=False)
     assert eager.seconds(StepLoad(1, 100)) > 2 * rates().seconds(StepLoad(1, 100))
+
+
+def test_all_ranks_wait_for_the_one_that_most_tokens_choose() -> None:
+    model = find_model("MiniMaxAI/MiniMax-M2.5")
+    cut, whole = (engine_counts(model, EngineCut(tp=8, ep=ep)).experts for ep in (1, 8))
+    assert cut is not None
+    assert whole is not None
+    assert cut.slowest(16) == cut.num_hit(16)  # every rank has a part of each
+    assert 1.3 < whole.slowest(16) * 8 / cut.num_hit(16) < 2
+    assert whole.slowest(10**6) == 256 / 8
+
+
+def test_replicas_share_experts_and_nothing_else() -> None:
+    """By hand: 64 sequences, 8 of each of 8 replicas; each rank has an eighth of the experts and the whole rest."""
+    model = find_model("MiniMaxAI/MiniMax-M2.5")
+    replicas, alone, cut = (
+        engine_counts(model, EngineCut(tp=tp, ep=ep, replicas=dp)) for tp, ep, dp in ((1, 8, 8), (1, 1, 1), (8, 8, 1))
+    )
+    assert replicas.experts == cut.experts
+    assert (replicas.matmuls, replicas.caches) == (alone.matmuls, alone.caches)
+    assert (replicas.num_collectives, cut.num_collectives) == (0, 2 * 62 + 1)
+
+    def seconds(counts: EngineCounts, load: StepLoad) -> float:
+        return EngineRates(counts, HOST, kv_element_bytes=2).seconds(load)
+
+    short, long = StepLoad(64, 64_000), StepLoad(64, 64 * 128_000)
+    assert seconds(replicas, short) > seconds(cut, short)  # each reads all of the attention's weights
+    assert seconds(replicas, long) < seconds(
+        cut, long
+    )  # and an eighth of the sequences' keys, not of 8 times the heads
+
+
+def test_ranks_of_replicas_that_are_cut_exchange_tokens_instead_of_adding_up() -> None:
+    model = find_model("MiniMaxAI/MiniMax-M2.5")
+    assert engine_counts(model, EngineCut(tp=2, ep=8, replicas=4)).num_collectives == 62 + 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "form", "fused"),
+    [("b200", "mxfp4", True), ("b200", "fp8", False), ("h100-sxm", "mxfp4", False), ("rtx-5090", "nvfp4", False)],
+)
+def test_experts_in_4_bits_on_data_center_blackwell_take_fewer_kernels(gpu: str, form: str, fused: bool) -> None:
+    assert has_fused_experts(get_gpu(gpu, where="test"), form) is fused
+
+
+@pytest.mark.parametrize(
+    ("gpu", "form", "version", "share"),
+    [
+        ("h100-sxm", "fp8-block", VllmVersion(0, 16), 1.3),
+        ("h100-sxm", "fp8-block", VllmVersion(0, 14, 1), 1.0),
+        ("h100-sxm", "fp8-block", VllmVersion(0, 17), 1.0),
+        ("h100-sxm", "", VllmVersion(0, 16), 1.0),
+        ("b200", "fp8-block", VllmVersion(0, 16), 1.0),
+    ],
+)
+def test_two_versions_had_slow_experts_on_hopper(gpu: str, form: str, version: VllmVersion, share: float) -> None:
+    """Source: vLLM pull requests 33490 and 34260."""
+    assert experts_share(get_gpu(gpu, where="test"), form, version) == share

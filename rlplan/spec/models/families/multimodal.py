@@ -10,7 +10,7 @@ from rlplan.spec.models.config import MAX_LAYERS, Config
 from rlplan.spec.models.families import readers, tables
 from rlplan.spec.models.families.dense import GEMMA3, MISTRAL, QWEN2, QWEN3
 from rlplan.spec.models.families.family import Family
-from rlplan.spec.models.families.mixtures import LLAMA4, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE
+from rlplan.spec.models.families.mixtures import DEEPSEEK_V3, LLAMA4, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE
 from rlplan.spec.models.families.readers import Fields
 from rlplan.spec.models.families.towers import VisionReader
 from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, VisionSpec
@@ -75,6 +75,27 @@ def _llama4(config: Config, text_hidden: int) -> VisionSpec:
     }
     layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
     return VisionSpec(tower="llama4", sizes=sizes | _patches(config, channels="num_channels"), num_layers=layers)
+
+
+def _kimi_k25(config: Config, text_hidden: int) -> VisionSpec:
+    """The published config's names, or those of configuration_kimi_k25.py, which renames them."""
+
+    def named(published: str, renamed: str) -> int:
+        return config.count(published if config.get(published) is not None else renamed)
+
+    config.refuse_unless("merge_kernel_size", [2, 2])
+    width = named("vt_hidden_size", "hidden_size")
+    sizes = {
+        "v": width,
+        "w": named("vt_intermediate_size", "intermediate_size"),
+        "n": named("init_pos_emb_height", "pos_emb_height"),
+        "nw": named("init_pos_emb_width", "pos_emb_width"),
+        "m": config.optional_count("mm_hidden_size") or width,
+        "u": 4 * width,
+        "o": text_hidden,
+    }
+    layers = named("vt_num_hidden_layers", "num_hidden_layers")
+    return VisionSpec(tower="kimi_k25", sizes=sizes | _patches(config, channels="num_channels"), num_layers=layers)
 
 
 def _gemma4(config: Config, text_hidden: int) -> VisionSpec:
@@ -193,6 +214,7 @@ def _with_tower(family: Family, vision: VisionReader) -> Family:
 
 
 QWEN2_5_VL = _with_tower(QWEN2, _qwen2_5)
+KIMI_K25 = replace(_with_tower(DEEPSEEK_V3, _kimi_k25), is_tied=True)
 MULTIMODAL = {
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
     "Qwen3VLForConditionalGeneration": _with_tower(QWEN3, _qwen3),
@@ -201,6 +223,8 @@ MULTIMODAL = {
     "Qwen3_5MoeForConditionalGeneration": _with_tower(QWEN3_5_MOE, _qwen3),
     "Gemma3ForConditionalGeneration": _with_tower(GEMMA3, _siglip),
     "Gemma4ForConditionalGeneration": GEMMA4,
+    "Kimi_K25ForConditionalGeneration": KIMI_K25,
+    "KimiK25ForConditionalGeneration": KIMI_K25,
     "Mistral3ForConditionalGeneration": _with_tower(
         replace(MISTRAL, required=("num_key_value_heads", "head_dim")), _pixtral
     ),

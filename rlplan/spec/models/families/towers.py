@@ -155,6 +155,29 @@ model.vision_tower.std_scale                                 v
     prefix="model.vision_tower.encoder.layers.",
     after="[vision]\nmodel.embed_vision.embedding_projection.weight o v\n",
 )
+KIMI_K25 = Tower(
+    before="""[vision]
+model.vision_tower.patch_embed.proj.weight                   v c s s
+model.vision_tower.patch_embed.proj.bias                     v
+model.vision_tower.patch_embed.pos_emb.position_embeddings   n nw v
+""",
+    layer="[vision]\n"
+    + _NORMED.format("norm1")
+    + _NORMED.format("norm2")
+    + "attn.proj.weight v v\nattn.proj.bias v\n"
+    + "".join(f"attn.{name}_proj.weight v v\nattn.{name}_proj.bias v\n" for name in "qkv")
+    + _PLAIN_MLP,
+    prefix="model.vision_tower.layers.",
+    after="[vision]\n"
+    + _NORMED.format("model.vision_tower.final_layernorm")
+    + """model.mm_projector.pre_norm.weight   m
+model.mm_projector.pre_norm.bias     m
+model.mm_projector.in_proj.weight    u u
+model.mm_projector.in_proj.bias      u
+model.mm_projector.out_proj.weight   o u
+model.mm_projector.out_proj.bias     o
+""",
+)
 TOWERS = {
     "qwen2_5": QWEN2_5,
     "qwen3": QWEN3,
@@ -162,6 +185,7 @@ TOWERS = {
     "pixtral": PIXTRAL,
     "llama4": LLAMA4,
     "gemma4": GEMMA4,
+    "kimi_k25": KIMI_K25,
 }
 
 
