@@ -24,8 +24,8 @@ BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
 """Read by the row, or not at all in a text step, or counted among the elementwise passes."""
 
 EVENNESS = 1.0
-"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on B200 wants 0.5 to
-1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 8 or more; between them (docs/timing.md)."""
+"""How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on B200 wants 0.5
+to 1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 2 or more (docs/timing.md)."""
 
 
 @dataclass(frozen=True, slots=True)

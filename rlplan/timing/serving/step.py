@@ -37,9 +37,9 @@ LAUNCH = 0.5e-3
 graphs. Source: Llama-3.1-70B on 4 and 8 B200, where 1024 prompt tokens cost 50 to 80 ms whatever the format."""
 
 FUSED = 0.3
-"""Kernels of TensorRT-LLM's experts beyond a dense MLP's over those of Triton's: 3 of 10. Source: vLLM 0.32.0 fused_moe:
-router, type, quantisation, routing, two matmuls, sum, less the three of an MLP; apart there are top-k, three that
-sort the tokens by expert, an activation and a second quantisation besides."""
+"""Kernels of TensorRT-LLM's experts beyond a dense MLP's over those of Triton's: 3 of 10. Source: vLLM 0.32.0
+fused_moe: router, quantisation, routing, two matmuls and a sum, less the three of an MLP; apart, a cast, top-k, three
+that sort the tokens by expert, an activation and a second quantisation come on top."""
 SLOW_EXPERTS = 1.3
 """A step with CUTLASS's fp8 experts on Hopper over one with Triton's. Source: vLLM pull request 33490, `about 30 %
 slower` (DeepSeek-R1 on 8 H200, 16 requests): the default from 0.15 until pull request 34260. Not fitted."""
