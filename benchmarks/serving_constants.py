@@ -151,7 +151,7 @@ def main() -> int:
             constants[4:] = full["Blackwell" if name == "Hopper" else "Hopper"][4:]
         inside, outside = ([row.error(used) for row in mine] for used in (None, constants))
         line = {
-            "policy": pair[0],
+            "model": pair[0],
             "gpu": pair[1],
             "format": pair[2],
             "has_experts": mine[0].counts.experts is not None,
