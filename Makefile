@@ -39,7 +39,7 @@ SYSTEM_PACKAGES := bubblewrap iproute2 strace chromium
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them. One more,
 # PART=gpu-contract, asks the CUDA builds in $(GPU_VENV), which it sets up; it needs no GPU.
 NIGHTLY_models := tests/memory tests/spec tests/timing
-NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs tests/foreign
+NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs tests/foreign tests/report
 NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
   tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
