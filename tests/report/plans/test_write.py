@@ -77,8 +77,8 @@ def test_every_phase_and_resource_has_a_legend_entry() -> None:
 def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_assumed() -> None:
     page, plan = plan_page(budget()), budget()
     low, high = seconds_interval(plan) or (0.0, 0.0)
-    assert dict(page.facts)["Error"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
-    assert format_bytes(needed_bytes(plan)) in dict(page.facts)["Needed"]
+    assert dict(page.facts)["Step time"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
+    assert format_bytes(needed_bytes(plan)) in dict(page.facts)["GPU memory"]
     assert plan_page(budget(gpus="4xrtx4090")).notes == budget(gpus="4xrtx4090").notes != ()
 
 
