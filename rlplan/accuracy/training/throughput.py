@@ -43,6 +43,7 @@ PAGEABLE = 2.9e9
 mostly other work, says 1.0."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
+EXPERTS_LAUNCHED = 9e-3
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -216,6 +217,14 @@ def _zero_stage(run: Run) -> int:
     return 3 if run.trainer.is_sharded or "fsdp" in settings else 0
 
 
+def _bridge_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
+    container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
+    family = re.search(r"gb\d00", settings.gpu.lower())
+    is_x86 = family is None
+    has_graphs = not is_x86 or (container >= (26, 4) and run.pp == 1)
+    return replace(kernels, sends_once=True, hides_experts=container >= (26, 6), waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED)
+
+
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
     """Kernels of a published run: Triton's first flash attention in llm-foundry, stored scores in Megatron of 2022."""
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
@@ -241,5 +250,7 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
         attention = Attention.FLASH_2 if is_early else Attention.VENDOR
+        kernels = replace(kernels, main_gradient_bytes=8)
+        kernels = _bridge_kernels(kernels, settings, run) if "bridge" in settings.word("framework").lower() else kernels
         return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
     return kernels

@@ -229,6 +229,8 @@ class Efficiencies(Spec):
 
     matmul: SourcedShare
     """Of `dense_flops_per_s`, by large 16-bit matmuls of training and scoring."""
+    matmul_8bit: SourcedShare | None = None
+    """The same of matmuls in 8 and 4 bits, where it is another."""
     memory: SourcedShare
     """Of `memory_bytes_per_s`, by the elementwise work between matmuls."""
     host_link: SourcedShare

@@ -66,12 +66,16 @@ def all_reduce_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     return min(ring, tree, key=lambda cost: cost.seconds)
 
 
-def all_to_all_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def all_to_all_cost(
+    num_bytes: float, num_ranks: int, cluster: Cluster, stride: int = 1, copies: float | None = None
+) -> Cost:
     """Seconds until every rank has sent each other its part of the `num_bytes` that it holds.
 
     Counts: inside a host (n-1)/n S/b, b the rate of a GPU; what goes to other hosts leaves through the host's network,
-    shared by all of its ranks: k S (n-k)/n over their part of the adapters, k ranks a host. Source: Thakur et al. 2005,
-    section 4.4 (pairwise exchange). Differs: a gather passes a host's network once for all of its ranks.
+    shared by all of its ranks: k S (n-k)/n over their part of the adapters, k ranks a host. `copies`: rows go to so many
+    ranks each, and one message a host brings them to all that it has of these: H (1 - (1 - 1/H)^copies) of `copies`, H
+    hosts. Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1. Differs: a gather passes a host's
+    network once for all of its ranks.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 8, 8)
@@ -86,4 +90,7 @@ def all_to_all_cost(num_bytes: float, num_ranks: int, cluster: Cluster, stride: 
     route = link_out(cluster, num_ranks, stride)
     of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
     outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / route.bytes_per_s
+    if copies:
+        hosts = num_ranks / of_host
+        outside *= hosts * (1 - (1 - 1 / hosts) ** copies) / copies
     return _cost(route, outside, num_ranks - 1.0)

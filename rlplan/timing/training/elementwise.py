@@ -28,6 +28,9 @@ ROTARY, FUSED_ROTARY = 20, 4
 """Bytes an element of q and k. Times cosine 4, halves turned 6, times sine 4, added 6 (apply_rotary_pos_emb)."""
 GATED, FUSED_GATED = 10, 6
 """Bytes an element of I: activation 4, product 6; in one kernel two read, one written."""
+CLAMPED = 44
+"""gpt-oss's experts, one kernel an operator: biases of gate and up 8, both clamped 8, gate times 1.702 4, sigmoid 4,
+product 6, up plus 1 4, product 6, routing weight 4 (Megatron-Core 0.14 moe/experts.py, transformers 5.19)."""
 PLAIN_MLP, TANH_MLP = 4, 36
 """One activation kernel; GPT-2's tanh written out is nine."""
 PERMUTED = 4
@@ -60,6 +63,7 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = F
     sparse = 0.0
     if experts is not None:
         per_width = FUSED_GATED if is_fused else GATED
+        per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
         routed = experts.num_active * (experts.intermediate_size * per_width + 2 * PERMUTED * model.hidden_size)
         shared = per_width * experts.shared_intermediate_size
         sparse = num_experts * (routed + shared)

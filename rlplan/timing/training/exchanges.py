@@ -47,7 +47,9 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
     if choice.ep > 1 and model.experts:
         share = len(model.experts.layers) / model.num_layers
         sent = e * model.hidden_size * model.experts.num_active * rows / choice.tp
-        total += all_to_all_cost(sent, choice.ep, cluster).times(2 * layers * share * exchanges)
+        copies = float(model.experts.num_active) if setting.runs.sends_once else None
+        one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
+        total += one.times(2 * layers * share * exchanges * (not setting.runs.hides_experts))
     return total
 
 

@@ -16,8 +16,11 @@ from rlplan.timing.network.cluster import Cluster
 
 WAVE = 132 * 128 * 256
 """Outputs that a chip computes at once: a tile of 128 x 256 on each of 132 multiprocessors (H100; A100: 108)."""
-TILE_ROWS = 128
-"""Rows of a tile: what an expert's rows are rounded up to."""
+LOST_ROWS = 192
+"""Rows that an expert's matmul costs beyond its own: the half of a tile of 128 that is empty, and filling and draining
+the pipeline of one expert's matmuls. Source: grouped matmuls of Transformer Engine measured on A100 and B200 (SimuMax,
+configs/system, `group_matmul`), forward over what large matmuls reach: 0.40 with 128 rows, 0.57 with 256, 0.75 with
+512, 0.88 with 1,024, 0.97 with 2,460 (B200); 0.79 with 616, 0.86 with 1,232 (A100)."""
 
 
 class Attention(StrEnum):
@@ -54,6 +57,15 @@ class Kernels:
     """Of an interleaved pipeline."""
     has_plain_rotary: bool = False
     """Rotary positions are not fused."""
+    sends_once: bool = False
+    """A row goes to each host once, whatever experts it has there (DeepEP, HybridEP)."""
+    hides_experts: bool = False
+    """Rows travel to experts beside the matmuls of another micro-batch (Megatron's `overlap_moe_expert_parallel_comm`)."""
+    main_gradient_bytes: int = 0
+    """Read and written of each expert's weight in every pass: gradients in fp32 that a matmul adds to (Megatron). Those
+    of other weights hide behind their matmuls' many rows."""
+    waits_per_expert_layer: float = 0.0
+    """Seconds that a layer of experts waits for its host, forward and backward, where no CUDA graph has it."""
     repeats_keys: bool = False
     """Keys and values are copied for every query head."""
 
@@ -107,7 +119,9 @@ def matmul_flops_per_s(cluster: Cluster, *, has_fp8: bool = False, has_fp4: bool
     kinds += [ComputeDtype.FLOAT8] if has_fp8 or has_fp4 else []
     kinds += [ComputeDtype.BFLOAT16, ComputeDtype.FLOAT16]
     found = next((kind for kind in kinds if kind in rates), ComputeDtype.BFLOAT16)
-    return cluster.gpu.flops_per_s(found) * cluster.efficiencies.matmul.value
+    reached = cluster.efficiencies
+    narrow = reached.matmul_8bit if found in (ComputeDtype.FLOAT8, ComputeDtype.FLOAT4) else None
+    return cluster.gpu.flops_per_s(found) * (narrow or reached.matmul).value
 
 
 def wave_share(num_rows: float, num_columns: float) -> float:
@@ -124,11 +138,11 @@ def wave_share(num_rows: float, num_columns: float) -> float:
 
 
 def tile_share(num_rows: float) -> float:
-    """Share of an expert's tiles that holds rows.
+    """Share of what large matmuls reach that an expert with so many rows reaches.
 
-    Counts: r / (r + 64): the last tile of 128 rows is half empty. Source: as `wave_share`, tile quantisation.
+    Counts: r / (r + 192). Source: `LOST_ROWS`.
 
-    >>> tile_share(64), tile_share(576)
+    >>> tile_share(192), tile_share(1728)
     (0.5, 0.9)
     """
-    return num_rows / (num_rows + TILE_ROWS / 2)
+    return num_rows / (num_rows + LOST_ROWS)

@@ -7,6 +7,7 @@ Symbols: T tokens, h hidden, e bytes an element, L layers.
 """
 
 from collections.abc import Sequence
+from math import hypot
 
 from rlplan.spec.model import Component
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -52,11 +53,13 @@ def stage_costs(
     layers = device.times(pp) + head.times(-1) if stages else NOTHING
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     launched = LAUNCH * kernels * times.elementwise * setting.model.num_layers
+    experts = setting.model.experts
+    waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts and times.is_training else 0)
     moved = _offloaded_activations_s(setting, batch, times, cluster) * pp
 
     def with_host(one: Cost, share: float) -> Cost:
         late = {
-            Resource.LATENCY: max(0.0, launched * share - one.seconds),
+            Resource.LATENCY: max(hypot(one.seconds, waits * share), launched * share) - one.seconds,
             Resource.HOST_LINK: max(0.0, moved * share - one.seconds),
         }
         return one + Cost({resource: seconds for resource, seconds in late.items() if seconds})
@@ -187,6 +190,7 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     moved += _loss_bytes(setting, batch, times) / ranks
+    moved += runs.main_gradient_bytes * _rank_matmuls(setting).get(Component.EXPERTS, 0.0) * times.is_training
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
 
 
