@@ -20,7 +20,7 @@ from rlplan.accuracy.training.settings import (
     RunSettings,
     num_ranks,
 )
-from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, TORCHTITAN, Trainer, trainer_of
+from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
@@ -41,6 +41,10 @@ PAGEABLE = 2.9e9
 (prime-rl copies each so). Fitted to what its steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
 mostly other work, says 1.0."""
+RL_STEP, RL_TOKEN = 0.8, 18e-6
+"""Seconds of a step of prime-rl's RL, and of each token of a rank, beside its passes.
+Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6, so that neither is theirs; both
+do not follow the width, and so lie between logits and loss or on the host. Not explained."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
 EXPERTS_LAUNCHED = 9e-3
@@ -60,6 +64,8 @@ class Step:
     """Tokens of each sequence."""
     written_bytes: int = 0
     """Of weights that rank 0 writes to a file in every step."""
+    beside_s: float = 0.0
+    """What the trainer takes beside its passes."""
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +75,7 @@ class Step:
     def cost(self, cluster: Cluster) -> Cost:
         """Passes, the optimizer's step, and the file that one rank writes then."""
         done = train_cost(self.setting, self.shape, cluster) + optimizer_cost(self.setting, cluster)
-        return done + _publishing_cost(self.written_bytes, cluster)
+        return done + _publishing_cost(self.written_bytes, cluster) + Cost({Resource.LATENCY: self.beside_s})
 
 
 def _publishing_cost(num_bytes: int, cluster: Cluster) -> Cost:
@@ -135,7 +141,9 @@ def read_step(point: MeasuredPoint) -> Step:
     head = length if setting.loss is not Loss.NONE else 0
     publishes = run.trainer.publishes_weights and "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
     written = run.precision.compute * run.model.num_parameters if publishes and run.adapters is None else 0
-    return Step(setting, MiniBatchShape(sequences, length, length**2, length, head), sequences, length, written)
+    beside = RL_STEP + RL_TOKEN * sequences * length / groups if publishes else 0.0
+    shape = MiniBatchShape(sequences, length, length**2, length, head)
+    return Step(setting, shape, sequences, length, written, beside)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -189,6 +197,8 @@ def _setting(run: Run) -> TrainSetting:
     logits = {Loss.FUSED: "fused", Loss.CHUNKED: "chunked"}.get(run.loss, "plain")
     if run.is_compiled or trainer is MEGATRON:
         logits = "in_place"
+    if trainer is PRIME_RL:  # operator by operator; in RL taken anew in the backward pass
+        logits = "by_rows" if run.loss is Loss.COMPILED_ROWS else "plain"
     lora = run.adapters.lora if run.adapters else None
     training = SettledTraining.model_validate({"logits": logits, "lora": lora})
     target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
@@ -241,6 +251,8 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
     if trainer is AUTOMODEL:
         return replace(kernels, is_fused="TE" in settings.word("kernels").split())
+    if trainer is PRIME_RL:
+        return replace(kernels, scatters_rows=True)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()

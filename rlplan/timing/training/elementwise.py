@@ -35,6 +35,7 @@ PLAIN_MLP, TANH_MLP = 4, 36
 """One activation kernel; GPT-2's tanh written out is nine."""
 PERMUTED = 4
 """Bytes an element of a row that is copied to its expert, or back."""
+SCATTERED = 60
 SCORES = 11
 """Bytes of a pair and head where attention is not fused: scores written 2, softmax 4, dropout 5."""
 BACKWARD = 2.0

@@ -66,6 +66,8 @@ class Kernels:
     of other weights hide behind their matmuls' many rows."""
     waits_per_expert_layer: float = 0.0
     """Seconds that a layer of experts waits for its host, forward and backward, where no CUDA graph has it."""
+    scatters_rows: bool = False
+    """Experts' rows are added to their tokens by `scatter_add_`, element by element."""
     repeats_keys: bool = False
     """Keys and values are copied for every query head."""
 
@@ -81,30 +83,37 @@ def kernels_of(target: Target) -> Kernels:
 ATTENTION_SHARE = {
     (Attention.FLASH_2, "8"): 0.78,
     (Attention.FLASH_2, "9"): 0.50,
-    (Attention.FLASH_2, "10"): 0.25,
+    (Attention.FLASH_2, "10"): 0.30,
     (Attention.VENDOR, "8"): 0.78,
-    (Attention.VENDOR, "9"): 0.80,
-    (Attention.VENDOR, "10"): 0.75,
+    (Attention.VENDOR, "9"): 1.0,
+    (Attention.VENDOR, "10"): 0.93,
 }
 """Share of what matmuls reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
 of A100, causal, d = 128: 180 of 312 TFLOP/s, on H100 up to 335 of 989 without a mask, 300 with; Shah et al. 2024
-(FlashAttention 3): 550 to 600 forward, 450 to 500 backward. B200: assumed."""
+(FlashAttention 3): 550 to 600 forward, 450 to 500 backward of 4,096 tokens, 640 and 560 of 16,384. B200: 980 and 820
+TFLOP/s of 4,096 tokens (SimuMax, configs/system/b200_bf16_ceperm.json, `sdp_fwd` and `sdp_bwd`, which count no mask)."""
+RAMP = 1000
+"""Tokens of a sequence with which a vendor's kernel of Hopper and later reaches half of what long ones reach: blocks on
+the diagonal are computed whole, and loads are not yet hidden. Source: Shah et al. 2024, figures 5 and 6."""
 OTHER_ATTENTION = 0.5
 """Of chips without a published figure (AMD, V100, consumer Blackwell): assumed."""
 FLASH_1_OF_2 = 1 / 1.8
 """Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version 1, around 2; Triton's 1.3 to 2.5."""
 
 
-def attention_flops_per_s(cluster: Cluster, kernels: Kernels) -> float:
-    """FLOP per second of attention.
+def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float) -> float:
+    """FLOP per second of attention over sequences of some length.
 
-    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share. Source: `ATTENTION_SHARE`.
+    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share, of a vendor's kernel of Hopper and later
+    times s / (s + 1000). Source: `ATTENTION_SHARE`, `RAMP`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
     kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention
     share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION)
     if kernels.attention is Attention.FLASH_1:
         share *= FLASH_1_OF_2
+    if kind is Attention.VENDOR and major in ("9", "10"):
+        share *= length / (length + RAMP)
     return matmul_flops_per_s(cluster) * share
 
 

@@ -13,7 +13,7 @@ from rlplan.spec.model import Component
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
-from rlplan.timing.training.elementwise import SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
+from rlplan.timing.training.elementwise import SCATTERED, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
 from rlplan.timing.training.exchanges import exchange_cost
 from rlplan.timing.training.flops import attention_flops, head_flops, layer_parameters, matmul_parameters
 from rlplan.timing.training.kernels import attention_flops_per_s, matmul_flops_per_s, tile_share, wave_share
@@ -97,7 +97,7 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     matmuls = max(matmuls, reads * times.matmuls / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
     head = _head_flops(setting, batch, times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
-    total = matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs)
+    total = matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs, batch.lengths.mean)
     return Cost({Resource.COMPUTE: total})
 
 
@@ -131,7 +131,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     matmuls /= matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4)
     head = _head_flops(setting, batch, times) / matmul_flops_per_s(cluster)
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
-    scores /= attention_flops_per_s(cluster, runs)
+    scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
     return (matmuls + head + scores) / ranks + others.seconds
 
@@ -186,6 +186,9 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     if runs.has_fp8 or runs.has_fp4:
         moved += cast_bytes(model, is_backward=False) * (times.matmuls - 2 * times.is_training) * tokens
         moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
+    if runs.scatters_rows and model.experts:
+        rows = model.experts.num_active * len(model.experts.layers) * (times.elementwise - times.is_training)
+        moved += SCATTERED * model.hidden_size * rows * tokens
     if runs.stores_scores:
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
