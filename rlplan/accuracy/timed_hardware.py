@@ -20,6 +20,9 @@ from rlplan.timing.network.cluster import Cluster
 
 USUAL_WATTS = {"h100-sxm": 700, "h200-sxm": 700, "a100-sxm-80gb": 400, "a100-sxm-40gb": 400, "b200": 1000}
 """Power limits as sold, to which a lower one in a GPU's name is compared. Source: NVIDIA's datasheets."""
+LIMITED_WATTS = 700
+"""Of a B200 that is said to be limited without a figure: a B100's, as which the only source of such points first names
+its GPUs (torchao, prototype/mx_formats/README.md)."""
 STATIC_WATTS = 100
 """Watts that do not follow the clock: leakage, memory, links. Assumed: an idle H100 draws 70 to 120 W."""
 FAMILIES = ("h100", "h200", "h800", "h20", "a100", "a800", "b200", "b300", "gh200", "gb200", "mi300x", "mi325x")
@@ -42,8 +45,9 @@ def cluster_of(point: MeasuredPoint) -> Cluster:
 def timed_gpu(point: MeasuredPoint) -> GpuProfile:
     """The profile of a point's GPU, with the memory rate and the power limit that its name states.
 
-    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f.
-    Source: CMOS power; an H100 SXM at 500 W of 700: (400 / 600)^(1/3) = 0.874.
+    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f; on Blackwell
+    in proportion, as if its voltage were the lowest. Source: CMOS power; an H100 SXM at 500 W of 700: (400 / 600)^(1/3)
+    = 0.874; GB300 with 1,400 W is 1.2 times as fast as GB200 with 1,200 W, of the same peak (docs/decisions.md).
     """
     text = (point.gpu or "").lower()
     gpu = gpu_of(point) or _by_family(text)
@@ -54,15 +58,24 @@ def timed_gpu(point: MeasuredPoint) -> GpuProfile:
     if rate and gpu.memory_bytes_per_s:
         stated = int(float(rate.group(1)) * 1e12)
         changes["memory_bytes_per_s"] = gpu.memory_bytes_per_s.model_copy(update={"value": stated})
-    watts = re.search(r"(?<![\d.])(\d{2,4})\s*w(atts?)?\b", text)
-    usual = USUAL_WATTS.get(gpu.name)
-    if watts and usual and gpu.efficiencies and int(watts.group(1)) < usual:
-        matmul = gpu.efficiencies.matmul
-        dynamic = max(1, int(watts.group(1)) - STATIC_WATTS) / (usual - STATIC_WATTS)
-        share = matmul.value * dynamic ** (1 / 3)
-        lower = gpu.efficiencies.model_copy(update={"matmul": matmul.model_copy(update={"value": share})})
-        changes["efficiencies"] = lower
+    watts, usual = _watts(text), USUAL_WATTS.get(gpu.name)
+    if watts and usual and gpu.efficiencies and watts < usual:
+        dynamic = max(1, watts - STATIC_WATTS) / (usual - STATIC_WATTS)
+        factor = dynamic if gpu.architecture.startswith("10.") else dynamic ** (1 / 3)
+        rates = gpu.efficiencies
+        slower = {
+            name: share.model_copy(update={"value": share.value * factor})
+            for name, share in (("matmul", rates.matmul), ("matmul_8bit", rates.matmul_8bit))
+            if share
+        }
+        changes["efficiencies"] = rates.model_copy(update=slower)
     return gpu.model_copy(update=changes)
+
+
+def _watts(text: str) -> int | None:
+    """The power limit that a GPU's name states."""
+    watts = re.search(r"(?<![\d.])(\d{2,4})\s*w(atts?)?\b", text)
+    return int(watts.group(1)) if watts else LIMITED_WATTS if "power limited" in text else None
 
 
 def _by_family(text: str) -> GpuProfile | None:

@@ -43,11 +43,14 @@ PAGEABLE = 2.9e9
 mostly other work, says 1.0."""
 RL_STEP, RL_TOKEN = 0.8, 18e-6
 """Seconds of a step of prime-rl's RL, and of each token of a rank, beside its passes.
-Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6, so that neither is theirs; both
-do not follow the width, and so lie between logits and loss or on the host. Not explained."""
+Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6. Neither follows the width,
+so that they lie between logits and loss, or on the host. Not explained."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
 EXPERTS_LAUNCHED = 9e-3
+"""Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
+counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
+on H100, DeepSeek-V3 13e-3."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -162,6 +165,10 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:
         settings["recompute"] = mode
+    if read.first(RECOMPUTE) is None and trainer_of(point) is TORCHTITAN and read.degree("ep") > 1:
+        settings["recompute"] = "full"  # its llama4_17bx16e.toml
+    if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
+        settings["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
     return point.model_copy(update={"settings": settings})
 
 
@@ -227,12 +234,24 @@ def _zero_stage(run: Run) -> int:
     return 3 if run.trainer.is_sharded or "fsdp" in settings else 0
 
 
-def _bridge_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
+def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
+    """Megatron's. Megatron-Bridge's recipes send a token to a host once (HybridEP, DeepEP), let experts' rows travel
+    beside another micro-batch from container 26.06 on, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04
+    on where there is no pipeline. Source: Megatron-Bridge scripts/performance/configs."""
+    is_bridge = "bridge" in settings.word("framework").lower()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
-    family = re.search(r"gb\d00", settings.gpu.lower())
-    is_x86 = family is None
-    has_graphs = not is_x86 or (container >= (26, 4) and run.pp == 1)
-    return replace(kernels, sends_once=True, hides_experts=container >= (26, 6), waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED)
+    is_grace = re.search(r"gb\d00", settings.gpu.lower()) is not None
+    has_graphs = is_bridge and (is_grace or (container >= (26, 4) and run.pp == 1))
+    return replace(
+        kernels,
+        is_fused=True,
+        attention=Attention.VENDOR,
+        virtual_stages=settings.degree(*VIRTUAL_STAGES),
+        main_gradient_bytes=8,
+        sends_once=is_bridge,
+        hides_experts=is_bridge and container >= (26, 6),
+        waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED,
+    )
 
 
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
@@ -250,19 +269,17 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
     if trainer is FOUNDRY:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
     if trainer is AUTOMODEL:
-        return replace(kernels, is_fused="TE" in settings.word("kernels").split())
+        words = settings.word("kernels")
+        return replace(kernels, is_fused="TE" in words.split(), sends_once="deepep" in words.lower())
     if trainer is PRIME_RL:
         return replace(kernels, scatters_rows=True)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
-        return replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
-    if trainer is MEGATRON:
-        is_early = run.model.architecture == "GPT2LMHeadModel"  # its papers came before FlashAttention
+        kernels = replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
+        return replace(kernels, scatters_rows=True)
+    if trainer is MEGATRON and run.model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
-        attention = Attention.FLASH_2 if is_early else Attention.VENDOR
-        kernels = replace(kernels, main_gradient_bytes=8)
-        kernels = _bridge_kernels(kernels, settings, run) if "bridge" in settings.word("framework").lower() else kernels
-        return replace(kernels, is_fused=True, stores_scores=is_early, attention=attention, virtual_stages=virtual)
-    return kernels
+        return replace(kernels, is_fused=True, stores_scores=True, attention=Attention.FLASH_2, virtual_stages=virtual)
+    return _megatron_kernels(kernels, settings, run) if trainer is MEGATRON else kernels

@@ -60,7 +60,7 @@ class Kernels:
     sends_once: bool = False
     """A row goes to each host once, whatever experts it has there (DeepEP, HybridEP)."""
     hides_experts: bool = False
-    """Rows travel to experts beside the matmuls of another micro-batch (Megatron's `overlap_moe_expert_parallel_comm`)."""
+    """Rows travel to experts beside the matmuls of another micro-batch (Megatron's expert overlap)."""
     main_gradient_bytes: int = 0
     """Read and written of each expert's weight in every pass: gradients in fp32 that a matmul adds to (Megatron). Those
     of other weights hide behind their matmuls' many rows."""
@@ -91,7 +91,7 @@ ATTENTION_SHARE = {
 """Share of what matmuls reach, forward and backward together, by the major compute capability. Source: Dao 2023, table
 of A100, causal, d = 128: 180 of 312 TFLOP/s, on H100 up to 335 of 989 without a mask, 300 with; Shah et al. 2024
 (FlashAttention 3): 550 to 600 forward, 450 to 500 backward of 4,096 tokens, 640 and 560 of 16,384. B200: 980 and 820
-TFLOP/s of 4,096 tokens (SimuMax, configs/system/b200_bf16_ceperm.json, `sdp_fwd` and `sdp_bwd`, which count no mask)."""
+TFLOP/s of 4,096 tokens (SimuMax, configs/system/b200_bf16_ceperm.json, `sdp_fwd`, `sdp_bwd`; they count no mask)."""
 RAMP = 1000
 """Tokens of a sequence with which a vendor's kernel of Hopper and later reaches half of what long ones reach: blocks on
 the diagonal are computed whole, and loads are not yet hidden. Source: Shah et al. 2024, figures 5 and 6."""
@@ -104,8 +104,8 @@ FLASH_1_OF_2 = 1 / 1.8
 def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float) -> float:
     """FLOP per second of attention over sequences of some length.
 
-    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share, of a vendor's kernel of Hopper and later
-    times s / (s + 1000). Source: `ATTENTION_SHARE`, `RAMP`.
+    Counts: the matmuls' share of the peak in 16 bits, times the kernel's share, of a vendor's kernel of Hopper and
+    later times s / (s + 1000). Source: `ATTENTION_SHARE`, `RAMP`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
     kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention

@@ -97,7 +97,9 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     matmuls = max(matmuls, reads * times.matmuls / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value))
     head = _head_flops(setting, batch, times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
-    total = matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs, batch.lengths.mean)
+    total = (
+        matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs, batch.lengths.mean)
+    )
     return Cost({Resource.COMPUTE: total})
 
 
