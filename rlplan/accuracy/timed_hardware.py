@@ -45,9 +45,10 @@ def cluster_of(point: MeasuredPoint) -> Cluster:
 def timed_gpu(point: MeasuredPoint) -> GpuProfile:
     """The profile of a point's GPU, with the memory rate and the power limit that its name states.
 
-    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f; on Blackwell
-    in proportion, as if its voltage were the lowest. Source: CMOS power; an H100 SXM at 500 W of 700: (400 / 600)^(1/3)
-    = 0.874; GB300 with 1,400 W is 1.2 times as fast as GB200 with 1,200 W, of the same peak (docs/decisions.md).
+    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f; on
+    Blackwell in proportion, as if its voltage were the lowest. Source: CMOS power; an H100 SXM at 500 W of 700:
+    (400 / 600)^(1/3) = 0.874; GB300 with 1,400 W is 1.2 times as fast as GB200 with 1,200 W, of the same peak
+    (docs/decisions.md).
     """
     text = (point.gpu or "").lower()
     gpu = gpu_of(point) or _by_family(text)

@@ -74,8 +74,8 @@ def all_to_all_cost(
     Counts: inside a host (n-1)/n S/b, b the rate of a GPU; what goes to other hosts leaves through the host's network,
     shared by all of its ranks: k S (n-k)/n over their part of the adapters, k ranks a host. `copies`: rows go to so
     many ranks each, and one message a host brings them to all that it has of these: H (1 - (1 - 1/H)^copies) of
-    `copies`, H hosts. Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1. Differs: a gather passes a host's
-    network once for all of its ranks.
+    `copies`, H hosts. Source: Thakur et al. 2005, section 4.4 (pairwise exchange); DeepEP 1.1. Differs: a gather passes
+    a host's network once for all of its ranks.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 8, 8)

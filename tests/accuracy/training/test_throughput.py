@@ -8,7 +8,7 @@ from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.timed_hardware import cluster_of, timed_gpu
-from rlplan.accuracy.training.throughput import predict_throughput
+from rlplan.accuracy.training.throughput import RL_STEP, RL_TOKEN, predict_throughput
 
 ALL = {point.id: point for point in bundled_points() if point.kind == "throughput_train"}
 LATER = ("mb-", "primerl-", "automodel-", "simumax-", "titan-asynctp", "titan-mxfp8", "titan-scout")
@@ -144,9 +144,11 @@ def seconds(**changes: object) -> float:
 
 
 def test_a_trainer_that_publishes_its_weights_pays_for_the_file_in_every_step_of_rl():
-    writing = seconds() - seconds(task="SFT full")
-    assert writing == pytest.approx(2 * 4.02e9 * (1 / 2.9e9 + 1 / 4e9), rel=0.05)
-    assert seconds(task="RL full", seq=65536) - seconds(task="SFT full", seq=65536) == pytest.approx(writing)
+    published = 2 * 4.02e9 * (1 / 2.9e9 + 1 / 4e9)
+    for length in (16384, 65536):
+        beside = RL_STEP + RL_TOKEN * 2 * length
+        more = seconds(task="RL full", seq=length) - seconds(task="SFT full", seq=length)
+        assert more - published == pytest.approx(beside, rel=0.2)
 
 
 def test_with_adapters_no_file_of_all_weights_is_written():
@@ -167,3 +169,46 @@ def test_four_bit_matmuls_are_faster_than_eight_bit_ones_where_the_chip_has_them
 def test_a_step_that_hides_nothing_takes_longer():
     bare = made("mcore-recompute-gpt-175b", gpus=128, overlap="none (off by contract)")
     assert predicted(bare) > predicted(made("mcore-recompute-gpt-175b", gpus=128))
+
+
+BRIDGE = MeasuredPoint.model_validate(
+    {
+        "id": "a mixture of experts",
+        "kind": "throughput_train",
+        "model": "Qwen/Qwen3-30B-A3B",
+        "gpu": "8x B200",
+        "settings": {
+            "framework": "Megatron-Bridge (Megatron-Core)",
+            "container": "26.02",
+            "gpus": 8,
+            "precision": "MXFP8",
+            "global_batch": 512,
+            "micro_batch": 1,
+            "seq": 4096,
+            "ep": 8,
+        },
+        "measured": {"value": 1, "unit": "s/step"},
+    }
+)
+
+
+def bridge_seconds(gpu: str = "8x B200", **changes: object) -> float:
+    return predicted(BRIDGE.model_copy(update={"gpu": gpu, "settings": {**BRIDGE.settings, **changes}}))
+
+
+def test_layers_of_experts_wait_for_an_x86_host_until_a_graph_has_them():
+    assert bridge_seconds() > 2.5 * bridge_seconds(container="26.04")
+    assert bridge_seconds("8x GB200") < 0.4 * bridge_seconds()
+
+
+def test_experts_rows_travel_beside_another_micro_batch_from_container_26_06_on():
+    assert bridge_seconds(container="26.06") < 0.95 * bridge_seconds(container="26.04")
+
+
+def test_a_limited_blackwell_loses_matmuls_in_proportion_to_its_dynamic_power():
+    named = [BRIDGE.model_copy(update={"gpu": f"8x B200{words}"}) for words in ("", " (power limited)", " 700W")]
+    rates = [timed_gpu(point).efficiencies for point in named]
+    whole, limited, stated = (
+        (rate.matmul.value, rate.matmul_8bit.value) for rate in rates if rate and rate.matmul_8bit
+    )
+    assert limited == stated == pytest.approx([value * 600 / 900 for value in whole])

@@ -149,7 +149,7 @@ def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
     inner, last = stage_costs(deep, batch, times, host, [StagePart(3, False), StagePart(3, True)])[1:]
     head = 3 * 2 * 2048 * 151936 * 2048 / (989.4e12 * host.efficiencies.matmul.value)
     assert last.parts[Resource.COMPUTE] - inner.parts[Resource.COMPUTE] == pytest.approx(head)
-    assert last.seconds > 1.7 * inner.seconds
+    assert last.seconds > 1.5 * inner.seconds  # experts of 256 rows run at four sevenths of the rate
     handed = 2 * stage_transfer_cost(deep, batch, host).seconds
     expected = (num - 1) * (last.seconds + handed) + 15 * (inner.seconds + handed) + last.seconds + handed
     stepped = shards.step_traffic(deep, host)
@@ -284,7 +284,7 @@ IN_PLACE = setting().loss
 def test_attention_of_an_older_kernel_is_slower_and_eight_bit_matmuls_faster():
     host = cluster(1)
     rates = [
-        kernels.attention_flops_per_s(host, kernels.Kernels(attention=kind))
+        kernels.attention_flops_per_s(host, kernels.Kernels(attention=kind), 4096)
         for kind in (kernels.Attention.FLASH_1, kernels.Attention.FLASH_2, kernels.Attention.VENDOR)
     ]
     assert rates == sorted(rates)
