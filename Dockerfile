@@ -3,7 +3,7 @@
 FROM python:3.12-slim-bookworm
 
 RUN apt-get update \
- && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make strace \
+ && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make runsc strace \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /rlplan
