@@ -24,7 +24,7 @@ from rlplan.vocabulary import Provenance
 
 TRAINING, SERVING, CONTEXT = "training", "serving", "context"
 GROUPS = {
-    TRAINING: ("efficiencies.matmul", "efficiencies.memory"),
+    TRAINING: ("efficiencies.matmul", "efficiencies.matmul_8bit", "efficiencies.memory"),
     SERVING: ("serving.matmul", "serving.memory", "serving.layer", "serving.expert_layer"),
     CONTEXT: ("overheads.context",),
 }

@@ -113,7 +113,7 @@ def _travel_s(plan: Plan) -> float:
     from rlplan.planner.setting import read_setting
 
     setting = read_setting(plan.job)
-    linked = GpuTimes(plan.job, setting, GpuRoles(plan.job, setting)).over_link(plan.choice)
+    linked = GpuTimes(plan.job, setting, GpuRoles(plan.job, setting)).syncs.over_link(plan.choice)
     return linked.travels.seconds if linked else 0.0
 
 

@@ -71,7 +71,7 @@ class PairBounds:
         """
         times, sweeps = self.scorer.times, self.space.sweeps(self.arrangement)
         by_stage = {sweep.choices[0].zero_stage == 3: sweep.choices[0] for sweep in sweeps}
-        syncs = (times.least_sync_seconds(self.arrangement, one, self.engines.transports) for one in by_stage.values())
+        syncs = (times.syncs.least_seconds(self.arrangement, one, self.engines.transports) for one in by_stage.values())
         return self._key(times.floor_seconds(self.arrangement) + min(syncs), self.engines.entries[0].seconds)
 
     @property
@@ -98,7 +98,7 @@ class PairBounds:
         if found is None:
             return None
         times, arrangement = self.scorer.times, self.arrangement
-        sync = times.sync(arrangement, trainer, engine, transport).seconds
+        sync = times.syncs.cost(arrangement, trainer, engine, transport).seconds
         own = times.trainer_seconds(arrangement, trainer)
         if arrangement.is_async:
             return rounded((max(own, found[1]) + sync) * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)

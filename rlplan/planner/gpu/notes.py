@@ -37,7 +37,7 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
 
 def _over_link(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     """How weights reach places beyond a slow link."""
-    linked, link = search.times.over_link(plan.choice), search.setting.link
+    linked, link = search.times.syncs.over_link(plan.choice), search.setting.link
     if linked is None or link is None:
         return
     rate, tree = format_bytes_per_s(tcp_bytes_per_s(link)), linked.tree

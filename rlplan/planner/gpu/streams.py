@@ -141,7 +141,7 @@ class Trainers:
     def _seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
         times, arrangement = self.scorer.times, self.arrangement
         own = times.trainer_seconds(arrangement, choice) if with_moves else times.pass_seconds(arrangement, choice)
-        return own + times.least_sync_seconds(arrangement, choice, self.engines.transports)
+        return own + times.syncs.least_seconds(arrangement, choice, self.engines.transports)
 
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""

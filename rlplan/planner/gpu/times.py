@@ -7,10 +7,9 @@ A step's actions belong to the trainer's choice, to the engine's, or (the weight
 a synchronous step are a sum of three, and those of an asynchronous one the larger of two sides and the weight sync.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import cast
 
 from rlplan.dataflow.choice import (
     NO_ENGINE,
@@ -19,7 +18,6 @@ from rlplan.dataflow.choice import (
     Choice,
     EngineChoice,
     TrainerChoice,
-    WeightSyncMode,
 )
 from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group
 from rlplan.dataflow.schedule import Action, Part, Schedule
@@ -27,9 +25,9 @@ from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
 from rlplan.planner.gpu.roles import GpuRoles
+from rlplan.planner.gpu.sync_times import SyncTimes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, time_job
@@ -42,9 +40,7 @@ from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, training_times
 from rlplan.timing.transfer.checkpoints import checkpoint_cost
-from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
 from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
-from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Phase, Role
 
@@ -65,6 +61,7 @@ class GpuTimes:
         self._rollouts_ahead: dict[object, RolloutsAhead] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
+        self.syncs = SyncTimes(job, setting, roles, self._cluster)
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
         """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
@@ -92,7 +89,7 @@ class GpuTimes:
         sync_s = costs["step", kinds[ActionKind.SYNC_WEIGHTS]].seconds
         others_s = sum(costs["step", action.id].seconds for action in schedule.step if action.every == 1) - sync_s
         ahead = self._ahead(candidate.arrangement, candidate.engine, kv_cache)
-        travels = self.over_link(candidate)
+        travels = self.syncs.over_link(candidate)
         travel_s = travels.travels.seconds if travels else 0.0
         costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s) + self._reward_latency
 
@@ -104,7 +101,7 @@ class GpuTimes:
         if action.kind in (*GENERATES, ActionKind.EVALUATE):
             return self._of_engine(action.kind, arrangement, candidate.engine, kv_cache)
         if action.kind is ActionKind.SYNC_WEIGHTS:
-            return self.sync(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+            return self.syncs.cost(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
         if action.kind in (*TRAINS, *MOVES, *SAVES):
             return self._of_trainer(action, arrangement, candidate.trainer)
         return NOTHING
@@ -139,33 +136,6 @@ class GpuTimes:
                 self._of_engine(kind, arrangement, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds
             )
             self._seconds[key] = sum(cost.seconds for cost in costs) if self.job.has_rollouts else 0.0
-        return self._seconds[key]
-
-    def sync(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        """The weight sync of new weights."""
-        if not transport:
-            return NOTHING
-        sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
-        is_ahead = self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
-        key = "sync", sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport, is_ahead
-        return self._once(key, lambda: self._sync(arrangement, trainer, engine, transport))
-
-    def over_link(self, candidate: Choice) -> LinkedSync | None:
-        """The weight sync where it goes over a slow link; None without one."""
-        if self.setting.link is None or not candidate.sync_mode:
-            return None
-        arrangement = candidate.arrangement
-        setup = self._sync_setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
-        clusters = self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
-        return sync_over_link(self.setting.policy, setup, self.setting.link, *clusters)
-
-    def least_sync_seconds(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
-    ) -> float:
-        """The fastest weight sync to any of some engines, by any of their transports."""
-        key = "sync", arrangement, trainer.zero_stage == 3
-        if key not in self._seconds:
-            self._seconds[key] = min(self.sync(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
         return self._seconds[key]
 
     def floor_seconds(self, arrangement: Arrangement) -> float:
@@ -358,38 +328,6 @@ class GpuTimes:
         demand, _, _ = self.roles.demand(arrangement, choice)
         longest = demand.max_prompt_len + demand.lengths.longest
         return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
-
-    def _sync(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        linked = self.over_link(Choice(arrangement, trainer, engine, cast(WeightSyncMode, transport)))
-        if linked is not None:
-            return linked.stops if self.roles.versions_ahead(arrangement) else linked.stops + linked.travels
-        work = self._sync_setup(arrangement, trainer, engine, transport)
-        clusters = self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
-        return sync_cost(self.setting.policy, work, *clusters)
-
-    def _sync_setup(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
-    ) -> SyncSetup:
-        return SyncSetup(
-            cast(SyncTransport, transport),
-            1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
-            arrangement.num_training,
-            arrangement.num_generation,
-            engine.tp,
-            trainer.zero_stage,
-            self.job.placement.sync_bucket,
-            self._adapter_bytes if transport == "adapter" else 0,
-            arrangement.shares_devices,
-            self.job.target,
-        )
-
-    @cached_property
-    def _adapter_bytes(self) -> int:
-        lora = self.job.training.lora
-        if lora is None:
-            return 0
-        adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
-        return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""

@@ -1,0 +1,94 @@
+"""Seconds of the weight sync of a candidate: by its transport, within a cluster or over a slow link.
+
+In: a SettledJob, its setting, who the clusters are. Out: Cost, LinkedSync. Left out: how seconds are computed
+(timing/transfer).
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import cast
+
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
+from rlplan.dataflow.placements import GENERATION, TRAINING
+from rlplan.planner.gpu.roles import GpuRoles
+from rlplan.planner.setting import GpuSetting
+from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.resolved import SettledJob
+from rlplan.timing.cost import NOTHING, Cost
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
+from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
+
+
+class SyncTimes:
+    """Costs of weight syncs, one for all candidates that do not differ in what they depend on."""
+
+    def __init__(
+        self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
+    ) -> None:
+        """cluster: the GPUs of a device group."""
+        self.job, self.setting, self.roles, self._cluster = job, setting, roles, cluster
+        self._costs: dict[object, Cost] = {}
+        self._least: dict[object, float] = {}
+
+    def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        """The weight sync of new weights."""
+        if not transport:
+            return NOTHING
+        sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
+        is_ahead = self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
+        key = sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport, is_ahead
+        if key not in self._costs:
+            self._costs[key] = self._cost(arrangement, trainer, engine, transport)
+        return self._costs[key]
+
+    def least_seconds(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
+    ) -> float:
+        """The fastest weight sync to any of some engines, by any of their transports."""
+        key = arrangement, trainer.zero_stage == 3
+        if key not in self._least:
+            self._least[key] = min(self.cost(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
+        return self._least[key]
+
+    def over_link(self, candidate: Choice) -> LinkedSync | None:
+        """The weight sync where it goes over a slow link; None without one."""
+        if self.setting.link is None or not candidate.sync_mode:
+            return None
+        arrangement = candidate.arrangement
+        setup = self._setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
+        return sync_over_link(self.setting.policy, setup, self.setting.link, *self._clusters(arrangement))
+
+    def _cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
+        linked = self.over_link(Choice(arrangement, trainer, engine, cast(WeightSyncMode, transport)))
+        if linked is not None:
+            return linked.stops if self.roles.versions_ahead(arrangement) else linked.stops + linked.travels
+        work = self._setup(arrangement, trainer, engine, transport)
+        return sync_cost(self.setting.policy, work, *self._clusters(arrangement))
+
+    def _setup(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    ) -> SyncSetup:
+        return SyncSetup(
+            cast(SyncTransport, transport),
+            1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
+            arrangement.num_training,
+            arrangement.num_generation,
+            engine.tp,
+            trainer.zero_stage,
+            self.job.placement.sync_bucket,
+            self._adapter_bytes if transport == "adapter" else 0,
+            arrangement.shares_devices,
+            self.job.target,
+        )
+
+    def _clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
+        return self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
+
+    @cached_property
+    def _adapter_bytes(self) -> int:
+        lora = self.job.training.lora
+        if lora is None:
+            return 0
+        adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
+        return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
