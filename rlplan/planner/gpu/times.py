@@ -163,7 +163,8 @@ class GpuTimes:
         self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
     ) -> float:
         """The fastest weight sync to any of some engines, by any of their transports."""
-        key = "sync", arrangement, trainer.zero_stage == 3
+        place = self.job.placement
+        key = "sync", arrangement, trainer.zero_stage == 3, place.sync_content, place.transport, place.partial_rollouts
         if key not in self._seconds:
             self._seconds[key] = min(self.sync(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
         return self._seconds[key]
