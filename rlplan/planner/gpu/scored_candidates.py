@@ -143,7 +143,7 @@ def _without_choices(job: SettledJob) -> tuple[object, ...]:
 
 def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
     """Whether groups of the same size are the same in two settings: on hosts of as many GPUs, or on one with fewer."""
-    if one.models != other.models or len(one.pools) != len(other.pools):
+    if (one.models, one.link) != (other.models, other.link) or len(one.pools) != len(other.pools):
         return False
     if one.has_pools:
         return one.pools == other.pools
@@ -182,10 +182,9 @@ class CandidateScorer:
             return CandidateScorer(job, setting)
         other = copy(self)
         other.job, other.setting = job, setting
-        other.roles, other.times = copy(self.roles), copy(self.times)
-        for part in (other.roles, other.times):
-            part.job, part.setting = job, setting
-        other.times.roles = other.roles
+        other.roles = copy(self.roles)
+        other.roles.job, other.roles.setting = job, setting
+        other.times = self.times.of(job, setting, other.roles)
         return other
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:

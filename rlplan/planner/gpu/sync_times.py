@@ -27,7 +27,7 @@ class SyncTimes:
         self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
     ) -> None:
         """cluster: the GPUs of a device group."""
-        self.job, self.setting, self.roles, self._cluster = job, setting, roles, cluster
+        self.job, self.setting, self.roles, self.cluster = job, setting, roles, cluster
         self._costs: dict[object, Cost] = {}
         self._least: dict[object, float] = {}
 
@@ -46,7 +46,8 @@ class SyncTimes:
         self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
     ) -> float:
         """The fastest weight sync to any of some engines, by any of their transports."""
-        key = arrangement, trainer.zero_stage == 3
+        place = self.job.placement
+        key = arrangement, trainer.zero_stage == 3, place.sync_content, place.transport, place.partial_rollouts
         if key not in self._least:
             self._least[key] = min(self.cost(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
         return self._least[key]
@@ -83,7 +84,7 @@ class SyncTimes:
         )
 
     def _clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
-        return self._cluster(arrangement, TRAINING), self._cluster(arrangement, GENERATION)
+        return self.cluster(arrangement, TRAINING), self.cluster(arrangement, GENERATION)
 
     @cached_property
     def _adapter_bytes(self) -> int:

@@ -8,6 +8,7 @@ a synchronous step are a sum of three, and those of an asynchronous one the larg
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -62,6 +63,15 @@ class GpuTimes:
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
         self.syncs = SyncTimes(job, setting, roles, self._cluster)
+
+    def of(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> "GpuTimes":
+        """Those of another job that differs in its choices alone, with what is known already."""
+        other = copy(self)
+        other.job, other.setting, other.roles = job, setting, roles
+        other.syncs = copy(self.syncs)
+        other.syncs.job, other.syncs.setting, other.syncs.roles = job, setting, roles
+        other.syncs.cluster = other._cluster
+        return other
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
         """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
