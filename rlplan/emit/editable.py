@@ -2,7 +2,7 @@
 
 In: nothing. Out: rows, each with the values that it takes, and for every other key the job's key that decides it.
 A row is there only if its key is a number, a switch or a word of a short list that sets how much, how fast or how
-talkative; none names a file, a class, a process, a device or what is loaded. docs/runtime.md has the same table.
+talkative; none names a file, a class, a process, a device or what is loaded. docs/runtime/files.md has the same table.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""docs/runtime.md: every exit code, metric, file, field, action and process."""
+"""docs/runtime.md and docs/runtime/: every exit code, metric, file, field, action and process."""
 
 import importlib
 import inspect
@@ -22,11 +22,11 @@ from rlplan.trace import MemorySample, Span
 from rlplan.vocabulary import Dtype, Role
 from tests.docs.documentation import DOCS, ROOT, plan_of, read, rows, section, words
 
-RUNTIME_PAGE = read(DOCS / "runtime.md")
+RUNTIME_PAGES = "\n".join(read(path) for path in (DOCS / "runtime.md", *sorted((DOCS / "runtime").glob("*.md"))))
 
 
 def test_every_exit_code_is_documented_with_its_error() -> None:
-    table = [(int(row[0]), words(row[1])) for row in rows(section(RUNTIME_PAGE, "Exit codes"))]
+    table = [(int(row[0]), words(row[1])) for row in rows(section(RUNTIME_PAGES, "Exit codes"))]
     raised = {
         (value.exit_code, (value.__name__,))
         for value in vars(errors).values()
@@ -48,8 +48,8 @@ def test_every_metric_is_documented_and_every_documented_metric_exists() -> None
     player = importlib.import_module("rlplan.runtime.driver.player")
     timings |= set(re.findall(r'timings\["([^"]+)"\]', inspect.getsource(player)))
     timings = {re.sub(r"^seconds/.*", "seconds/<action>", name) for name in timings}
-    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "Metrics"))} == learning
-    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "Timings"))} == timings
+    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "Metrics"))} == learning
+    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "Timings"))} == timings
 
 
 def collected_rows() -> tuple[set[str], set[str]]:
@@ -102,19 +102,19 @@ def collected_rows() -> tuple[set[str], set[str]]:
 
 
 def test_the_limits_of_log_prob_differences_are_documented_as_they_are() -> None:
-    documented = {words(row[0])[0]: row[1:] for row in rows(section(RUNTIME_PAGE, "Weight sync")) if len(row) == 3}
+    documented = {words(row[0])[0]: row[1:] for row in rows(section(RUNTIME_PAGES, "Weight sync")) if len(row) == 3}
     assert documented == {str(name): [f"{limits.mean:g}", f"{limits.p99:g}"] for name, limits in LIMITS.items()}
 
 
 def test_every_file_of_a_bundle_is_documented(tmp_path: Path) -> None:
     write_bundle(plan_of("quickstart"), tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    of_files = section(RUNTIME_PAGE, "The bundle").partition("### What may be edited")[0]
+    of_files = section(RUNTIME_PAGES, "The bundle").partition("### What may be edited")[0]
     assert {words(row[0])[0] for row in rows(of_files)} == files
 
 
 def test_every_key_of_a_bundle_that_may_be_edited_is_documented_with_its_range() -> None:
-    documented = [tuple(cell.strip("`") for cell in row) for row in rows(section(RUNTIME_PAGE, "What may be edited"))]
+    documented = [tuple(cell.strip("`") for cell in row) for row in rows(section(RUNTIME_PAGES, "What may be edited"))]
     may_be = {True: "; may be added", False: ""}
     assert documented == [(row.file, row.key, f"{row.takes}{may_be[row.may_be_added]}", row.why) for row in EDITABLE]
 
@@ -123,7 +123,7 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, {})
     recorder.write_status("finished", 0)
     recorder.close()
-    before_sections = section(RUNTIME_PAGE, "The run folder").partition("### Metrics")[0]
+    before_sections = section(RUNTIME_PAGES, "The run folder").partition("### Metrics")[0]
     folder, _, status = before_sections.partition("`status.json`:")
     documented = {words(row[0])[0] for row in rows(folder)}
     others = {
@@ -146,7 +146,7 @@ def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
 
 def test_every_field_of_the_trace_is_documented() -> None:
     documented: dict[str, set[str]] = {"span": set(), "memory": set()}
-    for names, where, _ in rows(section(RUNTIME_PAGE, "The trace")):
+    for names, where, _ in rows(section(RUNTIME_PAGES, "The trace")):
         for record in documented:
             documented[record] |= set(words(names)) if where in (record, "both") else set()
     assert documented["span"] == set(Span.__dataclass_fields__)
@@ -155,22 +155,22 @@ def test_every_field_of_the_trace_is_documented() -> None:
 
 def test_every_file_of_a_report_is_documented() -> None:
     written_files = {path.name for path in vars(ReportFiles.within(ROOT)).values()}
-    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "The report"))} == written_files
+    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "The report"))} == written_files
     photographed = {"learning.png", "memory.png"}
     assert {path.name for path in (ROOT / "reports" / "quickstart").iterdir()} <= written_files | photographed
 
 
 @pytest.mark.parametrize("part", ["start", "step", "finish"])
 def test_every_action_of_the_quickstart_is_told(part: str) -> None:
-    told = section(RUNTIME_PAGE, "Action by action")
+    told = section(RUNTIME_PAGES, "Action by action")
     assert {a.id for a in getattr(plan_of("quickstart").schedule, part) if f"`{a.id}`" not in told} == set()
 
 
 def test_every_process_of_the_quickstart_is_told() -> None:
-    told = section(RUNTIME_PAGE, "Processes")
+    told = section(RUNTIME_PAGES, "Processes")
     assert {name for name in plan_of("quickstart").ledger.processes if f"`{name}`" not in told} == set()
 
 
 def test_every_file_of_a_plans_report_is_documented() -> None:
     names = {path.name for path in vars(PlanFiles.within(Path())).values()}
-    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGE, "The report of a plan"))} == names
+    assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "The report of a plan"))} == names

@@ -93,7 +93,7 @@ def describe(spec: EnvironmentSpec) -> Described:
             f"the {'tool' if key == 'tools' else 'environment'} cannot be used: {found['error']}",
             where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",
             rule=found.get("rule", "a Python file that can be loaded, and a function or a class in it"),
-            way_out=found.get("way_out", "correct it; docs/runtime.md, Several turns, shows what it may be"),
+            way_out=found.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
         )
     names = [schema["function"]["name"] for schema in found["schemas"]]
     if len(set(names)) < len(names):

@@ -23,7 +23,7 @@ PORT = 6379
 START_S = 120
 
 FIRST_CLASS = {"RAY_worker_niceness": "0"}
-"""As docs/runtime.md says for hosts that have other work too."""
+"""As docs/runtime/placements.md says for hosts that have other work too."""
 
 
 @dataclass(frozen=True)
