@@ -196,7 +196,7 @@ def test_a_job_that_does_not_fit_says_what_would_help() -> None:
 def test_an_answer_is_the_plan_that_a_command_finds() -> None:
     told = answer(FIELDS | {"gpus": "4xrtx4090"})["html"]
     assert "assumes hosts of 256 GiB" in told
-    assert "<dt>Error</dt>" in told
+    assert "<dt>Step time</dt>" in told
     assert "needed at the high end" in told
 
 
