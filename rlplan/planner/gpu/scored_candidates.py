@@ -143,7 +143,7 @@ def _without_choices(job: SettledJob) -> tuple[object, ...]:
 
 def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
     """Whether groups of the same size are the same in two settings: on hosts of as many GPUs, or on one with fewer."""
-    if one.models != other.models or len(one.pools) != len(other.pools):
+    if (one.models, one.link) != (other.models, other.link) or len(one.pools) != len(other.pools):
         return False
     if one.has_pools:
         return one.pools == other.pools

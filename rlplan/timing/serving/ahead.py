@@ -37,7 +37,7 @@ NUM_HALVINGS = 48
 """Of the interval in which the step's length is looked for: as far as numbers go, so that a view of a schedule, whose
 seconds are added up in another order, has the same."""
 NUM_LINK_HALVINGS = 16
-"""The same where new weights travel beside a step: each asks for a whole step."""
+"""The same where new weights travel beside a step: each has a staleness of its own."""
 Piece = tuple[float, float, float, float, float, float]
 """Of n from low to high a decode step takes a + b n, and c + d n are interrupted: (low, high, a, b, c, d)."""
 
@@ -109,16 +109,12 @@ class RolloutsAhead:
     def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
         """The least T in which the link carries a version and rollouts are not too old when they are trained on."""
         low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while (needed := self._late(high, travel_s).step_s(others_s, sync_s)) > high:
-            low, high = high, min(needed, 1.5 * high)
-        if high == low:
-            return high
-        for _ in range(NUM_LINK_HALVINGS):
+        while not self._late(high, travel_s)._holds(high, others_s, sync_s):
+            low, high = high, 1.5 * high
+        for _ in range(NUM_LINK_HALVINGS if high > low else 0):
             middle = (low + high) / 2
-            if self._late(middle, travel_s).step_s(others_s, sync_s) <= middle:
-                high = middle
-            else:
-                low = middle
+            holds = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
+            low, high = (low, middle) if holds else (middle, high)
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:
