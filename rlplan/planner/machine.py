@@ -85,6 +85,8 @@ def search_of(asked: JobSpec) -> Search:
 
 def _with_staleness(asked: JobSpec) -> Search:
     """The search with the fewest versions of staleness with which a step is as fast as with more of them."""
+    from rlplan.planner.gpu.search import GpuSearch
+
     if asked.device_kind == "cpu" or not asked.has_rollouts or asked.placement.placement in ("colocated", "hybrid"):
         return search_of(_stale(asked, 0))
     found: dict[int, tuple[int, float]] = {}
@@ -98,6 +100,7 @@ def _with_staleness(asked: JobSpec) -> Search:
     from rlplan.planner.gpu.search import GpuSearch
 
     search = search_of(_stale(asked, chosen))
+    assert isinstance(search, GpuSearch), "a CPU host's staleness is not searched"
     steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
     assert isinstance(search, GpuSearch)
     search.staleness_words = f"placement.max_staleness auto is {chosen}: a step takes, with {steps}"

@@ -40,5 +40,5 @@ def test_links_that_cannot_be_are_refused(text: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         hardware(text)
     error: Any = caught.value
-    assert words in " ".join((error.what, error.rule))
+    assert words in f"{error.what} {error.rule}"
     assert all((error.what, error.where, error.rule, error.way_out))
