@@ -97,12 +97,9 @@ def _with_staleness(asked: JobSpec) -> Search:
     chosen = next(
         one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
     )
-    from rlplan.planner.gpu.search import GpuSearch
-
     search = search_of(_stale(asked, chosen))
     assert isinstance(search, GpuSearch), "a CPU host's staleness is not searched"
     steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
-    assert isinstance(search, GpuSearch)
     search.staleness_words = f"placement.max_staleness auto is {chosen}: a step takes, with {steps}"
     return search
 
