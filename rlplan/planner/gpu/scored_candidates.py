@@ -186,6 +186,8 @@ class CandidateScorer:
         for part in (other.roles, other.times):
             part.job, part.setting = job, setting
         other.times.roles = other.roles
+        syncs = other.times.syncs = copy(self.times.syncs)
+        syncs.job, syncs.setting, syncs.roles = job, setting, other.roles
         return other
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
