@@ -46,7 +46,8 @@ class SyncTimes:
         self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
     ) -> float:
         """The fastest weight sync to any of some engines, by any of their transports."""
-        key = arrangement, trainer.zero_stage == 3
+        place = self.job.placement
+        key = arrangement, trainer.zero_stage == 3, place.sync_content, place.transport, place.partial_rollouts
         if key not in self._least:
             self._least[key] = min(self.cost(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
         return self._least[key]
