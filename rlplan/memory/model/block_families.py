@@ -40,7 +40,11 @@ TRAITS: dict[str, Traits] = {
             *("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
             *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Qwen2_5_VLForConditionalGeneration"),
             *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
-            "Mistral3ForConditionalGeneration",
+            *(
+                "Mistral3ForConditionalGeneration",
+                "Kimi_K25ForConditionalGeneration",
+                "KimiK25ForConditionalGeneration",
+            ),
         ),
         LLAMA,
     ),
@@ -87,7 +91,7 @@ REFUSED = {
 FP32_ROUTERS = frozenset(
     {
         *("Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-        "Ernie4_5_MoeForCausalLM",
+        *("Ernie4_5_MoeForCausalLM", "Kimi_K25ForConditionalGeneration", "KimiK25ForConditionalGeneration"),
     }
 )
 GATED_SHARED_EXPERTS = frozenset(

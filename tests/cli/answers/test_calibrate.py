@@ -15,7 +15,7 @@ JOB = str(ROOT / "examples" / "grpo-7b-8xh100.yaml")
 
 
 SLOWER = 0.7
-"""What this machine trains a second, of what the same GPUs did elsewhere: made up, so that there is something to fit."""
+"""What this machine trains a second, of what the same GPUs did elsewhere: made up, so that it can be fitted."""
 
 
 def points(folder: Path, number: int) -> str:
