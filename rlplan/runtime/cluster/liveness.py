@@ -26,12 +26,12 @@ class Liveness:
         pids: of this host. What is stopped is so since it was first seen so: also the driver may have been stopped.
         """
         now = time.monotonic()
-        found = {(name, state) for name, pid in pids.items() if (state := _state(pid))}
+        found = {(name, state) for name, pid in pids.items() if (state := state_of(pid))}
         self._since = {key: self._since.get(key, now) for key in sorted(found)}
         return next((key for key, since in self._since.items() if now - since >= self._limits[key[1]]), None)
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
     """What is wrong with a process; empty: nothing that the system knows of."""
     import psutil
 

@@ -16,6 +16,7 @@ from rlplan.emit.execution import ExecutionSpec
 from rlplan.emit.ray import WorkerPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.calls import CALLS_AT_ONCE, Call, Calls
+from rlplan.runtime.cluster.liveness import state_of
 from rlplan.runtime.cluster.network import Hello
 from rlplan.runtime.cluster.ray_cluster import Cluster, is_ray_up
 from rlplan.runtime.measure.memory_meter import Measurement
@@ -68,8 +69,8 @@ class WorkerGroup(Calls):
         import ray
 
         ray.kill(self.actors[process], no_restart=True)
-        if self.pids[process] in self._here() and psutil.pid_exists(self.pids[process]):
-            old = psutil.Process(self.pids[process])
+        old = find_process(self.pids[process]) if self.pids[process] in self._here() else None
+        if old is not None:
             send_signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
             psutil.wait_procs([old], timeout=scaled(STOP_S))
         self.pids[process] = 0  # none until it is up again
@@ -104,14 +105,8 @@ class WorkerGroup(Calls):
 
     def lost(self) -> list[str]:
         """Processes on this host that are gone: when one rank dies the others fail, and may be heard first."""
-        import psutil
-
         here = self._here()
-        return [
-            process
-            for process, pid in self.pids.items()
-            if pid in here and not (psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-        ]
+        return [process for process, pid in self.pids.items() if pid in here and state_of(pid) == "gone"]
 
     def system_bytes(self) -> int | None:
         """Resident memory of Ray's own processes on this host; None where Ray is not this run's."""

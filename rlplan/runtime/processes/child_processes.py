@@ -34,7 +34,10 @@ def find_process(pid: int) -> "psutil.Process | None":
     """The process of that id; None where it is gone."""
     import psutil
 
-    return psutil.Process(pid) if psutil.pid_exists(pid) else None
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def send_signal(process: "psutil.Process", number: signal.Signals) -> None:

@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
-from rlplan.runtime.processes.child_processes import with_their_children
+from rlplan.runtime.cluster.liveness import state_of
+from rlplan.runtime.processes.child_processes import find_process, with_their_children
 from tests.waiting import wait_for
 
 STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
@@ -22,3 +24,11 @@ def test_what_a_logger_starts_later_belongs_to_it() -> None:
         logger.kill()
         logger.wait()
     assert with_their_children([logger.pid]) == {logger.pid}
+
+
+def test_a_process_that_ends_while_it_is_looked_for_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: True)  # as it was a moment before
+    assert find_process(ended.pid) is None
+    assert state_of(ended.pid) == "gone"
