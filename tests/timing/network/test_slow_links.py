@@ -1,6 +1,6 @@
 """Slow links: TCP under loss, trees of places, transfers worked by hand and as published."""
 
-import time
+import sys
 
 import pytest
 
@@ -45,7 +45,12 @@ def test_intellect_2_sends_62_gb_at_590_mb_a_second_in_14_minutes() -> None:
     assert broadcast(link(bandwidth="590Mb/s"), 62e9).seconds / 60 == pytest.approx(14, rel=0.02)
 
 
-def test_a_hundred_thousand_places_take_no_time_to_count() -> None:
-    began = time.process_time()
-    broadcast(link(num_places=100_000, latency_s=0.05, loss=0.001), 62e9)
-    assert time.process_time() - began < 0.1
+def test_a_hundred_thousand_places_are_counted_as_fast_as_a_thousand() -> None:
+    def num_calls(num_places: int) -> int:
+        found = [0]
+        sys.setprofile(lambda *_: found.__setitem__(0, found[0] + 1))
+        broadcast(link(num_places=num_places, latency_s=0.05, loss=0.001), 62e9)
+        sys.setprofile(None)
+        return found[0]
+
+    assert num_calls(100_000) < 2 * num_calls(1_000)
