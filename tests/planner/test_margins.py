@@ -34,6 +34,8 @@ def test_errors_are_those_that_were_measured(key: str) -> None:
     assert (stated.low, stated.high) == (measured.low, measured.high)
     report = json.loads((ROOT / "reports" / "accuracy" / "accuracy.json").read_text("utf-8"))
     assert report["summary"][stated.kind]["median_abs"] > SAME_SPEED
+    page = (ROOT / "docs" / "planning.md").read_text("utf-8")
+    assert f"| {stated.low:.2f} to {stated.high:.2f} | {stated.num_points} " in page
 
 
 def test_a_gpu_with_outputs_for_a_display_keeps_more_free() -> None:
