@@ -1,7 +1,7 @@
 """trace.pftrace, decoded by protobuf's own decoder from Perfetto's published field numbers: slices, counters, flows.
 
 At night also by the descriptors that Perfetto itself publishes (the `perfetto` package), which must know every field.
-Left out: trace_processor, Perfetto's own reader: its package loads the program from the network when it is first used.
+Left out: trace_processor, Perfetto's own reader: test_trace_processor.py.
 """
 
 import json
