@@ -29,7 +29,7 @@ FORMULA_MODULES = (
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
     *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),
-    *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict_gpu", "gpu.rank", "gpu.exported"),
+    *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict", "gpu.rank", "gpu.exported"),
 )
 
 

@@ -8,8 +8,14 @@ from collections.abc import Mapping
 
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob
+from rlplan.units import GIB
 from rlplan.vocabulary import Role
 
+WORKER_HOST_BYTES = 4 * GIB
+"""Host memory of a worker process with CUDA's and torch's libraries, before it holds anything. Assumed: CPU builds of
+the same workers measure 0.4 to 0.9 GiB (hardware_profiles/node/cpu-host.yaml); CUDA's libraries map some 3 GiB more."""
+DRIVER_HOST_BYTES = 2 * GIB
+"""The driver with Ray's own processes. Measured without a GPU: about 1 GiB; assumed: twice that with more workers."""
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4
 """A token of a rollout: its id (int64), two log-probs, its advantage and its mask (fp32)."""
 COPIES_OF_ROLLOUTS = 2

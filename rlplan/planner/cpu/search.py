@@ -15,7 +15,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.predict_cpu import predict_ledger
+from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.kv_demand import KvDemand
@@ -157,7 +157,7 @@ class HostSearch:
 
     def _build(self, choice: Choice) -> _Built:
         schedule = build_schedule(self.job, choice)
-        ledger = predict_ledger(self.job, self.model, self.profile, schedule, self._others)
+        ledger = predict_cpu_ledger(self.job, self.model, self.profile, schedule, self._others)
         return _Built(choice, schedule, ledger, Verdict.of(ledger), self._timing)
 
     def _timing(self, schedule: Schedule) -> JobTiming | None:

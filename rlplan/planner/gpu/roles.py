@@ -11,9 +11,9 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, group_size
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
-from rlplan.memory.machine.host import rollout_buffer_bytes
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
-from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES, GpuForecast
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
 from rlplan.memory.roles.gpu.process import sync_staging
@@ -249,7 +249,7 @@ class GpuRoles:
         """Engines that share the rollouts of a step."""
         return max(1, arrangement.num_generation // tp)
 
-    def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> GpuForecast:
+    def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
         arrangement, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")

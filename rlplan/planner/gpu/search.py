@@ -18,7 +18,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.predict_gpu import GpuProcess, predict_gpu_ledger
+from rlplan.memory.roles.gpu.ledger import gpu_process, predict_gpu_ledger
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import BestFirst, PairBounds
@@ -317,15 +317,21 @@ class GpuSearch:
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
-        processes, hosts = [], self.roles.hosts(schedule, one.choice.arrangement)
+        hosts = self.roles.hosts(schedule, one.choice.arrangement)
+        processes = []
         for layout in schedule.layouts:
-            name, device = layout.processes[0]
+            name = layout.processes[0][0]
             short, usual, longest = (self.roles.forecast(name, one.choice, length, one.kv_cache) for length in three)
-            host, alike = hosts[name]
-            processes.append(GpuProcess(name, device, host, layout.role, short, usual, longest, alike))
-        capacity, host_capacity = self.setting.capacity, self.setting.host_capacity or 0
-        others = self.roles.other_capacities(schedule)
-        return predict_gpu_ledger(schedule, processes, capacity, host_capacity, self.roles.rollout_buffer, others)
+            processes.append(gpu_process(layout, *hosts[name], (short, usual, longest)))
+        empty = MemoryLedger(
+            rows=(),
+            device_capacity=self.setting.capacity,
+            host_capacity=self.setting.host_capacity or 0,
+            shares_host_memory=False,
+            order=(),
+            capacities=tuple(self.roles.other_capacities(schedule).items()),
+        )
+        return predict_gpu_ledger(schedule, processes, empty, self.job.workload.num_steps, self.roles.rollout_buffer)
 
     def _simplest(self, best: Plan) -> Plan:
         """Of layouts that surely fit and are as fast within SAME_SPEED, one that gave up what it can of COMPLICATIONS,

@@ -16,8 +16,9 @@ from operator import add, sub
 
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
+from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import spread
-from rlplan.memory.predict_gpu import GpuForecast, host_bytes
+from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 Slot = tuple[RunPhase, str, bool]
@@ -36,9 +37,9 @@ class RoleTable:
 
     def __init__(
         self,
-        usual: GpuForecast,
-        longest: Callable[[], GpuForecast] | None = None,
-        full: GpuForecast | None = None,
+        usual: Forecast,
+        longest: Callable[[], Forecast] | None = None,
+        full: Forecast | None = None,
     ) -> None:
         self.usual, self.full, self._longest = usual, full, longest
         self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
@@ -51,12 +52,12 @@ class RoleTable:
         return self._known[key]
 
     @cached_property
-    def longest(self) -> GpuForecast:
+    def longest(self) -> Forecast:
         """At the longest response of all."""
         return self._longest() if self._longest is not None else self.usual
 
     def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
-        asks: Callable[[GpuForecast], Mapping[MemoryKind, int]] = (
+        asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
             if inside
             else (lambda forecast: forecast.resident(action, run_phase))
@@ -65,7 +66,7 @@ class RoleTable:
         is_same = self._longest is None or not inside or action.kind not in DEPENDS_ON_GRADIENTS
         longest = usual if is_same else asks(self.longest)
         high = sum(spread(kind, size)[1] for kind, size in longest.items())
-        host = sum(host_bytes(self.usual, action, run_phase).values())
+        host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
         return sum(usual.values()), high, host, self.full is not None and MemoryKind.KV_CACHE in asks(self.full)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
-from rlplan.memory.machine.host import rollout_buffer_bytes
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
-from rlplan.memory.predict_gpu import DRIVER_HOST_BYTES
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole

@@ -3,8 +3,9 @@
 from typing import Any
 
 from rlplan.dataflow.schedule import Action, Schedule
+from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import spread
-from rlplan.memory.predict_gpu import host_bytes
+from rlplan.memory.predict import host_bytes
 from rlplan.planner.setting import GpuSetting
 
 PARTS = {"start": "start", "steady": "step", "finish": "finish"}
@@ -60,7 +61,8 @@ class PhaseBytes:
                 held = usual.peak(action, run_phase) if inside else usual.resident(action, run_phase)
                 most = longest.peak(action, run_phase) if inside else held
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
-                known[key] = sum(held.values()), high, sum(host_bytes(usual, action, run_phase).values())
+                lies_there = host_bytes(usual, action, run_phase, WORKER_HOST_BYTES)
+                known[key] = sum(held.values()), high, sum(lies_there.values())
             expected, high, on_host = known[key]
             if self.on[name] == device:
                 total[0][index] += expected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplan.memory.predict_cpu import predict_ledger
+from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
@@ -147,7 +147,7 @@ def test_no_rollout_is_longer_than_a_response_may_be(game: Game, max_tokens: int
 def test_an_environment_needs_no_memory_in_any_worker(game: Game) -> None:
     plain, _ = make_plan(), game
     job = make_job(**{"rollout.environment.path": f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play"})
-    ledger = predict_ledger(job, job.load_model(), job.load_profile(), plain.schedule)
+    ledger = predict_cpu_ledger(job, job.load_model(), job.load_profile(), plain.schedule)
     workers = {process for process, _ in plain.schedule.processes}
     assert [row for row in ledger.rows if row.process in workers] == [
         row for row in plain.ledger.rows if row.process in workers

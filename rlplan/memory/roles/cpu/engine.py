@@ -16,6 +16,7 @@ from rlplan.memory.model.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
+from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     engine_activation_bytes,
@@ -35,8 +36,8 @@ def _stops(action: Action) -> bool:
     return action.kind is ActionKind.STOP_ENGINE
 
 
-class EngineForecast:
-    """One rank of an engine. See `predict_cpu.Forecast`."""
+class EngineForecast(Forecast):
+    """One rank of an engine. See `predict.Forecast`."""
 
     def __init__(self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, *, has_arena: bool = True) -> None:
         """has_arena: whether weights come through shared memory; otherwise the engine is restarted with them."""

@@ -12,6 +12,7 @@ from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch
 from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.predict import Forecast
 from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.spec.hardware.profile import HardwareProfile
@@ -48,8 +49,8 @@ def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatc
     )
 
 
-class ScorerForecast:
-    """One scorer process. See `predict_cpu.Forecast`."""
+class ScorerForecast(Forecast):
+    """One scorer process. See `predict.Forecast`."""
 
     def __init__(
         self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
@@ -79,10 +80,6 @@ class ScorerForecast:
     @property
     def _weight_bytes(self) -> int:
         return self._whole_bytes if self.states is None else self.states.weight_bytes()
-
-    def loaded(self, action: Action) -> dict[MemoryKind, int]:
-        """Nothing is repacked."""
-        return {}
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""

@@ -15,6 +15,7 @@ from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, Recompute
@@ -43,8 +44,8 @@ HANDS_WEIGHTS_ON = (ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS, ActionKind
 """Actions in which adapters are merged into the weights, one after the other."""
 
 
-class TrainerForecast:
-    """One data-parallel rank. See `predict_cpu.Forecast`."""
+class TrainerForecast(Forecast):
+    """One data-parallel rank. See `predict.Forecast`."""
 
     has_arena: bool = True
     """Whether weights go out through shared memory; otherwise they are written to files."""
@@ -82,10 +83,6 @@ class TrainerForecast:
         if self.stages_states:
             held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
-
-    def loaded(self, action: Action) -> dict[MemoryKind, int]:
-        """Nothing is repacked."""
-        return {}
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""

@@ -10,7 +10,7 @@ from rlplan.vocabulary import MemoryKind
 
 
 class ValueForecast(TrainerForecast):
-    """One data-parallel rank. See `predict_cpu.Forecast`."""
+    """One data-parallel rank. See `predict.Forecast`."""
 
     def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held when the action has ended: nothing of a weight sync."""

@@ -7,15 +7,15 @@ Left out: what passes through the host where states are written without a copy: 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.predict_gpu import GpuForecast
-from rlplan.memory.roles.gpu.process import Bytes, add
+from rlplan.memory.predict import Bytes, Forecast
+from rlplan.memory.roles.gpu.process import add
 from rlplan.vocabulary import MemoryKind
 
 
-class StagedOnHost:
-    """See the module docstring, and `memory.gpu.predict.GpuForecast`."""
+class StagedOnHost(Forecast):
+    """See the module docstring, and `predict.Forecast`."""
 
-    def __init__(self, rank: GpuForecast, saved_bytes: int) -> None:
+    def __init__(self, rank: Forecast, saved_bytes: int) -> None:
         self.rank, self.staging = rank, pinned_bytes(saved_bytes)
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:

@@ -14,6 +14,7 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
@@ -34,8 +35,8 @@ def expert_parallel_size(choice: EngineChoice) -> int:
     return choice.tp if choice.has_expert_parallel else 1
 
 
-class EngineOnGpu:
-    """One rank of one engine. See `predict_cpu.Forecast`.
+class EngineOnGpu(Forecast):
+    """One rank of one engine. See `predict.Forecast`.
 
     staging: bytes of the bucket through which weights arrive. kv_cache: bytes a GPU.
     """

@@ -16,6 +16,7 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import Loss, loss_named
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.roles.gpu.states import FixedStates
 from rlplan.memory.trainers.micro_batch import (
@@ -186,8 +187,8 @@ def loss_of(trained: TrainedRole) -> Loss:
     return Loss.PARALLEL if trained.target == "fsdp2" and trained.choice.tp > 1 else stated
 
 
-class RankOnGpu:
-    """One rank. See `predict_cpu.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
+class RankOnGpu(Forecast):
+    """One rank. See `predict.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
 
     def __init__(self, trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> None:
         self.trained, self.stage, self.fixed = trained, stage, fixed

@@ -15,6 +15,7 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.logits import Loss
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
@@ -70,8 +71,8 @@ class FrozenRole:
     """How the policy is cut, which a frozen role follows where another trainer than rlplan's runs it."""
 
 
-class ScorerOnGpu:
-    """One rank. See `predict_cpu.Forecast`."""
+class ScorerOnGpu(Forecast):
+    """One rank. See `predict.Forecast`."""
 
     def __init__(self, frozen: FrozenRole) -> None:
         self.role, self.model, self.overheads = frozen.role, frozen.model, frozen.overheads

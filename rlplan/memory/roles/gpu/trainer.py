@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
+from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.roles.gpu.process import Bytes
 from rlplan.memory.roles.gpu.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
@@ -18,10 +19,10 @@ from rlplan.memory.trainers.step_peak import RankState
 __all__ = ["CAPPED", "MicroBatchTokens", "TrainerOnGpu", "parts_of"]
 
 
-class TrainerOnGpu:
+class TrainerOnGpu(Forecast):
     """One rank of a trained role; of a pipeline, at each action that of the fullest stage.
 
-    See `predict_cpu.Forecast`; `on_host` says what lies in the host's memory meanwhile.
+    See `predict.Forecast`; `on_host` says what lies in the host's memory meanwhile.
     """
 
     def __init__(self, trained: TrainedRole) -> None:

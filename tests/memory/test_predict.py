@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
-from rlplan.memory.predict_cpu import predict_ledger
+from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
 from rlplan.planner.resolve import choice_of
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
@@ -27,7 +27,7 @@ def make_ledger(
 ) -> MemoryLedger:
     job = make_job(**overrides)
     schedule = build_schedule(job, choice_of(job, placement, 2))
-    return predict_ledger(job, make_model(**(model or {})), make_profile(), schedule)
+    return predict_cpu_ledger(job, make_model(**(model or {})), make_profile(), schedule)
 
 
 LEDGER = make_ledger()

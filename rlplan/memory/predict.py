@@ -1,0 +1,172 @@
+"""From a schedule and what its processes hold to the rows of the ledger, whatever the machine.
+
+In: a Schedule, a forecast of each process. Out: a MemoryLedger. Pure: it starts nothing.
+Left out: how a forecast counts (roles/cpu, roles/gpu); overlap of actions other than those that the schedule lets run
+side by side; ranks that differ (the first pipeline stage, uneven experts).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
+from rlplan.memory.machine.overheads import heap_bytes
+from rlplan.memory.machine.spread import spread
+from rlplan.spec.hardware.profile import SourcedBytes
+from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
+
+Bytes = Mapping[MemoryKind, int]
+
+
+class Forecast(Protocol):
+    """Bytes of one process by kind, on its device and on its host."""
+
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held when the action has ended."""
+        ...
+
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held at the moment of the process's peak inside the action."""
+        ...
+
+    def loaded(self, action: Action) -> Bytes:
+        """Held inside the action before the process repacked it: nothing, where it repacks nothing."""
+        return {}
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held in the host's memory beside the device's: nothing, where the device's memory is the host's."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, which may stand for others that are alike."""
+
+    name: str
+    device: str
+    role: Role
+    usual: Forecast
+    between: tuple[Forecast, Forecast] | None = None
+    """The same process at the shortest and at the longest lengths; None where its bytes have no interval."""
+
+    host: str | None = None
+    """The host in whose memory it holds bytes of its own; None where its device's memory is the host's."""
+
+    host_libraries: int = 0
+    """Bytes of that host's memory before it holds anything there."""
+
+    num_alike: int = 1
+    """Processes like it on one host, itself included."""
+
+    keeps_heap: bool = False
+    """Whether the holes in its heap are there until an action ends (`hardware.keeps_heap`)."""
+
+    provenances: Mapping[MemoryKind, Provenance] = field(default_factory=dict)
+    """Of kinds whose bytes rest on a profile; every other kind is derived from the job."""
+
+
+def predict_ledger(
+    schedule: Schedule,
+    processes: Iterable[Process],
+    beside: Iterable[LedgerRow],
+    empty: MemoryLedger,
+    num_steps: int,
+) -> MemoryLedger:
+    """The whole ledger of a schedule.
+
+    processes: those that stand for all; others of the schedule are like one of them. beside: rows of what runs beside
+    them all the time. empty: a ledger without rows, which has the capacities.
+    """
+    by_name = {process.name: process for process in processes}
+    order, rows = list[tuple[RunPhase, str]](), list(beside)
+    for run_phase, actions in _run_phases(schedule, num_steps):
+        for action in actions:
+            order.append((run_phase, action.id))
+            for name in action.processes:
+                if name in by_name:
+                    rows += _rows(action, run_phase, by_name[name])
+    return replace(empty, rows=tuple(rows), order=tuple(order), concurrent=schedule.concurrent)
+
+
+def _run_phases(schedule: Schedule, num_steps: int) -> Iterator[tuple[RunPhase, tuple[Action, ...]]]:
+    yield "start", schedule.start
+    yield "first", tuple(action for action in schedule.step if action.happens_in(1))
+    if num_steps > 1:
+        yield "steady", schedule.step
+    yield "finish", schedule.finish
+
+
+def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[LedgerRow]:
+    usual = process.usual
+    resident, peak, loaded = usual.resident(action, run_phase), usual.peak(action, run_phase), usual.loaded(action)
+    if process.keeps_heap:
+        peak = _with_holes(peak, resident)
+    low, high = [one.peak(action, run_phase) for one in process.between] if process.between else (peak, peak)
+    row = partial(
+        LedgerRow,
+        run_phase=run_phase,
+        action_id=action.id,
+        phase=action.phase,
+        process=process.name,
+        role=process.role,
+        source=f"memory.{type(usual).__name__}",
+        num_alike=process.num_alike,
+    )
+    for kind in MemoryKind:
+        held, most = resident.get(kind, 0), peak.get(kind, 0)
+        if held or most or high.get(kind, 0):
+            has_interval = process.between is not None
+            yield row(
+                device=process.device,
+                space="device",
+                kind=kind,
+                resident_bytes=held,
+                peak_bytes=most,
+                provenance=process.provenances.get(kind, Provenance.DERIVED),
+                loaded_bytes=loaded.get(kind, 0),
+                low_bytes=spread(kind, low.get(kind, 0))[0] if has_interval else None,
+                high_bytes=spread(kind, high.get(kind, 0))[1] if has_interval else None,
+                resident_high_bytes=spread(kind, held)[1] if has_interval else None,
+            )
+    if process.host is not None:
+        for kind, size in host_bytes(usual, action, run_phase, process.host_libraries).items():
+            provenance = Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED
+            yield row(
+                device=process.host,
+                space="host",
+                kind=kind,
+                resident_bytes=size,
+                peak_bytes=size,
+                provenance=provenance,
+            )
+
+
+def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, libraries: int) -> Bytes:
+    """What one process takes of the host's memory, so many bytes of libraries included."""
+    return {**forecast.on_host(action, run_phase), MemoryKind.PROCESS: libraries}
+
+
+def _with_holes(peak: Bytes, resident: Bytes) -> Bytes:
+    kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
+    passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
+    return {**peak, MemoryKind.FRAGMENTATION: peak.get(MemoryKind.FRAGMENTATION, 0) + heap_bytes(passing)}
+
+
+def row_beside(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
+    """What a process that is no worker takes of a host's memory from the start on."""
+    return LedgerRow(
+        run_phase="start",
+        action_id=schedule.start[0].id,
+        phase=Phase.START,
+        process=process,
+        device=host,
+        role=Role.VERIFIER,
+        kind=MemoryKind.PROCESS,
+        space="host",
+        resident_bytes=size.value,
+        peak_bytes=size.value,
+        provenance=size.provenance,
+        source=size.source,
+    )

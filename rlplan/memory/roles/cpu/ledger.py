@@ -1,0 +1,114 @@
+"""Which processes a schedule has on a CPU host, and what runs beside them all the time.
+
+In: ResolvedJob, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. The rows are made in memory/predict.py.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from rlplan.dataflow.layouts import Worker
+from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
+from rlplan.memory.ledger import LedgerRow, MemoryLedger
+from rlplan.memory.machine.environments import environment_bytes
+from rlplan.memory.machine.sinks import sink_bytes
+from rlplan.memory.machine.verifiers import verifier_bytes
+from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
+from rlplan.memory.roles.cpu.engine import EngineForecast
+from rlplan.memory.roles.cpu.scorer import ScorerForecast
+from rlplan.memory.roles.cpu.trainer import TrainerForecast
+from rlplan.memory.roles.cpu.value import ValueForecast
+from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
+
+
+def predict_cpu_ledger(
+    job: ResolvedJob,
+    model: ModelSpec,
+    profile: HardwareProfile,
+    schedule: Schedule,
+    role_models: Mapping[Role, ModelSpec] | None = None,
+) -> MemoryLedger:
+    """The whole ledger of a schedule. role_models: of roles whose model is not the policy's."""
+    models = {Role.POLICY: model, **(role_models or {})}
+    capacity = profile.memory.value if job.hardware.memory is None else job.hardware.memory
+    empty = MemoryLedger(
+        rows=(),
+        device_capacity=capacity,
+        host_capacity=capacity,
+        shares_host_memory=profile.kind == "cpu",
+        order=(),
+        host_of_device=_hosts_of_devices(job, schedule),
+    )
+    processes = _processes(job, models, profile, schedule)
+    return predict_ledger(schedule, processes, _beside(job, profile, schedule), empty, job.workload.num_steps)
+
+
+def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
+    """Which host's memory a device shares; nothing to say where there is one host."""
+    if job.hardware.num_hosts == 1:
+        return ()
+    devices = dict.fromkeys(device for _, device in schedule.processes)
+    pairs = [(device, f"host:{job.hardware.host_of(int(device.partition(':')[2]))}") for device in devices]
+    return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
+
+
+def _processes(
+    job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
+) -> Iterator[Process]:
+    kinds = {action.kind for action in schedule.step}
+    hands_over = bool(kinds & {ActionKind.SYNC_WEIGHTS, ActionKind.SAVE_WEIGHTS})
+    has_arena, stages_states = ActionKind.SYNC_WEIGHTS in kinds, ActionKind.SAVE_STATES in kinds
+    for layout in schedule.layouts:
+        model = models.get(layout.role, models[Role.POLICY])
+        for rank, (name, device) in enumerate(layout.processes):
+            if layout.worker == "policy_trainer" and hands_over:
+                trainer = TrainerForecast(job, model, profile, layout, rank)
+                trainer.has_arena, trainer.stages_states = has_arena, stages_states
+                forecast: Forecast = trainer
+            elif layout.worker in ("policy_trainer", "value_trainer"):
+                value_trainer = ValueForecast(job, model, profile, layout, rank)
+                value_trainer.stages_states = stages_states
+                forecast = value_trainer
+            elif layout.worker == "rollout_engine":
+                forecast = EngineForecast(job, model, profile, has_arena=has_arena)
+            else:
+                forecast = ScorerForecast(job, model, profile, len(layout.devices), shares=layout.shares_frozen_weights)
+            yield Process(
+                name,
+                device,
+                layout.role,
+                forecast,
+                keeps_heap=job.hardware.keeps_heap,
+                provenances=_provenances(profile, layout.worker),
+            )
+
+
+def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:
+    """Kinds whose bytes rest on the profile, with its provenance; every other kind is derived from the job."""
+    measured_as = "policy_trainer" if worker == "value_trainer" else worker  # the same libraries
+    return {
+        MemoryKind.PROCESS: getattr(profile.process_overheads, measured_as).provenance,
+        MemoryKind.FRAGMENTATION: getattr(profile.process_slack, measured_as).provenance,
+    }
+
+
+def _beside(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+    """The driver and the rewards' own processes on the first host, Ray's own processes on each.
+
+    Beside the driver the environment's processes, without what the job's own function imports.
+    """
+    overheads = profile.process_overheads
+    yield row_beside(schedule, DRIVER_PROCESS, overheads.driver)
+    for host in range(job.hardware.num_hosts):
+        ray, where = (f"ray_system/{host}", f"host:{host}") if host else ("ray_system", HOST_DEVICE)
+        yield row_beside(schedule, ray, overheads.ray_system, where)
+    if job.has_reward_processes:
+        bound = SourcedBytes(value=verifier_bytes(job), provenance=Provenance.DERIVED, source="memory.verifiers")
+        yield row_beside(schedule, VERIFIER_PROCESS, bound)
+    if job.has_turns and (each := overheads.environment) is not None:
+        size = each.model_copy(update={"value": environment_bytes(job, each.value)})
+        yield row_beside(schedule, "environment", size)
+    if job.metrics.sinks:
+        size = SourcedBytes(value=sink_bytes(job), provenance=Provenance.ASSUMED, source="memory.sinks")
+        yield row_beside(schedule, SINK_PROCESS, size)
