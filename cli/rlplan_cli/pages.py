@@ -53,7 +53,8 @@ class Section:
         words = wanted.split()
         if not all(word in f"{heading} {body}" for word in words):
             return 0.0
-        keys = [folded(row[0]) for table in self.blocks if _is_table(table) for row in _rows(table)]
+        tables = (table for table in self.blocks if _is_table(table))
+        keys = [key for table in tables for row in _rows(table) for key in folded(row[0]).split(", ")]
         found = (
             100.0 * (heading == wanted) + 40.0 * (wanted in heading) + 60.0 * (wanted == self.page and not self.body)
         )
