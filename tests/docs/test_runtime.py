@@ -115,12 +115,12 @@ def test_every_file_of_a_bundle_is_documented(tmp_path: Path) -> None:
 
 def test_every_key_of_a_bundle_that_may_be_edited_is_documented_with_its_range() -> None:
     documented = [
-        (words(file)[0], key, takes, why)
-        for file, keys, takes, why in rows(section(RUNTIME_PAGES, "What may be edited"))
+        (words(file)[0], key, takes)
+        for file, keys, takes in rows(section(RUNTIME_PAGES, "What may be edited"))
         for key in words(keys)
     ]
     may_be = {True: "; may be added", False: ""}
-    assert documented == [(row.file, row.key, f"{row.takes}{may_be[row.may_be_added]}", row.why) for row in EDITABLE]
+    assert documented == [(row.file, row.key, f"{row.takes}{may_be[row.may_be_added]}") for row in EDITABLE]
 
 
 def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:
