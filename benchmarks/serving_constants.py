@@ -3,7 +3,7 @@
 In: the bundled points. Out: reports/accuracy/serving.json: the constants, the error of each pair with the profiles as
 they are, and its error with constants fitted without it. Pure Python, about two minutes; `accuracy_evidence.py` shows
 the result. The constants of the modules (serving/step.py, serving/counts.py) stay as they are; they were chosen with
-all pairs at hand. The profiles' experts' constants lie between the two generations' fits (docs/timing.md).
+all pairs at hand. The profiles' experts' constants lie between the two generations' fits (reports/runtime/seconds.md).
 
 A pair is a model, a GPU and a format. Where the pair left out is the only mixture of experts of its generation, the
 experts' constants are the other generation's.

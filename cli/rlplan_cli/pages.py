@@ -54,10 +54,12 @@ class Section:
         if not all(word in f"{heading} {body}" for word in words):
             return 0.0
         keys = [folded(row[0]) for table in self.blocks if _is_table(table) for row in _rows(table)]
+        shared = [key for cell in keys if ", " in cell for key in cell.split(", ")]
         found = (
             100.0 * (heading == wanted) + 40.0 * (wanted in heading) + 60.0 * (wanted == self.page and not self.body)
         )
         found += 120.0 * (wanted in keys) + 90.0 * any(key.endswith(f".{wanted}") for key in keys)
+        found += 80.0 * (wanted in shared)
         found += min(body.count(wanted), 20) + 1.0
         return found * (0.2 if self.page in HISTORY else 1.0)
 

@@ -25,7 +25,7 @@ BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
 
 EVENNESS = 1.0
 """How even routing is: infinite where every expert is as popular as any other. Source: gpt-oss-120b on B200 wants 0.5
-to 1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 2 or more (docs/timing.md)."""
+to 1, MiniMax-M2.5 on H200, whose router is balanced by a bias, 2 or more (reports/runtime/seconds.md)."""
 
 
 @dataclass(frozen=True, slots=True)

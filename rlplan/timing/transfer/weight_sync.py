@@ -11,8 +11,8 @@ time is work on each tensor (gather it, name it, find its place and copy it) and
 stages follow each other, GATHER, SEND and LOAD. With two buckets in turn they overlap and the slowest decides.
 
 The constants are few and each is one mechanism's. They come from published times of ten weight syncs
-(accuracy/data/measured_points.json and the second figures of the same rows); `docs/timing.md` has the errors that are
-left, and those with each source left out.
+(accuracy/data/measured_points.json and the second figures of the same rows); reports/runtime/seconds.md has the errors
+that are left, and those with each source left out.
 """
 
 from dataclasses import dataclass
