@@ -199,6 +199,12 @@ def test_a_run_does_not_overwrite_another_one(rlplan: Call, bundle: Path, tmp_pa
     assert [path.name for path in out.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_run_that_needs_more_memory_than_is_free_does_not_start(rlplan: Call, tmp_path: Path) -> None:
+    too_much = ("hardware.memory=64TiB", "rollout.kv_cache_memory=32TiB")
+    check(rlplan("run", QUICKSTART, *too_much, "--out", tmp_path / "run"), 4, "TiB of memory, ", "is free on this host")
+    assert not (tmp_path / "run" / "trace.jsonl").exists()
+
+
 def test_a_report_of_nothing_is_one_message(rlplan: Call, tmp_path: Path) -> None:
     check(rlplan("report", tmp_path / "nowhere"), 2, "nowhere")
     check(rlplan("report", tmp_path), 2, str(tmp_path))
