@@ -135,12 +135,6 @@ class Case:
     def sync(self) -> None:
         self.weight_sync.sync(self.action)
 
-    def break_off(self) -> None:
-        """Every rank of the engine begins an update that nobody sends. Raises: RunError."""
-        update = Update(99, 2, False, 0.5)
-        calls = [self.worker_group.submit(engine, "invoke", "receive_weights", update) for engine in self.engines]
-        self.worker_group.gather(calls, START_S)
-
     def difference(self) -> float:
         """The largest difference in log-prob between engine and trainer, on what the engine samples now."""
         requests = [RolloutRequest(f"v{self.weight_sync.version}", PROMPT, 2, 1.0, 3, 12)]
@@ -200,12 +194,14 @@ def test_every_stage_transport_and_content_moves_into_engines_of_either_size(
     moves(setup, stage, transport, content, tp)
 
 
+@pytest.mark.nightly  # before a change: tests/runtime/workers/engine/test_rollout_engine.py, without trainers
 def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_was_sent_again(setup: Setup) -> None:
-    case = setup.case(2, "shared_memory", "full", 2)
+    case = setup.case(2, "shared_memory", "full", 1)
     case.sync()
     case.train()
+    alone = Update(99, 2, False, 0.5)
     with pytest.raises(RunError, match="arrival of packet 0 did not happen"):
-        case.break_off()
+        case.worker_group.call(case.engines[0], "receive_weights", alone)
     with pytest.raises(RunError, match="weights are mixed"):
         case.difference()
     case.weight_sync.forget()
@@ -213,12 +209,13 @@ def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_w
     assert case.difference() < ROUNDING
 
 
+@pytest.mark.nightly  # before a change: test_weight_sync_driver.py, into engines of torch
 def test_an_update_that_fails_is_sent_once_more_over_a_new_channel_and_in_full(setup: Setup) -> None:
-    case = setup.case(2, "gloo", "delta", 2)
+    case = setup.case(2, "gloo", "delta", 1)
     case.sync()
     case.train()
     with pytest.raises(RunError):  # the engine's side gives up, so that the sender finds nobody
-        case.break_off()
+        case.worker_group.call(case.engines[0], "receive_weights", Update(99, 2, False, 0.5))
     case.sync()
     assert case.weight_sync.num_resends == 1
     assert case.difference() < ROUNDING
