@@ -49,7 +49,10 @@ PREDICTED_POINTS = ("tests/accuracy/test_bounds.py", "tests/accuracy/serving/tes
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""
 GROUPS = {"ranks": LIVE_RANKS, "vllm": INSTALLED_VLLM, "points": PREDICTED_POINTS}
 TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
-FIRST = {file: at for at, file in enumerate((*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM))}
+WITH_ENGINES = (*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM)
+WITHOUT = ("tests/trust/test_fuzz.py",)
+"""Files without engines that take long, and would be the last by their names."""
+FIRST = {file: at for at, file in enumerate((*WITH_ENGINES, *WITHOUT))}
 
 
 def place_of(node_id: str) -> int:
