@@ -19,6 +19,8 @@ settings.register_profile("rlplan", deadline=None, derandomize=True)
 settings.load_profile("rlplan")
 # Readline, which comes along where tests run side by side, writes a terminal's size there: tables would be narrow.
 os.environ.pop("COLUMNS", None)
+# Threads of programs that tests start sleep while they wait: spinning, they would keep cores from other programs.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 # As in the command: with Python's own 700 a quarter of these processes' CPU is spent on looking for cycles.
 gc.set_threshold(FEW_COLLECTIONS)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import PREDICTED, AccuracyReport, compare
-from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.compare import PREDICTED, AccuracyReport
+from tests.accuracy.bundled import bundled_report
 from tests.factories import ROOT
 
 OTHER_KINDS = (
@@ -21,7 +21,7 @@ TRAINING_KINDS = ("train_peak", "train_steady", "max_model_size")
 
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
-    return compare(bundled_points())
+    return bundled_report()
 
 
 def errors(report: AccuracyReport, kind: str) -> list[float]:

@@ -75,20 +75,20 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "words", "times"),
     [
-        ("def f(question, reply): return 1.0", ("it takes (question, reply): neither",)),
-        ("def g(completions, **rest): return [1.0]", ("has no function f",)),
-        ("import nothing_of_this_name", ("ModuleNotFoundError",)),
-        ("def f(:", ("SyntaxError",)),
+        ("def f(question, reply): return 1.0", ("it takes (question, reply): neither",), 1),
+        ("def g(completions, **rest): return [1.0]", ("has no function f",), 1),
+        ("import nothing_of_this_name", ("ModuleNotFoundError",), 1),
+        ("def f(:", ("SyntaxError",), 2),
     ],
 )
 def test_a_reward_function_that_cannot_work_is_one_message(
-    rlplan: Call, tmp_path: Path, source: str, words: tuple[str, ...]
+    rlplan: Call, tmp_path: Path, source: str, words: tuple[str, ...], times: int
 ) -> None:
     (tmp_path / "own.py").write_text(source)
     reward = f"rewards=[{{kind: function, path: '{tmp_path / 'own.py'}:f'}}]"
-    for _ in range(2):  # nothing was written, so the same folder can be named again
+    for _ in range(times):  # nothing was written, so the same folder can be named again
         check(rlplan("run", QUICKSTART, reward, "--out", tmp_path / "run"), 2, "the reward function cannot", *words)
         assert not (tmp_path / "run").exists()
 

@@ -31,7 +31,6 @@ def files_of(folder: Path) -> set[Path]:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("seed=5", ("the checkpoint is of another job: seed is 5, in the checkpoint 0",)),
         ("training.lora={rank: 4}", ("the checkpoint is of another job: training.lora is",)),
         ("workload.num_steps=1", ("the checkpoint is of step 2, the job has 1 steps",)),
         ("rewards=[{kind: function, path: 'OWN:f'}]", ("the reward function cannot",)),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.plans.write import write_report_of, write_simulation_report
 from rlplan.report.write import write_report
 from tests.report.factory import RunShape, make_empty_run, make_run
+from tests.repository.at_night import at_night
 
 PAGES = ("plan", "simulation", "run", "empty run", "comparison")
+DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
+"""Beside every page in light and wide; all others at night."""
 LIMIT_BYTES = 1_500_000
 
 
@@ -47,9 +51,10 @@ def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("size", WIDTHS)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    ("size", "dark", "name"),
+    at_night(product(WIDTHS, (False, True), PAGES), but=[("wide", False, name) for name in PAGES] + [*DARK_BY_DAY]),
+)
 def test_a_page_is_drawn_without_an_error_and_fits_its_width(
     browser: Chromium, pages: dict[str, Path], tmp_path: Path, name: str, size: str, dark: bool
 ) -> None:

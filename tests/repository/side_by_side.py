@@ -31,7 +31,6 @@ RUNS = (
     "tests/runtime/device/test_whole_runs.py",
     "tests/runtime/fault_tolerance/test_failures.py",
     "tests/runtime/runs/test_placements.py",
-    "tests/runtime/fault_tolerance/test_supervision.py",
     "tests/runtime/environments/test_environment_runs.py",
     "tests/runtime/rewards/test_reward_runs.py",
     "tests/runtime/cluster/test_ray_cluster.py",
@@ -46,8 +45,14 @@ ENGINES = (
     "tests/runtime/models/test_sharded_loading.py",
 )
 """Files of live engines outside of runs."""
-TOGETHER = {file: name for name, files in (("ranks", LIVE_RANKS), ("vllm", INSTALLED_VLLM)) for file in files}
-FIRST = {file: at for at, file in enumerate((*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM))}
+PREDICTED_POINTS = ("tests/accuracy/test_bounds.py", "tests/accuracy/serving/test_latency.py")
+"""Files that look at the comparison of all bundled points: 6 s of CPU, once."""
+GROUPS = {"ranks": LIVE_RANKS, "vllm": INSTALLED_VLLM, "points": PREDICTED_POINTS}
+TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
+WITH_ENGINES = (*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM)
+WITHOUT = ("tests/trust/test_fuzz.py",)
+"""Files without engines that take long, and would be the last by their names."""
+FIRST = {file: at for at, file in enumerate((*WITH_ENGINES, *WITHOUT))}
 
 
 def place_of(node_id: str) -> int:

@@ -1,12 +1,12 @@
 """Files that begin first, or stay together, are there."""
 
 from tests.factories import ROOT
-from tests.repository.side_by_side import FIRST, LIVE_RANKS, TOGETHER, FilesTogether, place_of
+from tests.repository.side_by_side import LIVE_RANKS, TOGETHER, WITH_ENGINES, WITHOUT, FilesTogether, place_of
 
 
-def test_every_file_that_is_named_has_tests_of_engines() -> None:
-    assert all("pytest.mark.engine" in (ROOT / file).read_text(encoding="utf-8") for file in FIRST)
-    assert TOGETHER.keys() <= FIRST.keys()
+def test_every_file_that_is_named_is_there_and_has_tests_of_engines_where_it_says_so() -> None:
+    assert all("pytest.mark.engine" in (ROOT / file).read_text(encoding="utf-8") for file in WITH_ENGINES)
+    assert all((ROOT / file).is_file() for file in (*WITHOUT, *TOGETHER))
 
 
 def test_slow_files_come_before_all_others() -> None:

@@ -36,6 +36,7 @@ OTHER_LAYOUT = (
 )
 """Of `other_layout_run`."""
 COLOCATED = (
+    "hardware.num_devices=1",
     "placement.placement=colocated",
     "placement.offload=disk",
     "workload.num_steps=3",
@@ -168,7 +169,7 @@ def other_layout_run(run_once: Runner) -> FinishedRun:
 
 @pytest.fixture(scope="session")
 def colocated_run(run_once: Runner) -> FinishedRun:
-    """Trainer and engine time-share their devices; the KV cache is large enough to be seen when it goes."""
+    """Trainer, scorer and engine time-share a device; the KV cache is large enough to be seen when it goes."""
     return run_once("examples/quickstart.yaml", *COLOCATED)
 
 

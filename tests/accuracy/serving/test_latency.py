@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare, compare_point
-from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.serving.latency import latency_of, server_of
+from tests.accuracy.bundled import bundled_report
 from tests.factories import ROOT
 
 DENSE, WITH_EXPERTS = 0.12, 0.20
@@ -20,7 +20,7 @@ MIXTURES = ("MiniMax", "gpt-oss")
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
     kinds = ("serving_tpot", "serving_ttft", "throughput_infer")
-    return compare(point for point in bundled_points() if point.kind in kinds)
+    return AccuracyReport(tuple(point for point in bundled_report().points if point.kind in kinds))
 
 
 def pairs(report: AccuracyReport, kind: str) -> dict[str, PairSummary]:

@@ -20,6 +20,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.files.job_schema import HEADER, NAME
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import EXAMPLES, ROOT
+from tests.repository.at_night import in_turn
 
 SCHEMA = EXAMPLES / NAME
 JOBS = [path for path in sorted(EXAMPLES.rglob("*.yaml")) if "models" not in path.parts]
@@ -29,8 +30,9 @@ job_schema = cache(schemas.job_schema)
 # -------------------------------------------------------------------------------------------------------------- init
 
 
-@pytest.mark.parametrize("gpus", ["cpu-host", "H100:8", "1xrtx-4090"])
-@pytest.mark.parametrize("reward", ["answer", "math", "code", "function"])
+@pytest.mark.parametrize(
+    ("gpus", "reward"), in_turn(("cpu-host", "H100:8", "1xrtx-4090"), ("answer", "math", "code", "function"))
+)
 def test_a_job_to_begin_with_is_read_and_says_what_it_can(rlplan: Call, tmp_path: Path, gpus: str, reward: str) -> None:
     job = tmp_path / "new" / "first.yaml"
     answer = rlplan("init", job, "--gpus", gpus, "--reward", reward)

@@ -1,6 +1,5 @@
 """Runs that cannot go on: one message, the right exit code, nothing left running, a readable run folder."""
 
-import json
 import os
 import re
 import signal
@@ -144,34 +143,6 @@ def test_a_port_in_use_is_said_with_the_way_out(run_job: Runner) -> None:
     assert "cannot be used" in run.stderr
 
 
-def test_a_plan_that_needs_more_memory_than_is_free_does_not_start(run_job: Runner) -> None:
-    run = run_job(QUICKSTART, "hardware.memory=64TiB", "rollout.kv_cache_memory=32TiB")
-    assert run.exit_code == 4
-    _assert_one_message(run)
-    assert re.search(r"needs 3\d\.\d TiB of memory, \d+\.?\d* GiB is free", run.stderr)
-    assert not (run.folder / "trace.jsonl").exists()
-
-
-def test_a_malformed_row_is_named_by_its_line(run_job: Runner, tmp_path: Path) -> None:
-    rows = [{"id": str(number), "prompt": "Sort: 31245", "answer": "12345"} for number in range(40)]
-    lines = [json.dumps(row) for row in rows]
-    lines[16] = '{"id": "x", "prompt": "Sort: 1'
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    run = run_job(QUICKSTART, f"data.prompts={tmp_path / 'train.jsonl'}")
-    assert run.exit_code == 2
-    _assert_one_message(run)
-    assert "row 17: the line is not JSON" in run.stderr
-
-
-def test_a_run_folder_is_not_used_twice(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious.txt").write_text("mine")
-    run = finish(start("run", QUICKSTART, "--out", str(tmp_path / "run")), tmp_path / "run")
-    assert run.exit_code == 2
-    _assert_one_message(run)
-    assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
-
-
 def _worker_pids(pids: list[int]) -> list[int]:
     import psutil
 
@@ -184,44 +155,79 @@ SMALL_BATCH = ("workload.mini_batch_size=64", "preflight.rehearses=false")
 KEEPS_ALL = ("checkpoints.every=1", "checkpoints.keep_last=50")
 
 
-def test_a_disk_that_fills_up_costs_a_checkpoint_then_the_run_and_with_room_it_is_resumed_as_said(
+def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_and_stopped_as_it_says(
     tmp_path: Path,
 ) -> None:
+    """One run for all: half of what a run costs is starting its processes.
+
+    A disk that fills up costs a checkpoint, then the run; with room it is resumed, until a signal stops it.
+    """
     with small_disk(tmp_path / "disk", "128m") as disk:
         job = (QUICKSTART, *SHORT_STEPS, *SMALL_BATCH, *KEEPS_ALL, *FEW_PROCESSES)
-        with _started_on(disk, "run", *job, "--out", str(disk.folder / "run")) as process:
+        folder = disk.path("run")
+        with until_ended(_on_disk(disk, "run", *job, "--out", str(disk.folder / "run"))) as process:
             wait_for(disk.path("run/checkpoints/latest.json").exists, 120)
+            lost = lose_engine(process, folder, signal.SIGKILL)
             disk.fill(leaving=5_000_000)  # less than a checkpoint takes, more than a busy machine's steps write
-            alarms, metrics = disk.path("run/alarms.jsonl"), disk.path("run/metrics.jsonl")
+            alarms = disk.path("run/alarms.jsonl")
+            assert "rollout_engine/0 is gone" in alarms.read_text()
             wait_for(lambda: "no checkpoint of step" in alarms.read_text(), 120)
-            steps = metrics.read_text().count("\n")
-            wait_for(lambda: metrics.read_text().count("\n") > steps, 120)
+            wait_for_steps(folder, 1)
             children, began = descendants_of(process.pid), _began(process)
             wait_for(lambda: disk.fill() or process.poll() is not None, 60)  # a checkpoint that fails gives room back
-            run = finish(process, disk.path("run"))
+            run = finish(process, folder)
         assert run.exit_code == 5, run.stderr
         _assert_one_message(run)
         assert re.search(r"^error: \S+ cannot be written: the disk is full \(.* free\)$", run.stderr, re.MULTILINE)
-        assert alive(children) == []
+        assert alive([*children, *lost]) == []
         assert _arenas([process.pid, *children], began) == set()
         assert (run.status["state"], run.status["exit_code"]) == ("failed", 5)
         way_out = re.search(r"resume with `rlplan (.*)`$", run.stderr, re.MULTILINE)
         assert way_out
         disk.path("filler").unlink()
-        with _started_on(disk, *way_out[1].split()) as resumed:
+        with until_ended(_on_disk(disk, *way_out[1].split())) as resumed:
             wait_for(lambda: '"resume"' in alarms.read_text(), 60)
-            resumed.terminate()
-            ended = finish(resumed, disk.path("run"))
+            wait_for_steps(folder, 2)
+            ended = interrupted(resumed, folder, signal.SIGTERM)
         assert ended.exit_code == 75, ended.stderr
+        assert "resume with `rlplan run --resume" in ended.stderr
+        assert [row["step"] for row in ended.metrics] == list(range(len(ended.metrics)))
+        assert max(row.get("sync/logprob_difference_max", 0.0) for row in ended.metrics) < 1e-4
+
+
+def engine_pid(folder: Path) -> int:
+    """The process of a run's engine; 0 before there is one."""
+    log = folder / "logs" / "rollout_engine-0.log"
+    found = re.findall(r"rollout_engine/0 is process (\d+)", log.read_text()) if log.exists() else []
+    return int(found[-1]) if found else 0
+
+
+def wait_for_steps(folder: Path, number: int) -> None:
+    """Until so many more rows of metrics are written."""
+    metrics = folder / "metrics.jsonl"
+    before = metrics.read_text().count("\n") if metrics.exists() else 0
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= before + number, 120)
+
+
+def lose_engine(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> list[int]:
+    """Send a run's engine a signal, and wait until another one has taken part in a step. Out: the processes before."""
+    pid = engine_pid(folder)
+    before = [pid, *descendants_of(process.pid)]
+    os.kill(pid, number)
+    wait_for(lambda: engine_pid(folder) != pid, 120)
+    wait_for_steps(folder, 2)
+    return before
+
+
+def _on_disk(disk: SmallDisk, *arguments: str) -> "subprocess.Popen[str]":
+    """An `rlplan` command that sees the disk."""
+    command, pipe = disk.command(RLPLAN, *arguments), subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @contextmanager
-def _started_on(disk: SmallDisk, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """An `rlplan` command that sees the disk, ended with the block."""
-    command = disk.command(RLPLAN, *arguments)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+def until_ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A command, whose process group is ended with the block."""
     try:
         yield process
     finally:

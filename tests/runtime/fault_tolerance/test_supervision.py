@@ -3,10 +3,7 @@
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,13 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
 from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
-from tests.runtime.fault_tolerance.test_failures import interrupted
+from tests.runtime.fault_tolerance.test_failures import (
+    engine_pid,
+    interrupted,
+    lose_engine,
+    until_ended,
+    wait_for_steps,
+)
 from tests.waiting import wait_for
 
 
@@ -164,77 +167,25 @@ def test_an_offload_that_frees_less_than_nine_tenths_fails_loudly() -> None:
         check_freed(book, offload, 5, {"policy_trainer/0": 1000 * MIB}, {"policy_trainer/0": 300 * MIB})
 
 
-def engine_pid(folder: Path) -> int:
-    log = folder / "logs" / "rollout_engine-0.log"
-    found = re.findall(r"rollout_engine/0 is process (\d+)", log.read_text()) if log.exists() else []
-    return int(found[-1]) if found else 0
-
-
-@dataclass
-class RunWithLosses:
-    """A quickstart whose engine is lost on the way."""
-
-    process: subprocess.Popen[str]
-    folder: Path
-    lost: list[int] = field(default_factory=list)
-
-    def wait_for_steps(self, number: int) -> None:
-        """Until so many more rows of metrics are written."""
-        metrics = self.folder / "metrics.jsonl"
-        before = metrics.read_text().count("\n") if metrics.exists() else 0
-        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= before + number, 120)
-
-    def lose_engine(self, number: signal.Signals) -> None:
-        """Send its engine a signal, and wait until another one has taken part in a step."""
-        pid = engine_pid(self.folder)
-        self.lost += [pid, *descendants_of(self.process.pid)]
-        os.kill(pid, number)
-        wait_for(lambda: engine_pid(self.folder) != pid, 120)
-        self.wait_for_steps(2)
-
-    def only_alarm(self) -> str:
-        (alarm,) = (self.folder / "alarms.jsonl").read_text().splitlines()
-        return alarm
-
-
-@contextmanager
-def run_with_losses(folder: Path, *overrides: str) -> Iterator[RunWithLosses]:
-    """The run after two rows of metrics; at the end it is interrupted, and everything is checked that must hold."""
-    fixed = ("checkpoints.every=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false")
-    one = RunWithLosses(
-        start("run", "examples/quickstart.yaml", *fixed, *FEW_PROCESSES, *overrides, "--out", str(folder)), folder
-    )
-    try:
-        one.wait_for_steps(2)
-        yield one
-    except BaseException:
-        os.killpg(one.process.pid, signal.SIGKILL)
-        raise
-    run = interrupted(one.process, folder, signal.SIGTERM)
+@pytest.mark.engine
+@pytest.mark.nightly  # in `make test` one is killed: test_failures.py
+def test_an_engine_that_hangs_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
+    # The first step, in which kernels are made ready, is longer than 5 s beside other tests.
+    folder, stall_s = tmp_path / "run", round(scaled(12.0))
+    few = ("checkpoints.every=1", "workload.num_heldout_prompts=8", "preflight.rehearses=false", *FEW_PROCESSES)
+    stalls = f"limits.stall_timeout_s={stall_s}"
+    with until_ended(start("run", "examples/quickstart.yaml", *few, stalls, "--out", str(folder))) as process:
+        wait_for_steps(folder, 2)
+        lost = lose_engine(process, folder, signal.SIGSTOP)
+        run = interrupted(process, folder, signal.SIGTERM)
     assert run.exit_code == 75, run.stderr
     assert "resume with `rlplan run --resume" in run.stderr
     assert [row["step"] for row in run.metrics] == list(range(len(run.metrics)))
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
     assert 2 in {span.attempt for span in run.trace.spans}
-    assert alive(one.lost) == []
-
-
-@pytest.mark.engine
-def test_an_engine_that_dies_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
-    """One run for both: what a run lives through, and how it is stopped."""
-    with run_with_losses(tmp_path / "run") as run:
-        run.lose_engine(signal.SIGKILL)
-    assert "is gone" in run.only_alarm()
-
-
-@pytest.mark.engine
-@pytest.mark.nightly
-def test_an_engine_that_hangs_is_started_anew_and_a_signal_ends_it_all(tmp_path: Path) -> None:
-    # The first step, in which kernels are made ready, is longer than 5 s beside other tests.
-    stall_s = round(scaled(12.0))
-    with run_with_losses(tmp_path / "run", f"limits.stall_timeout_s={stall_s}") as run:
-        run.lose_engine(signal.SIGSTOP)
-    assert f"hangs: no sign of progress for {stall_s} s" in run.only_alarm()
+    assert alive(lost) == []
+    (alarm,) = (folder / "alarms.jsonl").read_text().splitlines()
+    assert f"hangs: no sign of progress for {stall_s} s" in alarm
 
 
 @pytest.mark.engine

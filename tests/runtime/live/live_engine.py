@@ -97,10 +97,37 @@ class Live:
 
     def update(self, version: int) -> None:
         """Hand the comparison model's weights over, as a run does it."""
-        from rlplan.memory.weight_sync.packets import policy_packets
-        from rlplan.runtime.weight_sync.channel import Endpoint, Update
-        from rlplan.runtime.weight_sync.sender import PolicySender
+        from rlplan.runtime.weight_sync.channel import Update
         from rlplan.runtime.weight_sync.source import WeightSource
+
+        sender = self._channel()
+        update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
+        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
+        sending.start()
+        self.engine.invoke("receive_weights", update)
+        sending.join()
+        sender.close()
+
+    def break_off(self, question: Any) -> list[str]:
+        """Begin an update that nobody sends; what the engine says of it, and of a question afterwards."""
+        from rlplan.errors import RunError
+        from rlplan.runtime.weight_sync.channel import Update
+
+        sender, said = self._channel(), list[str]()
+        update = Update(serial=1, version=8, is_full=True, timeout_s=0.5)
+        for method, argument in (("receive_weights", update), ("generate", [question])):
+            try:
+                self.engine.invoke(method, argument)
+            except RunError as error:
+                said.append(str(error))
+        sender.close()
+        return said
+
+    def _channel(self) -> Any:
+        """The trainer's end of a channel into the engine."""
+        from rlplan.memory.weight_sync.packets import policy_packets
+        from rlplan.runtime.weight_sync.channel import Endpoint
+        from rlplan.runtime.weight_sync.sender import PolicySender
 
         sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
         endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
@@ -108,12 +135,7 @@ class Live:
         opening.start()
         self.engine.invoke("open_channel", endpoint, 0)
         opening.join()
-        update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
-        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
-        sending.start()
-        self.engine.invoke("receive_weights", update)
-        sending.join()
-        sender.close()
+        return sender
 
     def perturb(self) -> None:
         """Change every weight of the comparison model a little."""
@@ -157,7 +179,11 @@ def generation() -> dict[str, Any]:
         "differ": len({c.tokens for c in first[0].completions}),
         "difference": max(max(live.difference(asked[i].prompt, c)) for i, f in enumerate(first) for c in f.completions),
     }
-    answer |= _updates_in_flight(live) | _stopped_and_started(live)
+    answer |= _updates_in_flight(live) | {"broken_off": live.break_off(asked[0])}
+    live.update(8)
+    (sent_again,) = engine.invoke("generate", asked[:1])
+    answer["mended_difference"] = max(max(live.difference(asked[0].prompt, c)) for c in sent_again.completions)
+    answer |= _stopped_and_started(live)
     engine.invoke("stop")
     return answer
 

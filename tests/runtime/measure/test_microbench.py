@@ -131,9 +131,16 @@ def test_a_full_disk_is_a_remark(tmp_path: Path):
     assert "no disk was measured" in remarks[0]
 
 
-def test_a_rank_that_fails_ends_the_others_and_says_why():
-    with pytest.raises(RunError, match="a process of the collective benchmark failed"):
-        microbench_ranks.measure_collectives("cpu", 2, -8, 0.01)
+def test_a_rank_that_fails_ends_the_others_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    """Ranks that import nothing: the first fails, the second waits for its input to end, as a real one does."""
+    program = "import json, os, sys; os.read(0, 1) if json.loads(sys.argv[1])['rank'] else sys.exit('no such link')"
+    monkeypatch.setattr(
+        microbench_ranks,
+        "module_command",
+        lambda _, *words: [sys.executable, "-c", program, *words, "microbench_ranks"],
+    )
+    with pytest.raises(RunError, match="a process of the collective benchmark failed: no such link"):
+        microbench_ranks.measure_collectives("cpu", 2, 8, 0.01)
     assert ranks_of(os.getpid()) == []
 
 

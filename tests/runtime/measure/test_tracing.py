@@ -1,5 +1,6 @@
 """Traces from a plain config: no network, no code of the config's, and refusals that say what is wrong."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import transformers
 
 from rlplan.errors import SpecError
-from rlplan.runtime.measure.tracing import trace_peak
+from rlplan.runtime.measure.tracing import TracedPeak, trace_peak
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -21,8 +22,13 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@cache
+def plain() -> TracedPeak:
+    return trace_peak(CONFIG, 64)
+
+
 def test_a_trace_counts_parameters_and_gradients_to_the_byte() -> None:
-    peak = trace_peak(CONFIG, 256)
+    peak = plain()
     numel = 2 * 96 * 64 + 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64) + 64
     assert peak.parameters == 2 * numel
     assert peak.num_bytes > peak.parameters + peak.end_of_forward
@@ -30,15 +36,15 @@ def test_a_trace_counts_parameters_and_gradients_to_the_byte() -> None:
 
 
 def test_a_pass_without_gradient_has_none() -> None:
-    peak = trace_peak(CONFIG, 256, has_gradient=False)
+    peak = trace_peak(CONFIG, 64, has_gradient=False)
     assert peak.gradients == 0
-    assert peak.rest < trace_peak(CONFIG, 256).rest
+    assert peak.rest < plain().rest
 
 
 def test_code_that_a_config_names_is_never_looked_at() -> None:
     hostile = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
     hostile |= {"trust_remote_code": True, "_name_or_path": "evil/model", "quantization_config": {"quant_method": "x"}}
-    assert trace_peak(CONFIG | hostile, 64) == trace_peak(CONFIG, 64)
+    assert trace_peak(CONFIG | hostile, 64) == plain()
 
 
 @pytest.mark.parametrize(
@@ -65,4 +71,4 @@ def test_a_family_that_needs_values_is_refused() -> None:
 
 
 def test_an_architecture_that_is_no_language_model_falls_back_to_its_model_type() -> None:
-    assert trace_peak(CONFIG | {"architectures": ["os.system"]}, 64) == trace_peak(CONFIG, 64)
+    assert trace_peak(CONFIG | {"architectures": ["os.system"]}, 64) == plain()

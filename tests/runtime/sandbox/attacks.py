@@ -6,6 +6,9 @@ Bombs say nothing: the test looks at what the host has left.
 """
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,21 @@ def opened(name: str, num_slots: int, limits: Limits) -> Sandbox:
         if name == "bubblewrap":
             raise
         pytest.skip(error.what)
+
+
+@contextmanager
+def each_opened(num_slots: int, limits: Limits) -> Iterator[Callable[[str], Sandbox]]:
+    """Opens sandboxes by name, each once; all are closed with the block.
+
+    A fixture that has the name as its parameter would be made anew for every test with a name of its own beside it.
+    """
+    with ExitStack() as stack:
+
+        @cache
+        def one(name: str) -> Sandbox:
+            return stack.enter_context(closing(opened(name, num_slots, limits)))
+
+        yield one
 
 
 def read_programs(name: str, before: str = "") -> dict[str, str]:

@@ -5,9 +5,11 @@ import dataclasses
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from rlplan.runtime.sandbox.choice import BACKENDS, Bare
 from rlplan.runtime.sandbox.programs import Case, Limits, Program, Report, Sandbox
 from rlplan.units import MIB
 from tests.repository.at_night import at_night, in_turn
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, opened
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, BOMBS, ESCAPES, SHOWN_BARE, SHOWN_WHERE_ALLOWED, each_opened
 from tests.waiting import at_most, orphans_come_here, own_processes, wait_for
 
 LIMITS = Limits(case_s=0.6, total_s=3.0, memory_bytes=256 * MIB)
@@ -47,11 +49,15 @@ class Outside:
     """A file name that no other test run on this machine leaves behind."""
 
 
-@pytest.fixture(scope="module", params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    one = opened(request.param, 1, LIMITS)
-    yield one
-    one.close()
+@pytest.fixture(scope="module")
+def opens() -> Iterator[Callable[[str], Sandbox]]:
+    with each_opened(1, LIMITS) as opens:
+        yield opens
+
+
+@pytest.fixture(params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
+def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> Sandbox:
+    return opens(request.param)
 
 
 @pytest.fixture
@@ -107,9 +113,14 @@ def filled(source: str, outside: Outside) -> str:
 
 
 @pytest.fixture(scope="module")
-def together(sandbox: Sandbox, outside: Outside) -> dict[str, Report]:
-    """What came of each escape that is not tried alone: a process each, one after the other in one sandbox."""
-    names = [name for name in ESCAPES if not is_alone(name)]
+def tried(opens: Callable[[str], Sandbox], outside: Outside) -> Callable[[str], dict[str, Report]]:
+    """What came of each escape that is not tried alone, by the sandbox's name."""
+    return cache(lambda name: tried_together(opens(name), ESCAPES, outside))
+
+
+def tried_together(sandbox: Sandbox, names: Iterable[str], outside: Outside) -> dict[str, Report]:
+    """What came of those that need not be alone: a process each, one after the other in one sandbox."""
+    names = [name for name in names if not is_alone(name)]
     cases = tuple(Case(filled(ESCAPES[name], outside).encode()) for name in names)
     report = sandbox.run(Program("import sys; exec(sys.stdin.read())", cases, PATIENT))
     return {name: dataclasses.replace(report, cases=(case,)) for name, case in zip(names, report.cases, strict=True)}
@@ -119,8 +130,23 @@ def is_alone(name: str) -> bool:
     return any(word in name for word in ALONE)
 
 
-@pytest.mark.parametrize("name", ESCAPES)
-def test_nothing_escapes(name: str, sandbox: Sandbox, outside: Outside, together: dict[str, Report]) -> None:
+def by_backend() -> list[Any]:
+    """All escapes in every sandbox; those that are tried alone in each of the two in turn, in the other at night."""
+    alone = [name for name in ESCAPES if is_alone(name)]
+    others = [(backend, name) for backend in BACKENDS for name in ESCAPES if not is_alone(name)]
+    by_day = [one for one in others if one[0] in BACKENDS_BY_DAY]
+    return [
+        *at_night(others, but=by_day),
+        *in_turn(BACKENDS_BY_DAY, alone),
+        *at_night([("gvisor", name) for name in alone], but=()),
+    ]
+
+
+@pytest.mark.parametrize(("sandbox", "name"), by_backend(), indirect=["sandbox"])
+def test_nothing_escapes(
+    name: str, sandbox: Sandbox, outside: Outside, tried: Callable[[str], dict[str, Report]]
+) -> None:
+    together = {} if is_alone(name) else tried(sandbox.name)
     times = 0 if name in together else 2 if "next program" in name else 1
     for report in [attack(sandbox, filled(ESCAPES[name], outside), PATIENT) for _ in range(times)] or [together[name]]:
         case = report.cases[0]
@@ -132,21 +158,38 @@ def test_nothing_escapes(name: str, sandbox: Sandbox, outside: Outside, together
         assert case.status != "error" or case.detail.startswith(REFUSALS), "an attack with a fault of its own"
 
 
-@pytest.mark.parametrize("name", [*SHOWN_BARE, *SHOWN_WHERE_ALLOWED])
-def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside) -> None:
+@pytest.fixture(scope="module")
+def bare(outside: Outside) -> dict[str, Report]:
+    """The same without a sandbox."""
+    try:
+        return tried_together(Bare(1), (*SHOWN_BARE, *SHOWN_WHERE_ALLOWED), outside)
+    finally:
+        remove_notes(outside)
+
+
+def remove_notes(outside: Outside) -> None:
+    for folder in ("/tmp", "/dev/shm"):
+        Path(folder, outside.note).unlink(missing_ok=True)
+
+
+def tried_alone(name: str, outside: Outside) -> Report:
+    """What comes of it without a sandbox, with a process to kill."""
     victim = subprocess.Popen(["sleep", "600"])
     program = Program(filled(ESCAPES[name], dataclasses.replace(outside, victim=victim.pid)), (Case(),))
     try:
-        report = [Bare(1).run(program) for _ in range(2 if "next program" in name else 1)][-1]
+        return [Bare(1).run(program) for _ in range(2 if "next program" in name else 1)][-1]
     finally:
         victim.kill()
         victim.wait()
-        for folder in ("/tmp", "/dev/shm"):
-            Path(folder, outside.note).unlink(missing_ok=True)
-    case = report.cases[0]
+        remove_notes(outside)
+
+
+@pytest.mark.parametrize("name", [*SHOWN_BARE, *SHOWN_WHERE_ALLOWED])
+def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside, bare: dict[str, Report]) -> None:
+    case = (bare.get(name) or tried_alone(name, outside)).cases[0]
     if name in SHOWN_WHERE_ALLOWED and case.status in ("ok", "error") and not case.output:
         pytest.skip("this host refuses it without a sandbox too")
-    assert b"ESCAPED" in case.output, report
+    assert b"ESCAPED" in case.output, case
 
 
 @pytest.mark.usefixtures("orphans")

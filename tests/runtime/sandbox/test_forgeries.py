@@ -1,7 +1,7 @@
 """A program cannot make its judge believe that it is right: 77 ways to try, as functions and as programs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from rlplan.runtime.sandbox.process import _verdict
 from rlplan.runtime.sandbox.programs import Limits, Sandbox
 from rlplan.spec.parts.rewards import CodeExecutorSpec
 from tests.repository.at_night import at_night, in_turn
-from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, opened, read_programs
+from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, each_opened, read_programs
 
 FORGERIES = read_programs("forgeries.txt")
 UNTIL_THE_DEADLINE = ("calls itself without end", "stops the runner")
@@ -26,11 +26,15 @@ CLOSE = json.dumps([f"assert all(abs(a - b) < 1e-6 for a, b in zip(f(7), [1.5, {
 PRINTS = json.dumps({"inputs": ["7\n"], "outputs": [f"{RIGHT}\n"]})
 
 
-@pytest.fixture(scope="module", params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    one = opened(request.param, 1, Limits())
-    yield one
-    one.close()
+@pytest.fixture(scope="module")
+def opens() -> Iterator[Callable[[str], Sandbox]]:
+    with each_opened(1, Limits()) as opens:
+        yield opens
+
+
+@pytest.fixture(params=at_night(BACKENDS, but=BACKENDS_BY_DAY))
+def sandbox(request: pytest.FixtureRequest, opens: Callable[[str], Sandbox]) -> Sandbox:
+    return opens(request.param)
 
 
 def value(sandbox: Sandbox, source: str, tests: str) -> float:

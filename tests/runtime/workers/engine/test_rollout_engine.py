@@ -60,6 +60,15 @@ def test_tokens_after_an_update_are_those_of_the_new_weights_alone(said: dict[st
     assert said["late_difference"] < ROUNDING
 
 
+def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_was_sent_again(
+    said: dict[str, Any],
+) -> None:
+    of_update, of_question = said["broken_off"]
+    assert "arrival of packet 0 did not happen" in of_update
+    assert "weights are mixed" in of_question
+    assert said["mended_difference"] < ROUNDING
+
+
 def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str, Any]) -> None:
     assert said["freed"] >= 0.9 * said["held"]
     assert said["restarted_version"] == [9]

@@ -104,6 +104,7 @@ def measured(
     ("measured", "name"),
     [(group, name) for group, (_, kinds) in GROUPS.items() for name in kinds],
     indirect=["measured"],
+    scope="module",  # else a group would be measured anew for each name
 )
 def test_states_are_predicted_exactly_and_peaks_within_fifteen_percent(
     measured: tuple[int, dict[str, Any], dict[str, list[Any]]], name: str
