@@ -32,11 +32,20 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "<<": lambda a, b: a << min(b, 63) if b >= 0 else 0,
     ">>": lambda a, b: a >> min(b, 63) if b >= 0 else 0,
     "**": lambda a, b: a**b if 0 <= b < 64 else 0,
-    "/": lambda a, b: int(a / b) if abs(a) < 1 << 53 else a // b,
-    "%": lambda a, b: a - b * int(a / b),
+    "/": lambda a, b: _quotient(a, b),
+    "%": lambda a, b: a - b * _quotient(a, b),
     "&&": lambda a, b: bool(a and b),
     "||": lambda a, b: bool(a or b),
 }
+
+
+def _quotient(a: int, b: int) -> int:
+    """Rounded towards zero, as C does.
+
+    >>> _quotient(-7, 2), _quotient((1 << 62) + 1, 3)
+    (-3, 1537228672809129301)
+    """
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 class UnknownError(Exception):

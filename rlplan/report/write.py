@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlplan.errors import SpecError
 from rlplan.report import dataframes, perfetto
 from rlplan.report.run_page import render_page
 from rlplan.report.summary import Findings, find, summarize
+from rlplan.spec.base import writing
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,19 @@ class ReportFiles:
 def write_report(run_dir: Path, out_dir: Path, compare: Sequence[Path] = ()) -> ReportFiles:
     """Write the report of a run, finished or not, with other runs (seeds, controls) laid beside its learning.
 
-    Raises: SpecError when a folder is no run folder, holds a damaged file, or the report cannot be written there.
+    Raises: SpecError when a folder is no run folder, holds a damaged file, or the report cannot be written there;
+    RunError where its disk is full.
     """
     findings = find(run_dir, compare)
     summary = summarize(findings)
     files = ReportFiles.within(out_dir)
-    try:
+    with writing(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
         dataframes.steps(findings.run).to_csv(files.metrics, index=False, lineterminator="\n")
         _memory_table(findings).to_csv(files.memory, index=False, lineterminator="\n")
         perfetto.write_trace(findings.run, files.trace)
         files.summary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         files.page.write_text(render_page(findings, summary), encoding="utf-8")
-    except OSError as error:
-        raise SpecError(
-            f"the report cannot be written: {error.strerror}",
-            where=str(error.filename or out_dir),
-            rule="the report needs a folder that can be written to",
-            way_out="name another folder with -o",
-        ) from None
     return files
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.errors import SpecError
+from rlplan.errors import RunError, SpecError
 from rlplan.report.evaluations import missing
 from rlplan.report.run_folder import read_run_folder
 from rlplan.report.run_page import render_page
@@ -243,6 +243,10 @@ def test_a_prediction_that_is_too_small_is_the_headline(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", RunShape(num_steps=1))
     (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "index.html").symlink_to("/dev/full")
+    with pytest.raises(RunError, match="No space left on device"):
+        write_report(run, tmp_path / "full")
     with pytest.raises(SpecError, match="cannot be written"):
         write_report(run, tmp_path / "file")
 

@@ -41,17 +41,18 @@ def exported(plan: Plan, target: str) -> Export:
     for ours in table.rows:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
-    settings = settings.with_values(_first_of_lists(settings, wanted))
+    settings = settings.with_values(_whole_lists(settings, wanted))
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     return Export(table, said, dict(_unsaid(plan, wanted, back)))
 
 
-def _first_of_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The first value of a flag that takes two where only the second had to be said."""
-    firsts = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
-    return {key: one for key, one in firsts.items() if key.endswith(".0") and f"{key[:-1]}1" in settings.given}
+def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
+    """All values of a flag that takes two, where only one of them had to be said."""
+    values = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
+    begun = {key[:-2] for key in settings.given if key.endswith((".0", ".1"))}
+    return {key: one for key, one in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
 
 
 def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:

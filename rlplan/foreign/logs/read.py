@@ -30,7 +30,8 @@ MAX_STEP_S = 1e6
 OVERLAP = 1.2
 """Phases of async steps overlap the step's seconds; one that is longer by more is in another unit."""
 _VERL_LINE = re.compile(r"\bstep:\s*(\d+) - (.+)")
-_PAIR = re.compile(r"([^\s:]+):\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)")
+_PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
+"""A name and a number, which numpy 2 writes as `np.float64(0.5)`; a version such as 0.9.1 is none."""
 _TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
 
 Row = dict[str, float]

@@ -49,11 +49,14 @@ def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
     whole: dict[str, Measurement] = {}
     for one in measurements:
         before = whole.get(one.process, one)
+        last = max(before, one, key=lambda each: each.end_s)
+        peaks = [each.device.peak_allocated for each in (before, one) if each.device]
         whole[one.process] = replace(
-            max(before, one, key=lambda each: each.end_s),
+            last,
             start_s=min(before.start_s, one.start_s),
             peak_bytes=max(before.peak_bytes, one.peak_bytes),
             loaded_components=before.loaded_components | one.loaded_components,
+            device=last.device and replace(last.device, peak_allocated=max(peaks)),
         )
     return list(whole.values())
 

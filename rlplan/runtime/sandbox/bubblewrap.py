@@ -5,10 +5,8 @@ whole tree, bwrap with a seccomp deny list, and rlimits that the runner sets bef
 Left out: protection from a kernel bug. For hostile tenants on shared machines use a virtual machine.
 """
 
-import contextlib
 import os
 import platform
-import queue
 import shutil
 import subprocess
 import tempfile
@@ -19,13 +17,11 @@ from rlplan.errors import HostError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.process import NOT_BEGUN, START_S, Runner, run_in, runner_for
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, unknown
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, CaseResult, Limits, Program, Report, Sandbox
 from rlplan.runtime.sandbox.seccomp import deny_list
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeGroup, TreeWatch, sweep
 from rlplan.runtime.sandbox.uids import ClaimedUids
 
-CLOSE_S = 5.0
-"""For programs at work to be ended."""
 _PROBE = """
 import sys, sysconfig, ctypes, zlib, hashlib
 files = {line.split()[-1] for line in open("/proc/self/maps")}
@@ -34,36 +30,25 @@ for each in (sysconfig.get_path("stdlib"), *sorted(file for file in files if ".s
 """
 
 
-class Bubblewrap:
-    """See the module docstring. num_slots: sandboxes at the same time. Raises: HostError where it cannot be had."""
+class Bubblewrap(Sandbox):
+    """See the module docstring. Raises: HostError where it cannot be had."""
 
     name = "bubblewrap"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.limits = limits
         self._bwrap = find_tool("bwrap", "bubblewrap", self.name)
         self._is_root = os.geteuid() == 0
         self._setpriv = find_tool("setpriv", "util-linux", self.name) if self._is_root else ""
         self._runner, self._view = system_runner(), _interpreter_view()
         self._filter = _filter_file()
-        sweep()
         self._groups = make_tree_groups(num_slots, limits.memory_bytes)
         self._uids = ClaimedUids(num_slots)
-        self._stop, self._keep = os.pipe()
-        self._is_closed = False
-        self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
-        for slot in range(num_slots):
-            self._slots.put(slot)
+        self.cannot_hold = "bugs of the kernel"
+        if not self._groups:
+            self.cannot_hold += f", {BETWEEN_LOOKS} (no control group may be made here)"
+        super().__init__(num_slots, limits)
 
-    @property
-    def cannot_hold(self) -> str:
-        return "bugs of the kernel" + ("" if self._groups else f", {BETWEEN_LOOKS} (no control group may be made here)")
-
-    def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        slot = self._slots.get()
-        if self._is_closed:
-            self._slots.put(slot)
-            return unknown(program, "broken", "it was closed")
+    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         group = self._groups[slot] if self._groups else None
         if group is not None:
             group.begin()
@@ -78,24 +63,13 @@ class Bubblewrap:
                 pass_fds=(descriptor,),
                 stops_early=stops_early,
                 watch=watch_of(program, group),
-                stop=self._stop,
+                stop=self.stop,
             )
             return blamed(report, *(group.ended() if group else (False, False)))
         finally:
             os.close(descriptor)
-            self._slots.put(slot)
 
-    def close(self) -> None:
-        """End what runs, then remove the control groups."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        os.close(self._keep)
-        with contextlib.suppress(queue.Empty):
-            for _ in range(self._num_slots):
-                self._slots.get(timeout=scaled(CLOSE_S))
-        self._slots.put(0)  # whoever comes now is told
-        os.close(self._stop)
+    def clean(self) -> None:
         for group in self._groups:
             group.close()
         self._filter.close()
@@ -226,7 +200,8 @@ def _no_interpreter(error: Exception) -> HostError:
 
 
 def make_tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
-    """A group for each slot; none where not all may be made."""
+    """A group for each slot, those of drivers that were killed removed; none where not all may be made."""
+    sweep()
     groups: list[TreeGroup] = []
     try:
         for slot in range(num_slots):

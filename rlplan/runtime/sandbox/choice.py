@@ -26,7 +26,7 @@ BACKENDS: dict[str, Callable[[int, Limits], Sandbox]] = {
 NAMES = (AUTO, *BACKENDS, NONE)
 
 
-class Bare:
+class Bare(Sandbox):
     """No sandbox at all: the runner in a plain process, with rlimits only. Whoever runs this trusts every program.
 
     Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
@@ -36,13 +36,12 @@ class Bare:
     cannot_hold = "anything"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.limits, self._runner = limits, system_runner()
+        super().__init__(num_slots, limits)
+        self._runner = system_runner()
 
-    def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        return run_in((INTERPRETER, *self._runner.flags), self._runner.code, program, stops_early=stops_early)
-
-    def close(self) -> None:
-        """Nothing is kept between runs."""
+    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+        command = (INTERPRETER, *self._runner.flags)
+        return run_in(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
 
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:

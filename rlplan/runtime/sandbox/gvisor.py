@@ -11,7 +11,6 @@ bring its kernel down, so no verdict means 0 here.
 import itertools
 import json
 import os
-import queue
 import shutil
 import tempfile
 from pathlib import Path
@@ -26,7 +25,7 @@ from rlplan.runtime.sandbox.bubblewrap import (
     watch_of,
 )
 from rlplan.runtime.sandbox.process import run_in
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
 from rlplan.runtime.sandbox.seccomp import locking
 from rlplan.units import MIB
 
@@ -35,14 +34,14 @@ OWN_BYTES = 192 * MIB
 _FLAGS = ("--platform=ptrace", "--network=none", "--ignore-cgroups", "--overlay=false")
 
 
-class Gvisor:
-    """See the module docstring. num_slots: sandboxes at the same time. Raises: HostError where it cannot be had."""
+class Gvisor(Sandbox):
+    """See the module docstring. Raises: HostError where it cannot be had."""
 
     name = "gvisor"
     cannot_hold = "bugs of gVisor, a program that ends its own kernel, the number of processes but by their memory"
 
     def __init__(self, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.limits, self._runsc = limits, find_tool("runsc", "runsc", self.name)
+        self._runsc = find_tool("runsc", "runsc", self.name)
         self._groups = make_tree_groups(num_slots, limits.memory_bytes + OWN_BYTES) if os.geteuid() == 0 else []
         if not self._groups:
             raise HostError(
@@ -51,31 +50,28 @@ class Gvisor:
                 rule="root, and a control group for memory that may be made",
                 way_out="take another sandbox, which looks at memory itself",
             )
+        super().__init__(num_slots, limits)
         self._runner = system_runner(locking(os.uname().machine))
         self._folder = Path(tempfile.mkdtemp(prefix="rlplan-gvisor-"))
         self._write_bundle()
-        self._numbers, self._slots = itertools.count(), queue.SimpleQueue[int]()
-        for slot in range(num_slots):
-            self._slots.put(slot)
+        self._numbers = itertools.count()
 
-    def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        slot = self._slots.get()
+    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         group, states = self._groups[slot], self._folder / f"states-{slot}"
         group.begin()
         try:
             name = f"rlplan-{os.getpid()}-{next(self._numbers)}"
             command = (*group.joining, self._runsc, f"--root={states}", *_FLAGS)
             command = (*command, "run", f"--bundle={self._folder}", name)
-            watch = watch_of(program, group)
-            report = run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch)
+            watch, stop = watch_of(program, group), self.stop
+            report = run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=stop)
             _, was_full = group.ended()
             lost = was_full and report.status in ("killed", "broken")
             return Report("memory", report.cases, report.detail, report.seconds) if lost else report
         finally:
             shutil.rmtree(states, ignore_errors=True)
-            self._slots.put(slot)
 
-    def close(self) -> None:
+    def clean(self) -> None:
         """Remove the container's description and the control groups."""
         shutil.rmtree(self._folder, ignore_errors=True)
         for group in self._groups:

@@ -10,7 +10,6 @@ a test leaves running ends with the program, not with the test.
 import importlib.util
 import json
 import os
-import queue
 import shutil
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rlplan.errors import HostError
 from rlplan.runtime.processes.safe_path import BASE_EXECUTABLE
 from rlplan.runtime.sandbox.bubblewrap import INTERPRETER, interpreter_places, system_runner
 from rlplan.runtime.sandbox.process import run_in
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Limits, Program, Report, Sandbox
 from rlplan.runtime.sandbox.seccomp import denied_calls, locking
 from rlplan.runtime.sandbox.tree_limits import BETWEEN_LOOKS, TreeWatch
 from rlplan.runtime.sandbox.uids import ClaimedUids
@@ -45,7 +44,7 @@ while True:
 """
 
 
-class Landlocked:
+class Landlocked(Sandbox):
     """See the module docstring. Raises: HostError where sandlock is not installed."""
 
     name = "sandlock"
@@ -60,25 +59,19 @@ class Landlocked:
                 rule="the sandlock sandbox needs the package of that name",
                 way_out="pip install sandlock",
             )
-        self.limits, self._packages = limits, str(Path(found.origin).parent.parent)
+        super().__init__(num_slots, limits)
+        self._packages = str(Path(found.origin).parent.parent)
         self._runner = system_runner(locking(os.uname().machine))
         self._places = interpreter_places()
         self._setpriv = shutil.which("setpriv") if os.geteuid() == 0 else None
         self._uids = ClaimedUids(num_slots)
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for uid in self._uids.numbers:
-            self._free.put(uid)
 
-    def run(self, program: Program, *, stops_early: bool = False) -> Report:
-        uid, limits = self._free.get(), program.limits
+    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+        command, limits = self._command(self._uids.numbers[slot]), program.limits
         watch = TreeWatch(limits.memory_bytes, limits.cpu_s(len(program.cases)))
-        try:
-            return run_in(self._command(uid), self._runner.code, program, stops_early=stops_early, watch=watch)
-        finally:
-            self._free.put(uid)
+        return run_in(command, self._runner.code, program, stops_early=stops_early, watch=watch, stop=self.stop)
 
-    def close(self) -> None:
-        """Nothing but the uids is kept between runs."""
+    def clean(self) -> None:
         self._uids.close()
 
     def _command(self, uid: int) -> tuple[str, ...]:

@@ -1,13 +1,20 @@
-"""What goes into a sandbox and what comes out, as plain values.
+"""What goes into a sandbox and what comes out, as plain values; and what all sandboxes have in common.
 
 In: a program's source, and cases: what it reads, or a call of one of its functions. Out: what it printed or gave back.
 Never in: what would have been right. Whoever judges compares outside (rewards/code_executor.py).
 """
 
+import os
+import queue
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.units import MIB
+
+CLOSE_S = 5.0
+"""For programs at work to be ended; scaled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +95,55 @@ class Report:
     seconds: float = 0.0
 
 
-class Sandbox(Protocol):
-    """One way to run programs that nobody has read. name: as `rlplan run --sandbox` has it."""
+class Sandbox:
+    """One way to run programs that nobody has read, some at a time. name: as `rlplan run --sandbox` has it."""
 
     name: str
+    cannot_hold: str
+    """What gets past it, in words."""
 
-    @property
-    def cannot_hold(self) -> str:
-        """What gets past it, in words."""
+    def __init__(self, num_slots: int, limits: Limits) -> None:
+        """num_slots: programs at the same time."""
+        self.limits = limits
+        self.stop, self._keep = os.pipe()
+        """A descriptor that hangs up when the sandbox is closed, which ends what runs."""
+        self._is_closed = False
+        self._num_slots, self._slots = num_slots, queue.SimpleQueue[int]()
+        for slot in range(num_slots):
+            self._slots.put(slot)
 
     def run(self, program: Program, *, stops_early: bool = False) -> Report:
         """Run a program to its end or its limits. stops_early: after the first case that does not end well.
 
         Safe to call from several threads; raises nothing of a program's.
         """
+        slot = self._slots.get()
+        try:
+            if self._is_closed:
+                return unknown(program, "broken", "it was closed")
+            return self.run_at(slot, program, stops_early=stops_early)
+        finally:
+            self._slots.put(slot)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End what runs, and leave nothing behind."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        os.close(self._keep)
+        with suppress(queue.Empty):
+            for _ in range(self._num_slots):
+                self._slots.get(timeout=scaled(CLOSE_S))
+        self._slots.put(0)  # whoever comes now is told
+        os.close(self.stop)
+        self.clean()
+
+    def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
+        """Run a program in a slot that no other has meanwhile."""
+        raise NotImplementedError
+
+    def clean(self) -> None:
+        """Remove what was kept between runs; none is at work any more."""
 
 
 def unknown(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:

@@ -192,3 +192,10 @@ def test_stages_run_in_an_empty_folder_or_go_on_in_theirs(tmp_path: Path) -> Non
     assert folder_of("job", None, str(tmp_path)) == tmp_path
     with pytest.raises(SpecError, match="is not empty"):
         folder_of("job", tmp_path, None)
+
+
+def test_a_place_that_cannot_hold_the_stages_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers_its_words(monkeypatch)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="cannot be written: Not a directory"):
+        run_in(tmp_path / "file" / "runs").run()

@@ -117,12 +117,15 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
     assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
 
 
-def test_two_clip_bounds_are_one_flag_of_openrlhf(tmp_path: Path) -> None:
-    plan = plan_of(*ASKED["openrlhf"], "algorithm.clip_high=0.28")
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.28), (0.1, 0.2)])
+def test_two_clip_bounds_are_one_flag_of_openrlhf_also_where_one_is_usual(
+    low: float, high: float, tmp_path: Path
+) -> None:
+    plan = plan_of(*ASKED["openrlhf"], f"algorithm.clip_low={low}", f"algorithm.clip_high={high}")
     write_export(plan, "openrlhf", tmp_path)
-    assert "--actor.eps_clip_low_high 0.2 0.28 " in (tmp_path / "train.sh").read_text()
+    assert f"--actor.eps_clip_low_high {low} {high} " in (tmp_path / "train.sh").read_text()
     back, unknown = read_back("openrlhf", tmp_path, plan)
-    assert (back["algorithm.clip_low"], back["algorithm.clip_high"], unknown) == (0.2, 0.28, [])
+    assert (back["algorithm.clip_low"], back["algorithm.clip_high"], unknown) == (low, high, [])
 
 
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:

@@ -59,6 +59,13 @@ def test_every_stack_is_known_by_its_own_names(tmp_path: Path, stack: str) -> No
         assert (found.phases[Phase.ROLLOUT], found.phases[Phase.TRAIN]) == (41.0, 20.0)
 
 
+def test_numbers_of_numpy_are_read_and_a_version_is_no_number(tmp_path: Path) -> None:
+    """numpy 2 prints its floats as `np.float64(74.02)`, and verl prints what it is given."""
+    line = "step:1 - timing_s/gen:np.float64(74.02) - code/version:0.9.1 - timing_s/step:96.5"
+    found = read_log(write(tmp_path, "verl.log", line + "\n"))
+    assert (found.phases[Phase.ROLLOUT], found.step_s) == (74.02, 96.5)
+
+
 def test_every_form_of_file_says_the_same(tmp_path: Path) -> None:
     row = ROWS["verl"]
     csv = ",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n"

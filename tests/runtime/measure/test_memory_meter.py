@@ -1,11 +1,12 @@
-"""Peaks of a process where the kernel's may not be reset."""
+"""Peaks of a process: where the kernel's may not be reset, and of several calls that are one action."""
 
 from pathlib import Path
 
 import pytest
 
+from rlplan.runtime.device.layer import DeviceBytes
 from rlplan.runtime.measure import memory_meter
-from rlplan.runtime.measure.memory_meter import peak_bytes, peak_inside
+from rlplan.runtime.measure.memory_meter import Measurement, merged, peak_bytes, peak_inside
 
 
 def test_where_the_peak_cannot_be_reset_it_is_that_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +22,15 @@ def test_where_the_peak_cannot_be_reset_it_is_that_since_the_start(monkeypatch: 
     with peak_inside() as peak:
         pass
     assert earlier < peak.num_bytes <= peak_bytes()
+
+
+def test_the_peak_of_several_calls_is_the_largest_of_them_on_the_gpu_too() -> None:
+    """Each call resets the peak of its process."""
+
+    def call(end_s: float, peak: int, peak_allocated: int | None) -> Measurement:
+        device = None if peak_allocated is None else DeviceBytes(10, peak_allocated, 20, 0, 30)
+        return Measurement("policy_trainer/0", end_s - 1, end_s, peak, 5, {}, {}, device)
+
+    (whole,) = merged([call(1.0, 7, None), call(2.0, 9, 90), call(3.0, 8, 40)])
+    assert (whole.start_s, whole.end_s, whole.peak_bytes) == (0.0, 3.0, 9)
+    assert whole.device == DeviceBytes(10, 90, 20, 0, 30)

@@ -1,10 +1,13 @@
 """Many runs leave nothing behind: no process, mount, file, control group or descriptor."""
 
+import threading
+import time
+
 import pytest
 
 from benchmarks.bench_sandbox import left_behind, measure
 from rlplan.runtime.sandbox.choice import BACKENDS
-from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Program
+from rlplan.runtime.sandbox.programs import DEFAULT_LIMITS, Case, Limits, Program, Report
 from tests.repository.at_night import at_night
 from tests.runtime.sandbox.attacks import BACKENDS_BY_DAY, opened
 from tests.waiting import orphans_come_here
@@ -36,3 +39,18 @@ def test_runs_leave_nothing_behind(name: str, count: int) -> None:
         finally:
             sandbox.close()
         assert left_behind() == before
+
+
+@pytest.mark.parametrize("name", at_night(BACKENDS, but=BACKENDS_BY_DAY))
+def test_what_runs_ends_when_the_sandbox_is_closed(name: str) -> None:
+    """Oracle: the program sleeps for 60 s."""
+    sandbox = opened(name, 1, Limits(case_s=60.0, total_s=60.0))
+    found: list[Report] = []
+    program = Program("import time\ntime.sleep(60)", (Case(),))
+    running = threading.Thread(target=lambda: found.append(sandbox.run(program)))
+    running.start()
+    time.sleep(0.5)
+    sandbox.close()
+    running.join(20)
+    assert [report.status for report in found] == ["broken"]
+    assert sandbox.run(program).detail == "it was closed"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
-from rlplan.spec.base import read_json
+from rlplan.spec.base import read_json, writing
 from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
 
@@ -47,9 +47,11 @@ class StagesRun:
         """The exit code of the last stage that ran. Raises: SpecError of any stage before the first one begins."""
         for stage in self.stages:
             self._job([f"stage={stage.name}", *self.overrides])
-        self.folder.mkdir(parents=True, exist_ok=True)
         names = [stage.name for stage in self.stages]
-        (self.folder / STAGES).write_text(json.dumps({"schema_version": 1, "stages": names}) + "\n", encoding="utf-8")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"schema_version": 1, "stages": names}) + "\n"
+            (self.folder / STAGES).write_text(text, encoding="utf-8")
         for stage in self.stages:
             words = self._words(stage)
             if words is None:
