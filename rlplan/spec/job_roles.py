@@ -141,6 +141,10 @@ class JobRoles(JobParts):
         lora = self.training.lora
         return () if lora is None else lora_parameters(model, lora.rank, lora.target_modules)
 
+    def adapted_modules(self, model: ModelSpec) -> list[str]:
+        """Names of the linear layers with an adapter, as PEFT's `target_modules` has them."""
+        return sorted({adapter.name.split(".")[-3] for adapter in self.adapter_parameters(model)})
+
     @property
     def scored_roles(self) -> tuple[Role, ...]:
         """Roles that say something about a finished rollout, in order.
