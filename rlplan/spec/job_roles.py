@@ -77,7 +77,7 @@ class JobRoles(JobParts):
             return ranking_evaluations(heldout_sets)
         return evaluations_of(
             self.rewards,
-            has_environment=self.rollout.environment.path is not None,
+            has_environment=self.rollout.environment.has_environment,
             heldout_sets=heldout_sets,
             num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
         )
