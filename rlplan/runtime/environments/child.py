@@ -102,7 +102,7 @@ class Answers:
         if "call" in question:
             name, arguments = question["call"], question["arguments"]
             if name in self.setting["owners"]:
-                server = self.servers[self.setting["owners"][name]]
+                server: McpServer = self.servers[self.setting["owners"][name]]
                 return server.call(name, arguments, Deadline(self.setting["timeout_s"]))
             tool = self.tools[name] if session is None else self._session(session).tool(name)
             return tool.call(arguments)
