@@ -14,7 +14,10 @@ from rlplan.foreign.settings import Given
 from rlplan.foreign.words import unknown
 from rlplan.reading import read_text
 
+GIVEN = {"SFT": "sft", "DPO": "dpo", "KTO": "kto", "Reward": "reward"}
+"""TRL's trainers that are given their answers, by the beginning of their classes' names."""
 CALLS = {"GRPOConfig": "", "ModelConfig": "", "GRPOTrainer": "trainer.", "LoraConfig": "lora."}
+CALLS |= {f"{name}Config": "" for name in GIVEN} | {f"{name}Trainer": "trainer." for name in GIVEN}
 """Calls that are read, and what stands before their keywords."""
 RENAMED = {
     "trainer.model": "model_name_or_path",
@@ -44,6 +47,8 @@ def read_python(path: Path) -> dict[str, Given]:
         place = f"{path.name}:{node.lineno}"
         if name == "LoraConfig":
             found["use_peft"] = Given(True, place)
+        if (trainer := GIVEN.get(name.removesuffix("Config").removesuffix("Trainer"))) is not None:
+            found["trainer"] = Given(trainer, place)
         for keyword in node.keywords:
             if keyword.arg is None:
                 continue

@@ -30,8 +30,9 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     variables = {name: value for name, value in given.items() if "." not in name}
     is_document = path.suffix in _DOCUMENTS
     if path.suffix == ".py":
-        table = load_table("trl")
-        settings = Settings(table, str(path), read_python(path), dict(table.defaults))
+        found = read_python(path)
+        table = load_table("trl_given" if "trainer" in found else "trl")
+        settings = Settings(table, str(path), found, dict(table.defaults))
     else:
         settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
     keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
@@ -140,7 +141,9 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield word[1:].partition("=")[0], None, place
 
 
-_PROGRAMS = tuple(ALGORITHMS)
+_GIVEN = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "reward_modeling": "reward"}
+"""Programs of TRL (trl/scripts/) whose answers are given, and their trainers."""
+_PROGRAMS = (*ALGORITHMS, *_GIVEN)
 """Of `trl grpo`: a program of the package that is named as its algorithm."""
 
 
@@ -156,6 +159,8 @@ def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) 
     program = folder / words[at][0] if at < len(words) else folder
     if program.suffix == ".py" and is_file(program):
         found |= read_python(program)
+    if at < len(words) and (trainer := _GIVEN.get(Path(words[at][0]).stem)) is not None:
+        found["trainer"] = Given(trainer, words[at][1])
     return found | launcher | flags
 
 

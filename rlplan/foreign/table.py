@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "tables"
-SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl", "vllm", "deepspeed")
+SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
 

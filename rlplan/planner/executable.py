@@ -76,7 +76,7 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
             "emit and run need data: {prompts: FILE}, and heldout: FILE where it has one of its own; " + WITHOUT,
             "data.prompts=train.jsonl",
         )
-    judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.rollout.environment.path is not None
+    judged = {Role.REWARD, Role.TEACHER} & set(job.roles.paths) or job.rollout.environment.has_environment
     if not job.rewards and not judged and job.has_rollouts:
         yield (
             (

@@ -265,8 +265,6 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
             yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
         elif lora.rank > MAX_ENGINE_LORA_RANK:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
-        if job.hardware.num_hosts > 1:
-            yield "placement.sync_content adapter goes through the memory of one host, not of several"
         return
     needs_each = sync_mode == "cuda_ipc" and arrangement.num_training > 1
     if choice.senders != "auto" and needs_each != (choice.senders == "each"):

@@ -77,7 +77,7 @@ class JobRoles(JobParts):
             return ranking_evaluations(heldout_sets)
         return evaluations_of(
             self.rewards,
-            has_environment=self.rollout.environment.path is not None,
+            has_environment=self.rollout.environment.has_environment,
             heldout_sets=heldout_sets,
             num_samples=work.num_evaluation_samples if work.evaluation_temperature else 0,
         )
@@ -140,6 +140,10 @@ class JobRoles(JobParts):
         """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
         lora = self.training.lora
         return () if lora is None else lora_parameters(model, lora.rank, lora.target_modules)
+
+    def adapted_modules(self, model: ModelSpec) -> list[str]:
+        """Names of the linear layers with an adapter, as PEFT's `target_modules` has them."""
+        return sorted({adapter.name.split(".")[-3] for adapter in self.adapter_parameters(model)})
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:

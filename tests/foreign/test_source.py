@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.convert import convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.settings import typed
@@ -60,6 +61,51 @@ SIZE = 4
 config = GRPOConfig(per_device_train_batch_size=SIZE, max_completion_length=2 * 1024, use_vllm=True, beta=beta())
 GRPOTrainer(model="Qwen/Qwen2.5-7B-Instruct", args=config, peft_config=LoraConfig(r=8), train_dataset=load())
 """
+
+
+GIVEN = """
+from trl import {name}Config, {name}Trainer
+config = {name}Config(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_length=2048, max_steps=100)
+{name}Trainer(model="Qwen/Qwen2.5-7B-Instruct", args=config, train_dataset=load())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "num_samples", "learning_rate", "kl_coef"),
+    [
+        ("SFT", "sft", 1, 2e-5, 0),
+        ("DPO", "dpo", 2, 1e-6, 0.1),
+        ("KTO", "kto", 2, 1e-6, 0.1),
+        ("Reward", "reward_modeling", 2, 1e-4, 0),
+    ],
+)
+def test_a_script_of_a_trainer_with_given_answers_is_a_job_without_rollouts(
+    tmp_path: Path, name: str, algorithm: str, num_samples: int, learning_rate: float, kl_coef: float
+) -> None:
+    """Defaults of TRL 1.16.0, trainer/*_config.py; eight GPUs times 4 sequences times 2 accumulated."""
+    path = tmp_path / "train.py"
+    path.write_text(GIVEN.format(name=name))
+    _, job = imported_job(read_source(path, None), Asked("8xH100"))
+    assert (job.algorithm.name, job.algorithm.learning_rate, job.algorithm.kl_coef) == (
+        algorithm,
+        learning_rate,
+        kl_coef,
+    )
+    work = job.workload
+    assert (work.num_steps, work.num_prompts_per_step, work.num_samples_per_prompt) == (100, 64, num_samples)
+    assert (work.mini_batch_size, work.micro_batch_size_per_gpu) == (64 * num_samples, 4 * num_samples)
+    assert work.max_seq_len == 2048
+
+
+@pytest.mark.parametrize("start", ["trl sft", "accelerate launch --num_processes 8 examples/scripts/sft.py"])
+def test_a_program_of_trl_s_says_which_trainer_it_starts(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        f"{start} --model_name_or_path Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 2 --packing\n"
+    )
+    imported, job = imported_job(read_source(path, None), Asked("8xH100"))
+    assert (job.algorithm.name, job.workload.num_prompts_per_step, job.has_engine) == ("sft", 16, False)
+    assert [left.key for left in imported.left] == ["packing"]
 
 
 def test_literal_arguments_of_a_python_script_are_read_and_nothing_is_run(tmp_path: Path) -> None:

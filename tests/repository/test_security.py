@@ -32,7 +32,7 @@ PROMISES = {
         "tests/emit/test_edits.py::test_a_key_that_stands_twice_in_the_plan_is_refused",
         "test_a_key_of_a_job_names_code_only_where_it_is_said",
     ),
-    "Three keys name code": (
+    "Four keys name code": (
         "test_a_key_of_a_job_names_code_only_where_it_is_said",
         "test_planning_never_imports_what_a_job_names",
         "tests/spec/test_declaration.py::test_a_declaration_of_one_s_own_is_read_without_running_its_file",
@@ -80,6 +80,12 @@ PROMISES = {
         "tests/runtime/processes/test_own_host.py::test_ray_s_metrics_have_no_port",
         "tests/runtime/processes/test_own_host.py::test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else",
     ),
+    "Two keys name servers": (
+        "test_planning_never_asks_the_servers_that_a_job_names",
+        "tests/runtime/environments/test_remote.py::test_an_environment_behind_http_keeps_a_session_for_each_rollout",
+        "tests/runtime/environments/test_remote.py::test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name",
+        "tests/runtime/environments/test_remote.py::test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused",
+    ),
     "`rlplan ui` is for one person on one machine.": (
         "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
         "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
@@ -109,6 +115,7 @@ def test_every_promise_is_tested() -> None:
 CODE = {
     "rewards": "rewards=[{{kind: function, path: '{file}:answer'}}]",
     "rollout.environment.path": "rollout.environment.path={file}:answer",
+    "rollout.environment.mcp": "rollout.environment.mcp=['{file}']",
     "algorithm.path": "algorithm={{path: '{file}:MINE', learning_rate: 1.0e-5}}",
 }
 OWN = """
@@ -141,6 +148,19 @@ def test_planning_never_imports_what_a_job_names(rlplan: Call, tmp_path: Path, k
         assert answer.exit_code == 0, answer.err
     assert rlplan("emit", tmp_path / "plan.json", "-o", tmp_path / "b").exit_code == 0
     assert not sprung.exists()
+
+
+def test_planning_never_asks_the_servers_that_a_job_names(rlplan: Call, tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        place = f"http://127.0.0.1:{listener.getsockname()[1]}/games"
+        for key in (f"url={place}", f"mcp=['{place}']"):
+            answer = rlplan("plan", job, f"rollout.environment.{key}", "-o", tmp_path / "plan.json")
+            assert answer.exit_code == 0, answer.err
+            assert place in (tmp_path / "plan.json").read_text()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 # ---------------------------------------------------------------------------------------------- what is read

@@ -23,6 +23,6 @@ def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
     >>> environment_bytes(Some(rollout=Some(environment=environment), data=None), 15 * MIB) // MIB
     134
     """
-    environment, has_tools = job.rollout.environment, bool(job.rollout.environment.tools)
+    environment, has_tools = job.rollout.environment, job.rollout.environment.has_tools
     has_chats = has_tools or (job.data is not None and job.data.system_prompt is not None)
     return environment.num_workers * (worker_bytes + TOOLS_BYTES * has_tools) + CHAT_BYTES * has_chats

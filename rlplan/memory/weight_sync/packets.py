@@ -1,6 +1,7 @@
 """Weight sync: in which packets the policy's weights travel, and what staging both sides hold for it.
 
-In: the model's parameters, the transport and the bound `placement.sync_bucket`. Out: packets, bytes of staging.
+In: the model's parameters or its adapters, the transport, the bound `placement.sync_bucket`. Out: packets, bytes of
+staging.
 The runtime sends exactly these packets through exactly this memory.
 Left out: the control page of a shared arena (4 KiB for 56 packets), the pages that the kernel keeps of files.
 
@@ -68,8 +69,10 @@ def arena_bytes(packets: Sequence[Packet]) -> int:
 
 
 def policy_packets(job: ResolvedJob, model: ModelSpec) -> tuple[Packet, ...]:
-    """A job's packets: in the engine's element type, for the trainer converts while it copies."""
-    return plan_packets(model.parameters, job.rollout.dtype.num_bytes, job.placement.sync_bucket)
+    """A job's packets: in the engine's element type, for the trainer converts while it copies. Adapters, or weights."""
+    sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
+    parameters = job.adapter_parameters(model) if sends_adapters else model.parameters
+    return plan_packets(parameters, job.rollout.dtype.num_bytes, job.placement.sync_bucket)
 
 
 def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
@@ -79,8 +82,6 @@ def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
     differences are taken from it and laid over it. Source: `rlplan.runtime.weight_sync`.
     Assumes: shared memory counts on both sides, as the operating system counts it for each process.
     """
-    if job.placement.sync_content is SyncContent.ADAPTER:
-        return 0
     packets = policy_packets(job, model)
     largest = max(packet.bucket.num_bytes for packet in packets)
     staging = largest if job.sync_transport is Transport.DISK else arena_bytes(packets)

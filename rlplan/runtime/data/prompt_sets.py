@@ -145,7 +145,7 @@ def _check_turns(sets: PromptSets, job: ResolvedJob) -> None:
     folder = Path(job.policy.path)
     chat = ChatTurns(folder, TextTokenizer(folder), sets.environment.schemas)
     try:
-        chat.check(["tool"] * bool(sets.environment.schemas) + ["user"] * (job.rollout.environment.path is not None))
+        chat.check(["tool"] * bool(sets.environment.schemas) + ["user"] * job.rollout.environment.has_environment)
     finally:
         chat.close()
 

@@ -3,7 +3,7 @@
 In: a setting as its argument; then one line a question: `play` (all turns, of a function), `reset`, `step` and `finish`
 (of a rollout's own environment, by `session`), `call` (of a tool). Out: one line an answer, {"said": ...}, or
 {"error": "...", "kind": "..."}. The first line out says what was found. What is printed goes to the run's log, and so
-does what raises. It is the job's own code, and runs with the user's rights.
+does what raises. It is the job's own code, and runs with the user's rights; servers that a job names are asked here.
 """
 
 import json
@@ -11,13 +11,22 @@ import os
 import sys
 import traceback
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.environments.protocols import Environment, load_environment
 from rlplan.runtime.environments.tools import Tool, ToolError, describe_tools
 from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import run_file
+from rlplan.spec.parts.environment import TOKEN_VARIABLE
 
+if TYPE_CHECKING:
+    from rlplan.runtime.environments.mcp_tools import McpServer
+    from rlplan.runtime.environments.remote import RemoteEnvironment
+
+CONNECT_S = 15.0
+"""For a server to say what it has, before a run; scaled."""
 LOST = "its state was lost with its process, which another rollout had ended"
 
 
@@ -32,45 +41,73 @@ class _MissingError(Exception):
 
 
 class Answers:
-    """What the setting names. path, tools: FILE.py:NAME. describes: whether schemas are asked for."""
+    """What the setting names: path, tools (FILE.py:NAME), url, mcp. describes: whether schemas are asked for.
 
-    def __init__(self, path: str | None, tools: list[str], *, describes: bool) -> None:
+    owners: by the name of a server's tool, the server's number. run: a word of this run's own.
+    """
+
+    def __init__(self, setting: dict[str, Any]) -> None:
+        self.setting = setting
         self.environment: Environment | None = None
+        self.remote, self.servers = _remote(setting)
         self.tools: dict[str, Tool] = {}
         self.sessions: dict[str, Any] = {}
-        self.hello: dict[str, Any] = {}
-        asked = ("path", path)
+        self._asked = ("path", setting["path"])
         try:
-            if path is not None:
-                self.environment = load_environment(_found(path))
-            for place in tools:
-                asked = ("tools", place)
-                tool = Tool(_found(place), place)
-                self.tools[tool.name] = tool
-            asked = ("path", path) if path else asked
-            methods = self.environment.tools(str(path)) if self.environment else {}
-            self.hello = {
-                "is_stateful": self.environment is not None and self.environment.is_stateful,
-                "has_tools_alone": self.environment is not None and self.environment.has_tools_alone,
-                "methods": [*methods],
-                "schemas": describe_tools([*self.tools.values(), *methods.values()]) if describes else [],
-            }
+            self.hello = self._hello()
         except ToolError as error:
             self.hello = {"error": str(error), "key": "tools", "where": error.where, "rule": error.rule}
             self.hello["way_out"] = error.way_out
         except _MissingError as error:
             self.hello = {"error": str(error), "way_out": error.way_out}
+        except NoAnswerError as error:
+            self.hello = {"error": str(error), "rule": "a server answers before a run starts, each tool with a schema"}
+            self.hello["way_out"] = f"start it, or correct the address; a token stands in {TOKEN_VARIABLE}"
         except BaseException as error:  # a file can end its process
             self.hello = {"error": _words(error)}
         if "error" in self.hello:
-            self.hello = dict(zip(("key", "where"), asked, strict=True)) | self.hello
+            self.hello = dict(zip(("key", "where"), self._asked, strict=True)) | self.hello
+
+    def _hello(self) -> dict[str, Any]:
+        """What there is. Raises: what the job's own files do, ToolError, _MissingError, NoAnswerError."""
+        path, describes = self.setting["path"], self.setting["describes"]
+        if path is not None:
+            self.environment = load_environment(_found(path))
+        for place in self.setting["tools"]:
+            self._asked = ("tools", place)
+            tool = Tool(_found(place), place)
+            self.tools[tool.name] = tool
+        self._asked = ("path", path) if path else self._asked
+        methods = self.environment.tools(str(path)) if self.environment else {}
+        schemas = describe_tools([*self.tools.values(), *methods.values()]) if describes else []
+        owners: dict[str, int] = {}
+        if describes and self.remote is not None:
+            self._asked = ("url", self.setting["url"])
+            self.remote.check(Deadline(scaled(CONNECT_S)))
+        for number, server in enumerate(self.servers):
+            self._asked = ("mcp", server.place)
+            described = server.described(Deadline(scaled(CONNECT_S)))
+            schemas += described if describes else []
+            owners |= {schema["function"]["name"]: number for schema in described}
+        return {
+            "is_stateful": self.remote is not None or (self.environment is not None and self.environment.is_stateful),
+            "has_tools_alone": self.environment is not None and self.environment.has_tools_alone,
+            "methods": [*methods],
+            "schemas": schemas,
+            "owners": owners,
+        }
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         session = question["session"]
         if "call" in question:
             name, arguments = question["call"], question["arguments"]
+            if name in self.setting["owners"]:
+                server: McpServer = self.servers[self.setting["owners"][name]]
+                return server.call(name, arguments, Deadline(self.setting["timeout_s"]))
             tool = self.tools[name] if session is None else self._session(session).tool(name)
             return tool.call(arguments)
+        if self.remote is not None:
+            return {"said": self.remote.answer(question)}
         assert self.environment is not None, "there is one"
         if "play" in question:
             return {"said": self.environment.play(question["play"], question["answer"])}
@@ -89,18 +126,32 @@ class Answers:
         return self.sessions[name]
 
 
+def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[McpServer]]":
+    """What speaks HTTP or MCP is imported where a job names such a thing, and nowhere else."""
+    if not (setting["url"] or setting["mcp"]):
+        return None, []
+    from rlplan.runtime.environments.mcp_tools import McpServer
+    from rlplan.runtime.environments.remote import RemoteEnvironment
+
+    url = setting["url"]
+    remote = RemoteEnvironment(url, setting["run"], setting["timeout_s"]) if url else None
+    return remote, [McpServer(place) for place in setting["mcp"]]
+
+
 def main(setting: dict[str, Any]) -> None:
     """Answer until nobody asks any more."""
     die_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the job's code prints is no answer
-    answers = Answers(setting["path"], setting["tools"], describes=setting["describes"])
+    answers = Answers(setting)
     _say(out, answers.hello)
     if "error" in answers.hello:
         return
     for line in sys.stdin:
         try:
             said = answers.answer(json.loads(line))
+        except NoAnswerError as failure:
+            said = {"error": str(failure), "kind": "timed_out" if isinstance(failure, LateError) else "died"}
         except Exception as failure:
             traceback.print_exc()
             said = {"error": _words(failure), "kind": "raised"}

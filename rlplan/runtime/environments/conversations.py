@@ -160,7 +160,7 @@ class Conversations:
         conversation.calls = read_calls(text, self.spec.call_pattern, names) if names else []
         if conversation.calls:
             return self._call(conversation)
-        if self.spec.path is None or self.described.has_tools_alone:
+        if not self.spec.has_environment or self.described.has_tools_alone:
             return self._end(conversation, FINAL)
         if self.described.is_stateful:
             question: dict[str, Any] = {"step": conversation.messages[-1]["content"]}

@@ -11,6 +11,7 @@ import math
 import os
 import queue
 import threading
+import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
+GRACE_S = 1.0
+"""A process that itself waits for a server may say so, before it is killed. Scaled."""
 START_S, CLOSE_S = 60.0, 5.0
 """For the job's own imports, which come before the first question; for threads to end. Both scaled."""
 
@@ -45,6 +48,9 @@ class Described:
 
     schemas: tuple[Any, ...] = ()
     """Of every tool, as a chat template takes them."""
+
+    owners: tuple[tuple[str, int], ...] = ()
+    """(tool, place of its server in rollout.environment.mcp), of those that servers have."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -79,7 +85,7 @@ class Answer:
 
 def describe(spec: EnvironmentSpec) -> Described:
     """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
-    child = _Child(spec, None, describes=True)
+    child = _Child(spec, None, run=uuid.uuid4().hex)
     try:
         child.start()
         found = child.hello
@@ -89,8 +95,9 @@ def describe(spec: EnvironmentSpec) -> Described:
         child.kill()
     if "error" in found:
         key = found.get("key", "path" if spec.path else "tools")
+        what = {"tools": "tool", "mcp": "MCP server"}.get(key, "environment")
         raise SpecError(
-            f"the {'tool' if key == 'tools' else 'environment'} cannot be used: {found['error']}",
+            f"the {what} cannot be used: {found['error']}",
             where=f"rollout.environment.{key}: {found.get('where', spec.path or ', '.join(spec.tools))}",
             rule=found.get("rule", "a Python file that can be loaded, and a function or a class in it"),
             way_out=found.get("way_out", "correct it; docs/runtime/environments.md shows what it may be"),
@@ -100,10 +107,11 @@ def describe(spec: EnvironmentSpec) -> Described:
         raise SpecError(
             f"two tools have one name: {', '.join(names)}",
             where="rollout.environment.tools",
-            rule="the functions of tools and the methods of the environment each have a name of their own",
+            rule="functions, methods of the environment and tools of MCP servers each have a name of their own",
             way_out="rename one",
         )
-    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), tuple(found["schemas"]))
+    schemas, owners = tuple(found["schemas"]), tuple(found["owners"].items())
+    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), schemas, owners)
 
 
 class EnvironmentPool:
@@ -118,7 +126,8 @@ class EnvironmentPool:
         self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
         self._place: dict[str, int] = {}
         self._answers: queue.SimpleQueue[tuple[Any, Said]] = queue.SimpleQueue()
-        self._children = [_Child(spec, log) for _ in range(spec.num_workers)]
+        run, owners = uuid.uuid4().hex, dict(described.owners)
+        self._children = [_Child(spec, log, run=run, owners=owners) for _ in range(spec.num_workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=place, daemon=True) for place in enumerate(self._children)
         ]
@@ -180,8 +189,13 @@ class EnvironmentPool:
 class _Child:
     """One process, started when it is first needed. hello: what it has said of itself."""
 
-    def __init__(self, spec: EnvironmentSpec, log: Path | None, *, describes: bool = False) -> None:
-        self.spec, self.log, self.describes = spec, log, describes
+    def __init__(
+        self, spec: EnvironmentSpec, log: Path | None, *, run: str = "", owners: dict[str, int] | None = None
+    ) -> None:
+        """run: names sessions at a server. owners: of tools; None where the process is asked for them."""
+        self.spec, self.log, self.describes = spec, log, owners is None
+        named = {"path": spec.path, "tools": spec.tools, "url": spec.url, "mcp": spec.mcp, "timeout_s": spec.timeout_s}
+        self.setting = {**named, "describes": self.describes, "run": run, "owners": owners or {}}
         self.process: LineProcess | None = None
         self.hello: dict[str, Any] = {}
         self._is_closed = False
@@ -189,7 +203,7 @@ class _Child:
     def ask(self, line: str) -> Said:
         try:
             process = self.process or self.start()
-            deadline = Deadline(self.spec.timeout_s)
+            deadline = Deadline(self.spec.timeout_s + (scaled(GRACE_S) if self.spec.is_remote else 0.0))
             process.say(line, deadline)
             said = process.hear(deadline)
         except NoAnswerError as error:
@@ -203,8 +217,7 @@ class _Child:
         """Start it and hear whether everything is there. Raises: NoAnswerError."""
         if self._is_closed:
             raise NoAnswerError("the run has ended")
-        setting = {"path": self.spec.path, "tools": self.spec.tools, "describes": self.describes}
-        command = module_command("rlplan.runtime.environments.child", json.dumps(setting))
+        command = module_command("rlplan.runtime.environments.child", json.dumps(self.setting))
         with (self.log or Path(os.devnull)).open("ab") as log:
             self.process = process = LineProcess(command, log, MAX_ANSWER_BYTES)
         if self._is_closed:

@@ -5,7 +5,7 @@ that the policy has now, and the requests that it had under way, from their begi
 Left out: whether it may be restarted (supervision.py); how its loss is detected (cluster/calls.py).
 
 Where the engines' weights come from depends on how the schedule hands them over: in files (`save_weights`) the last
-saved ones are whole and of the engines' version; through a channel, or as adapters, the trainer is asked once more.
+saved ones are whole and of the engines' version; through a channel the trainer is asked once more.
 """
 
 import threading
@@ -77,5 +77,5 @@ class Recovery:
             return
         self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
         with self.trainers, self.fleet.paused(timeout_s):  # nobody else asks the trainers for anything
-            self.weight_sync.resend(ranks)
+            self.weight_sync.resend()
             self.fleet.submit_again(ranks, timeout_s)

@@ -69,7 +69,7 @@ class StepMetrics:
         for why in (MAX_TURNS, CONTEXT):
             self.learning[f"environment/{why}_fraction"] = sum(each.ended == why for each in all_of_them) / count
         calls = Counter(call for each in all_of_them for call in each.calls)
-        if self.job.rollout.environment.tools or calls:
+        if self.job.rollout.environment.has_tools or calls:
             self.learning["tools/calls_mean"] = calls.total() / count
             self.learning |= {f"tools/{outcome}": calls[outcome] for outcome in OUTCOMES}
 

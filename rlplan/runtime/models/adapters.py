@@ -17,13 +17,12 @@ from torch import nn
 from rlplan.memory.model.quantization import BASE_FORMATS
 from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
 from rlplan.runtime.run_folder.disk_errors import writing_file
+from rlplan.runtime.weight_sync.contents.adapter import ADAPTER_FILE, PEFT_PREFIX
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.resolved import ResolvedJob
 
 ADAPTER = "default"
 """PEFT's name for an adapter that has none."""
-ADAPTER_FILE = "adapter_model.safetensors"
-_PEFT_PREFIX = "base_model.model."
 _BASE = ".base_layer."
 
 
@@ -98,10 +97,19 @@ class MergedWeights(WeightSource):
         return [self._parameters[name] for name in names] + [p for c in changes for p in (c.a, c.b)]
 
 
+class AdapterWeights(WeightSource):
+    """The adapters of a module alone, by PEFT's names without their prefix: what an engine that has the base needs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        whole = self._parameters.items()
+        self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if ".lora_" in name}
+
+
 def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """The adapters by PEFT's names, as views. Under ZeRO-3 gather them first."""
     return {
-        _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
+        PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
         for name, parameter in module.named_parameters()
         if ".lora_" in name
     }
@@ -124,11 +132,10 @@ def _config(job: ResolvedJob) -> Any:
 
     lora = job.training.lora
     assert lora is not None, "there are adapters"
-    adapters = job.adapter_parameters(job.load_model())
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=sorted({adapter.name.split(".")[-3] for adapter in adapters}),
+        target_modules=job.adapted_modules(job.load_model()),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

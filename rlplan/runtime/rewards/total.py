@@ -32,7 +32,7 @@ def add_environment(rollouts: Sequence[Rollout], job: ResolvedJob) -> None:
     """What the environment gave each rollout. One of which it has said nothing has failed, and its rules count not."""
     environment = job.rollout.environment
     for rollout in rollouts if job.has_turns else ():
-        if environment.path is not None:
+        if environment.has_environment:
             rollout.rewards[ENVIRONMENT] = rollout.completion.reward or 0.0
             rollout.reward += environment.weight * rollout.rewards[ENVIRONMENT]
             rollout.turn_rewards = tuple(

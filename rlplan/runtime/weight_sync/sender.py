@@ -1,7 +1,7 @@
 """Sender: the trainer's side of weight sync, on the rank that sends.
 
 In: a WeightSource and an Update. Out: packets in the channel. One call sends a whole update; nothing is asked of the
-driver in between. Left out: adapters (adapter.py).
+driver in between.
 """
 
 from collections.abc import Sequence

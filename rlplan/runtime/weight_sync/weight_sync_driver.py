@@ -5,7 +5,6 @@ Left out: what passes between the sides (weight_sync/).
 """
 
 import shutil
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
-from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER
 from rlplan.runtime.weight_sync.weight_verification import check_weights, mismatch_error
 from rlplan.vocabulary import SyncContent
 
@@ -35,7 +33,6 @@ class WeightSync:
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup) -> None:
         self.spec, self.worker_group = spec, worker_group
         self.endpoints: list[Endpoint] = []
-        self.adapters = Path(SHARED_FOLDER) / f"rlplan-adapters-{uuid.uuid4().hex}"
         self.is_open = self.is_behind = False
         self.version = self.serial = self.num_resends = 0
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
@@ -49,10 +46,7 @@ class WeightSync:
         """
         self.version += 1
         try:
-            if self._hands_adapters_over:
-                measurements = self._hand_adapter_over(action.processes, self.engines)
-            else:
-                measurements = self._send(action.processes)
+            measurements = self._send(action.processes)
             self.is_behind = False
             return measurements
         except LostProcessError:
@@ -88,22 +82,17 @@ class WeightSync:
         """An engine was restarted: the next update opens a channel of its own, and is a full one."""
         self.is_open = False
 
-    def resend(self, recovered: Sequence[str]) -> list[Measurement]:
-        """Give the ranks of an engine that was restarted the weights of now, in full: all engines get them.
+    def resend(self) -> list[Measurement]:
+        """Give an engine that was restarted the weights of now, in full: all engines get them.
 
-        Adapters go to those ranks alone, and not before there are any.
+        Adapters not before there are any.
         """
-        if not self._hands_adapters_over:
-            return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
-        return self._hand_adapter_over((*self.trainers, *recovered), recovered) if self.version else []
-
-    @property
-    def _hands_adapters_over(self) -> bool:
-        return self.spec.job.placement.sync_content is SyncContent.ADAPTER
+        if self.spec.job.placement.sync_content is SyncContent.ADAPTER and not self.version:
+            return []
+        return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
 
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
-        shutil.rmtree(self.adapters, ignore_errors=True)
         for path in (Path(endpoint.path) for endpoint in self.endpoints if endpoint.path):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -151,22 +140,6 @@ class WeightSync:
             for reader in readers:
                 check_weights(found[sender], found.get(reader, {}), reader, self.version, self.spec.job)
         return measurements
-
-    def _hand_adapter_over(self, processes: Sequence[str], engines: Sequence[str]) -> list[Measurement]:
-        """Through a folder in shared memory, which goes when every engine has its own copy. engines: who needs it."""
-        folder = str(self.adapters / f"version-{self.version:06d}")
-        calls: list[tuple[Any, ...]] = [
-            (process, "write_adapter", folder) for process in processes if process in self.trainers
-        ]
-        written, measurements = self._measured(calls)
-        (held,) = [checksums for checksums in written if checksums is not None]
-        calls = [(p, "load_adapter", folder, self.version) for p in processes if p in self.engines]
-        read, loading = self._measured(calls)
-        shutil.rmtree(folder)
-        found = {process: checksums for (process, *_), checksums in zip(calls, read, strict=True)}
-        for engine in engines:
-            check_weights(held, found.get(engine, {}), engine, self.version, self.spec.job)
-        return measurements + loading
 
     @property
     def _timeout_s(self) -> float:

@@ -60,4 +60,9 @@ def test_slots_for_adapters_are_what_a_live_engine_held() -> None:
     # vLLM 0.32.0 with this model, max_lora_rank 8, max_loras 1: 323,584 bytes of `lora_a_stacked` and `lora_b_stacked`.
     job = make_job(**{"policy.path": SORTER, "training.lora.rank": 4, "placement.sync_content": "adapter"})
     assert adapter_slot_bytes(job, job.load_model()) == 323_584
-    assert sync_staging_bytes(job, job.load_model()) == 0
+
+
+def test_adapters_alone_are_staged_where_they_alone_are_sent() -> None:
+    # rank 4 x (in + out = 256 + 192 + 192 + 256 + 3 x 512 a decoder layer) x 4 layers x 4 bytes
+    job = make_job(**{"policy.path": SORTER, "training.lora.rank": 4, "placement.sync_content": "adapter"})
+    assert sync_staging_bytes(job, job.load_model()) == 155_648

@@ -83,7 +83,7 @@ class Oracle(RawSeconds):
                         yield Tried(rank, self._seconds(arrangement, actions, costs), busy, choice, kv_cache)
 
     def _can_run(self, arrangement: Arrangement, engine: EngineChoice, sync_mode: WeightSyncMode) -> bool:
-        """Whether rlplan's own runtime runs it: whole hosts, engines within one, adapters within the only one."""
+        """Whether rlplan's own runtime runs it: whole hosts, engines within one."""
         if self.spec.target != "rlplan" or not sync_mode:
             return True
         hosts = self.spec.hardware.num_hosts
@@ -100,7 +100,7 @@ class Oracle(RawSeconds):
         ):
             return False
         lora = self.spec.training.lora
-        return sync_mode != "adapter" or (hosts == 1 and lora is not None and lora.rank <= 512)
+        return sync_mode != "adapter" or (lora is not None and lora.rank <= 512)
 
     # ------------------------------------------------------------------------------------------------ axes
 

@@ -1,10 +1,12 @@
 """One job on three hosts, each with its own address and its own shared memory."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,7 @@ def run(hosts: Hosts, *words: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def spread_bundle(folder: Path, num_hosts: int, num_devices: int = 3) -> Path:
+def spread_bundle(folder: Path, num_hosts: int, num_devices: int = 3, **overrides: Any) -> Path:
     """Trainers on the first hosts, the engine on the last; weights go from host to host."""
     plan = make_plan(
         **{
@@ -46,6 +48,7 @@ def spread_bundle(folder: Path, num_hosts: int, num_devices: int = 3) -> Path:
             "workload.num_prompts_per_step": 3,
             "workload.num_steps": 2,
             "workload.num_heldout_prompts": 8,
+            **overrides,
         }
     )
     write_bundle(plan, folder)
@@ -67,6 +70,33 @@ def test_two_hosts_train_a_third_generates_and_nothing_is_left_behind(three_host
         log = (tmp_path / "run" / "logs" / f"{name.replace('/', '-')}.log").read_text()
         assert f"on host {address}\n" in log
     wait_for(lambda: not [pid for pid in set(three_hosts.pids()) - before if alive([pid]) and _is_worker(pid)], 20)
+
+
+@pytest.mark.nightly
+def test_two_engines_get_adapters_alone_from_two_trainers_on_another_host(three_hosts: Hosts, tmp_path: Path) -> None:
+    asked = {
+        "placement.num_generation_devices": 2,
+        "rollout.num_engines": 2,
+        "training.lora": {"rank": 4},
+        "placement.sync_content": "adapter",
+        "algorithm.learning_rate": 1e-2,
+    }
+    bundle = spread_bundle(tmp_path / "bundle", 2, 4, **asked)
+    done = run(three_hosts, "run", str(bundle), "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows][:3] == [0, 1, 2]
+    assert max(row.get("sync/logprob_difference_max", 0.0) for row in rows) < 1e-4
+    hosts = {name: _host(tmp_path / "run", name) for name in ("policy_trainer/0", "policy_trainer/1")}
+    engines = {name: _host(tmp_path / "run", name) for name in ("rollout_engine/0", "rollout_engine/1")}
+    assert len(set(hosts.values())) == len(set(engines.values())) == 1
+    assert set(hosts.values()) != set(engines.values())
+
+
+def _host(folder: Path, process: str) -> str:
+    log = (folder / "logs" / f"{process.replace('/', '-')}.log").read_text()
+    (address,) = re.findall(r"on host (\S+)\n", log)
+    return str(address)
 
 
 def _is_worker(pid: int) -> bool:

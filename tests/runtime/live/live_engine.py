@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -97,12 +96,16 @@ class Live:
 
     def update(self, version: int) -> None:
         """Hand the comparison model's weights over, as a run does it."""
+        from rlplan.runtime.models.adapters import AdapterWeights
         from rlplan.runtime.weight_sync.channel import Update
         from rlplan.runtime.weight_sync.source import WeightSource
+        from rlplan.vocabulary import SyncContent
 
         sender = self._channel()
         update = Update(serial=1, version=version, is_full=True, timeout_s=60.0)
-        sending = threading.Thread(target=sender.send, args=(WeightSource(self.model), update))
+        is_adapter = self.job.placement.sync_content is SyncContent.ADAPTER
+        source = AdapterWeights(self.model) if is_adapter else WeightSource(self.model)
+        sending = threading.Thread(target=sender.send, args=(source, update))
         sending.start()
         self.engine.invoke("receive_weights", update)
         sending.join()
@@ -348,30 +351,38 @@ def speculative_decoding() -> dict[str, Any]:
 
 
 def adapters(*_: int) -> dict[str, Any]:
-    """An engine that gets two adapters, one after the other, and samples from each."""
+    """An engine that gets two adapters, one after the other, samples from each, and gets the second one once more."""
     import torch
-    from peft import LoraConfig, get_peft_model
 
-    live = Live()
-    live.engine.invoke("stop")
-    live.engine.arguments |= {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1}
-    live.engine.invoke("start", str(SORTER))
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    live.model = get_peft_model(live.model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    from rlplan.memory.weight_sync.packets import adapter_slot_bytes, sync_staging_bytes
+    from rlplan.runtime.models.adapters import add_adapters
+
+    live = Live(**{"training.lora": {"rank": 8}, "placement.sync_content": "adapter"})
+    add_adapters(live.model, live.job)
+    asked, model = request("a", 2, 30), live.job.load_model()
     differences, versions = [], []
     for version in (1, 2):
         torch.manual_seed(version)
         for name, parameter in live.model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
-        with tempfile.TemporaryDirectory() as folder:
-            live.model.save_pretrained(folder)
-            live.engine.invoke("load_adapter", folder, version)
-            asked = request("a", 2, 30)
-            finished = live.engine.invoke("generate", [asked])[0]
+        live.update(version)
+        finished = live.engine.invoke("generate", [asked])[0]
         differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))
         versions += [s.version for c in finished.completions for s in c.spans]
-    return {"differences": differences, "versions": versions}
+    held = live.engine.adapter
+    live.engine.invoke("submit", [request("b", 2, 150)])
+    live.update(2)  # as all engines get it where another one was restarted, with requests under way
+    (late,) = live.engine.invoke("collect", 60.0)
+    return {
+        "differences": differences,
+        "versions": versions,
+        "keeps": live.engine.adapter is held,
+        "late_lengths": [len(c.tokens) for c in late.completions],
+        "staging": live.engine.components()["policy", "sync_staging"],
+        "forecast": sync_staging_bytes(live.job, model) + adapter_slot_bytes(live.job, model),
+        "left": [path.name for path in Path("/dev/shm").glob(f"rlplan-{os.getpid()}-adapter-*")],
+    }
 
 
 def alone(*_: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class EngineForecast(Forecast):
         if action.kind is not ActionKind.START_ENGINE and self.has_arena:
             held[MemoryKind.SYNC_STAGING] = self._staging_bytes
         if slots := adapter_slot_bytes(self.job, self.model):
-            held[MemoryKind.SYNC_STAGING] = slots
+            held[MemoryKind.SYNC_STAGING] = held.get(MemoryKind.SYNC_STAGING, 0) + slots
         return held
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:

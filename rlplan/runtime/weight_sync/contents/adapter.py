@@ -1,26 +1,82 @@
-"""Adapter content: a LoRA adapter in PEFT's layout, written to shared memory, taken in by the engine's LoRA manager.
+"""Adapter content: a LoRA adapter that came through the channel, taken in by the engine's LoRA manager.
 
-In: a folder of one version. Out: the request with which the engine uses it from then on. The base never travels.
-Each version has a name and an id of its own: vLLM keeps what it knows of an id, whatever its files say later.
+In: the tensors of one version, by name. Out: the request with which the engine uses it from then on. The base never
+travels. vLLM reads adapters from a folder in PEFT's layout, so each engine process writes one into its own host's
+memory and removes it when vLLM has its copy. It holds a lock on the folder until then: one without is what a killed
+process has left, and the next process that takes an adapter there removes it. Each version has a name and an id of its
+own: vLLM keeps what it knows of an id, whatever its files say later.
 """
 
-from typing import Any
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.measure.memory_meter import storage_bytes
+from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.channel import sync_error
+from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER
+from rlplan.spec.resolved import ResolvedJob
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER_FILE = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+"""Of every name in PEFT's files."""
+_CONFIG_FILE = "adapter_config.json"
 
 
-def swap_adapter(llm: Any, held: Any, folder: str, version: int) -> Any:
-    """Let go of the adapter that is held and take in another. Returns: the `LoRARequest` for every new request."""
+def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
+    """Let go of the adapter that is held and take in another. Returns: the `LoRARequest` for every new request.
+
+    tensors: by name in the trainer's module, in the engine's type.
+    """
+    from safetensors.torch import save_file
     from vllm.lora.request import LoRARequest
 
-    adapter = LoRARequest(f"policy-{version}", version, folder)
-    if held is not None:
-        llm.llm_engine.remove_lora(held.lora_int_id)
-    if not llm.llm_engine.add_lora(adapter):
-        raise sync_error(f"the engine did not take the adapters of version {version} in")
+    with _folder_in_memory(version) as folder:
+        with writing_file(folder / ADAPTER_FILE, sum(tensor.nbytes for tensor in tensors.values())):
+            named = {PEFT_PREFIX + name: tensor for name, tensor in tensors.items()}
+            save_file(named, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
+            (folder / _CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
+        adapter = LoRARequest(f"policy-{version}", version, str(folder))
+        if held is not None:
+            llm.llm_engine.remove_lora(held.lora_int_id)
+        if not llm.llm_engine.add_lora(adapter):
+            raise sync_error(f"the engine did not take the adapters of version {version} in")
     llm.update_weight_version(str(version))
     return adapter
+
+
+@contextmanager
+def _folder_in_memory(version: int) -> Iterator[Path]:
+    """A folder in this host's memory, gone afterwards, and what killed processes have left there with it."""
+    for left in Path(SHARED_FOLDER).glob("rlplan-*-adapter-*"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-adapter-{version}-", dir=SHARED_FOLDER))
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises: OSError where somebody else holds it, or it is gone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def slot_bytes(model: Any) -> int:
@@ -32,3 +88,11 @@ def slot_bytes(model: Any) -> int:
         for tensor in getattr(module, name, ())
     ]
     return storage_bytes(slots)
+
+
+def _config(job: ResolvedJob) -> dict[str, Any]:
+    """What vLLM reads of PEFT's `adapter_config.json`; PEFT itself would be imported for nothing else."""
+    lora = job.training.lora
+    assert lora is not None, "there are adapters"
+    modules = job.adapted_modules(job.load_model())
+    return {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": modules, "bias": "none"}

@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import importlib
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -20,7 +21,7 @@ from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
-from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, swap_adapter
+from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, take_adapter
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
@@ -42,6 +43,7 @@ class RolloutEngine(Worker):
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
         self.adapter: Any = None
+        self.adapter_checksums: dict[str, int] = {}
         self.dirty = False
         self.paused = False
         self.just_started = False
@@ -197,9 +199,12 @@ class RolloutEngine(Worker):
         is_stepping = bool(self.tracker.num_open) and not self.paused
         assert not (is_stepping and self.leader is not None), "an engine of several ranks is paused before an update"
         self.dirty = True  # from here on the weights are mixed, and no step is taken
-        self.llm.start_weight_update()
-        self.llm.update_weights({"update_info": {"update": update}})
-        self.llm.finish_weight_update(weight_version=str(update.version))
+        if self.job.placement.sync_content is SyncContent.ADAPTER:
+            self._receive_adapter(update)
+        else:
+            self.llm.start_weight_update()
+            self.llm.update_weights({"update_info": {"update": update}})
+            self.llm.finish_weight_update(weight_version=str(update.version))
         self.forget_keys_and_values()
         self.dirty = False
         return self.sync_report()
@@ -209,17 +214,23 @@ class RolloutEngine(Worker):
         report: ReceiveReport = self._transfer.receiver.report
         return dataclasses.replace(report, applied_s=self._transfer.apply_s)
 
-    def load_adapter(self, folder: str, version: int) -> dict[str, int]:
-        """Take a version's adapters in place of those before; gives the checksums of what was read.
+    def _receive_adapter(self, update: Update) -> None:
+        """Take a version's adapters in place of those before.
 
-        No request may be open: it would lose its own.
+        No request may be open, it would lose its own; but where another engine was restarted, this one holds them.
         """
+        transfer = self._transfer
+        tensors = {name: tensor.cpu().clone() for name, tensor in transfer.receiver.tensors(update)}
+        checksums = transfer.receiver.report.checksums
+        if self.adapter is not None and (self.adapter.lora_int_id, self.adapter_checksums) == (
+            update.version,
+            checksums,
+        ):
+            return
         assert not self.tracker.num_open, "adapters are swapped when nothing is under way"
-        self.just_started = False
-        checksums = self.file_checksums(folder)
-        self.adapter = swap_adapter(self.llm, self.adapter, folder, version)
-        self.forget_keys_and_values()
-        return checksums
+        start = time.perf_counter()
+        self.adapter = take_adapter(self.llm, self.adapter, self.job, tensors, update.version)
+        self.adapter_checksums, transfer.apply_s = checksums, time.perf_counter() - start
 
     def file_checksums(self, folder: str) -> dict[str, int]:
         """Checksums of the weights in a folder, as this process reads them."""

@@ -22,7 +22,7 @@ from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.measure.step_metrics import accumulate
-from rlplan.runtime.models.adapters import MergedWeights, adapter_tensors, adapters_off, add_adapters, save_adapter
+from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, adapters_off, add_adapters, save_adapter
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
 from rlplan.runtime.models.sharded_loading import build_cut
@@ -31,7 +31,6 @@ from rlplan.runtime.models.tensor_parallel import PartWeights
 from rlplan.runtime.models.value_model import PolicyValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample, blank_sample
 from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
-from rlplan.runtime.weight_sync.checksums import of_named
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource, gathered
 from rlplan.runtime.workers.trainer.deepspeed_engine import (
@@ -314,22 +313,23 @@ class PolicyTrainer(Worker):
     def send_weights(self, update: Update) -> SendReport | None:
         """Send one update; ranks without a channel only help to gather the weights."""
         if self.sender is None:
-            self.weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
+            self._sent_weights().take_part(entry.name for packet in self._packets for entry in packet.bucket.entries)
             return None
-        return self.sender.send(self.weights(), update)
+        return self.sender.send(self._sent_weights(), update)
 
-    def write_adapter(self, folder: str) -> dict[str, int] | None:
-        """Write the adapters for the engines: every rank helps to gather them, the first one writes.
+    def _sent_weights(self) -> WeightSource:
+        """What a weight sync sends: the adapters alone, or the whole policy."""
+        if self.job.placement.sync_content is SyncContent.ADAPTER:
+            return AdapterWeights(self.engine.module.language_model)
+        return self.weights()
 
-        Returns: their checksums, from the rank that wrote.
-        """
+    def _write_adapter(self, folder: Path) -> None:
+        """Write the adapters in PEFT's layout: every rank helps to gather them, the first one writes."""
         language_model = self.engine.module.language_model
         named = language_model.named_parameters()
         with gathered([parameter for name, parameter in named if ".lora_" in name]):
-            if torch.distributed.get_rank():
-                return None
-            save_adapter(language_model, self.job, Path(folder))
-            return of_named(adapter_tensors(language_model).items())
+            if not torch.distributed.get_rank():
+                save_adapter(language_model, self.job, folder)
 
     @cached_property
     def _learning_rates(self) -> LearningRates:
@@ -345,7 +345,7 @@ class PolicyTrainer(Worker):
         Returns: the weights' checksums, from the rank that wrote.
         """
         if self.has_adapters:
-            self.write_adapter(str(Path(folder) / "adapter"))
+            self._write_adapter(Path(folder) / "adapter")
         if self.engine.global_rank:
             self.weights().take_part()
             return None

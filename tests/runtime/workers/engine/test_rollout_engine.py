@@ -152,3 +152,7 @@ def test_each_adapter_that_an_engine_takes_is_the_one_that_it_samples_from() -> 
     (said,) = ask("adapters")
     assert max(said["differences"]) < ROUNDING
     assert said["versions"] == [1, 1, 2, 2]
+    assert said["keeps"]
+    assert said["late_lengths"] == [150, 150]
+    assert said["staging"] == said["forecast"]
+    assert said["left"] == []

@@ -1,0 +1,260 @@
+"""Tools of MCP servers: listed with their schemas, called with a deadline, over stdio or HTTP.
+
+In: places, each a Python file that is a server over stdio or an address (streamable HTTP). Out: schemas as chat
+templates take them, and what calls gave, as text. It speaks JSON-RPC itself: initialize, tools/list, tools/call.
+Left out: resources, prompts, sampling; a server's own questions are answered with an error, `ping` excepted.
+
+Run as a module it is the process of a server over stdio, which ends with whoever has started it.
+"""
+
+import contextlib
+import itertools
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlplan import __version__
+from rlplan.runtime.environments.remote import MAX_BYTES, as_json, post
+from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
+from rlplan.runtime.environments.tools import MAX_RESULT
+from rlplan.runtime.processes.child_processes import die_with_parent
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, LineProcess, NoAnswerError
+from rlplan.runtime.processes.safe_path import module_command
+
+PROTOCOL_VERSION = "2025-06-18"
+MAX_TOOLS = 128
+"""Of one server."""
+_NO_METHOD, _WRONG_PARAMETERS = -32601, -32602
+"""JSON-RPC 2.0, section 5.1."""
+
+
+class McpError(Exception):
+    """A server said that something went wrong. code: JSON-RPC's."""
+
+    def __init__(self, code: object, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class McpServer:
+    """One server, connected to when it is first needed, and anew after a failure. place: FILE.py or an address."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._wire: _Stdio | _Http | None = None
+        self._tools: dict[str, dict[str, Any]] = {}
+
+    def tools(self, deadline: Deadline) -> dict[str, dict[str, Any]]:
+        """Schemas by name. Raises: NoAnswerError, McpError."""
+        if self._wire is None:
+            self._wire = _Stdio(self.place) if self.place.endswith(".py") else _Http(self.place)
+            self._tools = self._listed(self._wire, deadline)
+        return self._tools
+
+    def described(self, deadline: Deadline) -> list[dict[str, Any]]:
+        """The schemas, where they are schemas. Raises: NoAnswerError."""
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+
+        try:
+            found = [*self.tools(deadline).values()]
+            for schema in found:
+                Draft202012Validator.check_schema(schema["function"]["parameters"])
+        except McpError as error:
+            raise NoAnswerError(str(error)) from None
+        except SchemaError as error:
+            name = schema["function"]["name"]
+            raise NoAnswerError(f"what {name} takes is no JSON schema: {error.message[:200]}") from None
+        return found
+
+    def call(self, name: str, arguments: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """What a tool gave as text, or an error with its outcome."""
+        try:
+            schema = self.tools(deadline)[name]["function"]["parameters"]
+            if wrong := _wrong(arguments, schema):
+                return {"error": f"wrong arguments of {name}: {wrong}", "kind": WRONG}
+            assert self._wire is not None, "tools has connected"
+            return _as_text(name, self._wire.ask("tools/call", {"name": name, "arguments": arguments}, deadline))
+        except McpError as error:
+            kind = WRONG if error.code == _WRONG_PARAMETERS else RAISED
+            return {"error": f"{name}: {str(error)[:300]}", "kind": kind}
+        except NoAnswerError as error:
+            self.close()
+            return {"error": f"{name}: {error}", "kind": _kind(error)}
+        except KeyError:
+            return {"error": f"the server at {self.place} has no tool {name} any more", "kind": RAISED}
+
+    def close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _listed(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
+        try:
+            client = {"name": "rlplan", "version": __version__}
+            wire.ask(
+                "initialize",
+                {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client},
+                deadline,
+            )
+            wire.tell("notifications/initialized", deadline)
+            found: dict[str, dict[str, Any]] = {}
+            cursor: dict[str, Any] = {}
+            while True:
+                page = wire.ask("tools/list", cursor, deadline)
+                found |= {schema["function"]["name"]: schema for schema in map(_schema, _list_in(page, "tools"))}
+                if len(found) > MAX_TOOLS:
+                    raise McpError(0, f"it has more than {MAX_TOOLS} tools")
+                if not page.get("nextCursor"):
+                    return found
+                cursor = {"cursor": page["nextCursor"]}
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Stdio:
+    """A server in a process of its own, a line a message."""
+
+    def __init__(self, file: str) -> None:
+        self._ids = itertools.count(1)
+        self._process = LineProcess(module_command(__name__, file), sys.stderr.fileno(), MAX_BYTES)
+
+    def ask(self, method: str, parameters: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """Raises: NoAnswerError, McpError."""
+        number = next(self._ids)
+        self._say({"id": number, "method": method, "params": parameters}, deadline)
+        while True:
+            said = self._process.hear(deadline)
+            if "method" not in said and said.get("id") == number:
+                return _result(said)
+            if "method" in said and "id" in said:
+                alive: dict[str, Any] = {"result": {}}
+                none = {"error": {"code": _NO_METHOD, "message": "not offered"}}
+                self._say({"id": said["id"], **(alive if said["method"] == "ping" else none)}, deadline)
+
+    def tell(self, method: str, deadline: Deadline) -> None:
+        self._say({"method": method}, deadline)
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _say(self, message: dict[str, Any], deadline: Deadline) -> None:
+        self._process.say(json.dumps({"jsonrpc": "2.0", **message}), deadline)
+
+
+class _Http:
+    """A server at an address: each message a POST, answered with JSON or with a stream of events."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self._ids = url, itertools.count(1)
+        self._headers = {"Accept": "application/json, text/event-stream"}
+
+    def ask(self, method: str, parameters: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """Raises: NoAnswerError, McpError."""
+        number = next(self._ids)
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": parameters}
+        text, headers = post(self.url, message, deadline, self._headers, lambda read: _event(read, number) is not None)
+        if session := headers.get("Mcp-Session-Id"):
+            self._headers["Mcp-Session-Id"] = session
+        is_stream = headers.get_content_type() == "text/event-stream"
+        said = _event(text, number) if is_stream else as_json(text)
+        if not isinstance(said, dict) or said.get("id") != number:
+            raise GarbledError("an answer that is none to what was asked")
+        result = _result(said)
+        if method == "initialize":
+            self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))
+        return result
+
+    def tell(self, method: str, deadline: Deadline) -> None:
+        post(self.url, {"jsonrpc": "2.0", "method": method}, deadline, self._headers)
+
+    def close(self) -> None:
+        """Nothing is held open between two messages."""
+
+
+def _event(read: bytes, number: int) -> dict[str, Any] | None:
+    """The answer among the whole events of a stream, so far. Source: the WHATWG's server-sent events."""
+    for event in read.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
+        data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+        with contextlib.suppress(ValueError):
+            said = json.loads(data)
+            if isinstance(said, dict) and "method" not in said and said.get("id") == number:
+                return said
+    return None
+
+
+def _result(said: dict[str, Any]) -> dict[str, Any]:
+    """Raises: McpError, GarbledError."""
+    if "error" in said:
+        error = said["error"] if isinstance(said["error"], dict) else {}
+        raise McpError(error.get("code"), str(error.get("message", "an error without words")))
+    if not isinstance(said.get("result"), dict):
+        raise GarbledError("an answer without a result")
+    found: dict[str, Any] = said["result"]
+    return found
+
+
+def _list_in(page: dict[str, Any], name: str) -> list[Any]:
+    found = page.get(name)
+    if not isinstance(found, list):
+        raise GarbledError(f"an answer without {name}")
+    return found
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    """As chat templates take it. Raises: McpError."""
+    name, parameters = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
+    if not isinstance(name, str) or not name or len(name) > MAX_TOOLS or not isinstance(parameters, dict):
+        raise McpError(0, f"a tool without a name or without an inputSchema: {str(tool)[:200]}")
+    described = {"name": name, "description": str(tool.get("description") or name), "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def _wrong(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
+    """What a schema has against arguments; references to elsewhere are not followed."""
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+
+    try:
+        first = next(Draft202012Validator(schema, registry=Registry()).iter_errors(arguments), None)
+    except Unresolvable:
+        return ""  # the server itself reads them
+    if first is None:
+        return ""
+    place = ".".join(map(str, first.absolute_path))
+    return f"{place}: {first.message[:300]}" if place else str(first.message)[:300]
+
+
+def _as_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
+    blocks = result.get("content")
+    if not isinstance(blocks, list) or not all(_is_text(block) for block in blocks):
+        return {"error": f"{name} gave what is no text", "kind": WRONG_RESULT}
+    text = "\n".join(block["text"] for block in blocks)
+    if result.get("isError"):
+        return {"error": f"{name}: {text[:300]}", "kind": RAISED}
+    if len(text) > MAX_RESULT:
+        return {"error": f"{name} gave {len(text)} characters, the limit is {MAX_RESULT}", "kind": TOO_LONG}
+    return {"said": text}
+
+
+def _is_text(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
+
+
+def _kind(error: NoAnswerError) -> str:
+    if isinstance(error, LateError):
+        return TIMED_OUT
+    if isinstance(error, GarbledError):
+        return TOO_LONG if "bytes" in str(error) else WRONG_RESULT
+    return DIED
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,121 @@
+"""Remote: an environment behind HTTP, one session a rollout, and the posting of JSON that tools over HTTP share.
+
+In: an address, questions. Out: answers as an environment of the job's own gives them. The protocol, all of it POST with
+a JSON object, which is answered with 200 and a JSON object:
+
+- ADDRESS/reset {"session": id, "row": {...}}: begins, also anew; {"observation": text or null}
+- ADDRESS/step {"session": id, "action": text}: {"observation": text or null, "reward": number or null, "done": bool}
+- ADDRESS/close {"session": id}: ends, also a session that is not known; {"reward": number or null}, or {}
+
+A session's state is the server's, so it outlives the process that asks. Nothing is asked twice: a step that was lost
+may have been taken. Redirects are not followed, so that neither rows nor the token go anywhere else.
+"""
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from rlplan.runtime.environments.protocols import as_answer
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError
+from rlplan.spec.parts.environment import TOKEN_VARIABLE, is_loopback
+
+MAX_BYTES = 1 << 20
+"""Of an answer."""
+_CHUNK_BYTES = 1 << 16
+
+
+class RemoteEnvironment:
+    """See the module docstring. run: a word of this run's own, so that two runs share no session."""
+
+    def __init__(self, url: str, run: str, timeout_s: float) -> None:
+        self.url, self.run, self.timeout_s = url.rstrip("/"), run, timeout_s
+
+    def check(self, deadline: Deadline) -> None:
+        """Raises: NoAnswerError where nobody answers."""
+        self._ask("close", {"session": f"{self.run}/check"}, deadline)
+
+    def answer(self, question: Mapping[str, Any]) -> Any:
+        """Raises: NoAnswerError."""
+        session, deadline = {"session": f"{self.run}/{question['session']}"}, Deadline(self.timeout_s)
+        if "reset" in question:
+            return self._ask("reset", {**session, "row": question["reset"]}, deadline)
+        if "step" in question:
+            return as_answer(self._ask("step", {**session, "action": question["step"]}, deadline))
+        return self._ask("close", session, deadline)
+
+    def _ask(self, what: str, content: dict[str, Any], deadline: Deadline) -> Any:
+        text, _ = post(f"{self.url}/{what}", content, deadline)
+        return as_json(text)
+
+
+def post(
+    url: str,
+    content: Mapping[str, Any],
+    deadline: Deadline,
+    headers: Mapping[str, str] | None = None,
+    is_enough: Callable[[bytes], bool] = lambda read: False,
+) -> tuple[bytes, HTTPMessage]:
+    """What a server answers to a JSON object, and its headers. is_enough: of what was read so far.
+
+    Raises: LateError, GarbledError where it is too long, NoAnswerError.
+    """
+    sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
+    if token := os.environ.get(TOKEN_VARIABLE, "").strip():
+        sent["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(url, json.dumps(content).encode(), sent, method="POST")
+    try:
+        with _opener(url).open(request, timeout=_left_s(deadline)) as answer:
+            read = b""
+            while not is_enough(read) and (part := answer.read1(_CHUNK_BYTES)):
+                read += part
+                if len(read) > MAX_BYTES:
+                    raise GarbledError(f"an answer of more than {MAX_BYTES} bytes")
+                _left_s(deadline)
+            return read, answer.headers
+    except HTTPError as error:
+        raise NoAnswerError(f"{url} answered with status {error.code}") from None
+    except TimeoutError:
+        raise _late(deadline) from None
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            raise _late(deadline) from None
+        raise NoAnswerError(f"{url} does not answer: {str(reason)[:200] or type(error).__name__}") from None
+
+
+def as_json(text: bytes) -> Any:
+    """Raises: GarbledError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise GarbledError("an answer that is not JSON") from None
+
+
+def _left_s(deadline: Deadline) -> float:
+    """Seconds, more than none. Raises: LateError."""
+    if deadline.is_over:
+        raise _late(deadline)
+    return max(1e-3, deadline.at - time.monotonic())
+
+
+def _late(deadline: Deadline) -> LateError:
+    return LateError(f"timeout after {deadline.seconds:.4g} s{deadline.during}")
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """The user's proxies are for other hosts than this one."""
+    proxies = urllib.request.ProxyHandler({} if is_loopback(urlsplit(url).hostname or "") else None)
+    return urllib.request.build_opener(_NoRedirects, proxies)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        """An answer that leads elsewhere is a status like any other that is no answer."""
