@@ -21,6 +21,7 @@ from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.towers import tower_tensors
 from rlplan.spec.models.parts import (
     FULL,
+    NONE,
     ExpertsSpec,
     GlobalAttentionSpec,
     IndexerSpec,
@@ -137,6 +138,12 @@ class ModelSpec(Spec):
     def head_width(self) -> int:
         """Numbers that the head gives for a token, V."""
         return self.vocab_size
+
+    @cached_property
+    def num_dense_mlps(self) -> int:
+        """Layers with a dense MLP: all without experts; where some attend to nothing, those that have nothing else."""
+        with_experts = len(self.experts.layers) if self.experts else 0
+        return (self.attention_kinds.count(NONE) or self.num_layers) - with_experts
 
     def attention_kind(self, layer: int) -> str:
         """What a layer attends to."""

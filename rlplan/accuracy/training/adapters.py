@@ -94,11 +94,12 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
 
 
 def _beside_experts(model: ModelSpec, rank: int) -> tuple[Parameter, ...]:
-    """Adapters of gate, up and down of every routed expert: 3 r (h + Ie) numbers each, a layer's as one tensor."""
+    """Adapters of gate, up and down of every routed expert: r (h + Ie) numbers each, a layer's as one tensor."""
     experts = model.experts
     if experts is None:
         return ()
-    each = 3 * rank * (model.hidden_size + experts.intermediate_size)
+    width = experts.latent_size or model.hidden_size
+    each = experts.num_matrices * rank * (width + experts.intermediate_size)
     return tuple(
         Parameter(f"layers.{layer}.experts.lora", (experts.num_experts * each,), Component.EXPERTS)
         for layer in experts.layers

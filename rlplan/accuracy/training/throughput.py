@@ -26,6 +26,7 @@ from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.job_parts import Target
 from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.models.parts import NONE
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
@@ -236,7 +237,7 @@ def _zero_stage(run: Run) -> int:
 
 def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
     """Megatron's. Megatron-Bridge's recipes send a token to a host once (HybridEP, DeepEP), let experts' rows travel
-    beside another micro-batch from container 26.06 on, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04
+    beside another micro-batch from container 26.06 on (not of hybrids, whose layers Megatron-Core cannot pair so), and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04
     on where there is no pipeline. Source: Megatron-Bridge scripts/performance/configs."""
     is_bridge = "bridge" in settings.word("framework").lower()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
@@ -249,7 +250,7 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
         virtual_stages=settings.degree(*VIRTUAL_STAGES),
         main_gradient_bytes=8,
         sends_once=is_bridge,
-        hides_experts=is_bridge and container >= (26, 6),
+        hides_experts=is_bridge and container >= (26, 6) and NONE not in run.model.attention_kinds,
         waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED,
     )
 

@@ -79,6 +79,7 @@ def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, 
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
         num_shards = layout.tp if layout.ep == 1 else 1
         numbers["Ie"] = _cut(spec.intermediate_size, num_shards, "experts.intermediate_size")
+        numbers["El"] = spec.latent_size or model.hidden_size
         numbers["Is"] = _cut(spec.shared_intermediate_size, layout.tp, "experts.shared_intermediate_size")
 
 

@@ -89,7 +89,12 @@ def _text_config(family: Family, top: Config) -> Config:
 def _shape(family: Family, text: Config) -> Fields:
     hidden = text.count(family.key("hidden_size"))
     heads = text.count(family.key("num_attention_heads"))
-    layers = text.count(family.key("num_hidden_layers"), maximum=MAX_LAYERS)
+    named = next((text.get(key) for key in ("layers_block_type", "layer_types") if text.get(key) is not None), None)
+    key = family.key("num_hidden_layers")
+    if text.get(key) is None and isinstance(named, list) and 0 < len(named) <= MAX_LAYERS:
+        layers = len(named)
+    else:
+        layers = text.count(key, maximum=MAX_LAYERS)
     kv_heads = text.optional_count(family.key("num_key_value_heads")) or heads
     return {
         "hidden_size": hidden,

@@ -46,7 +46,8 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
         total += one.times(layers * exchanges)
     if choice.ep > 1 and model.experts:
         share = len(model.experts.layers) / model.num_layers
-        sent = e * model.hidden_size * model.experts.num_active * rows / choice.tp
+        width = model.experts.latent_size or model.hidden_size
+        sent = e * width * model.experts.num_active * rows / choice.tp
         copies = float(model.experts.num_active) if setting.runs.sends_once else None
         one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
         total += one.times(2 * layers * share * exchanges * (not setting.runs.hides_experts))
