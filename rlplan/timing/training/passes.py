@@ -15,7 +15,7 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
 from rlplan.timing.training.elementwise import SCATTERED, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
-from rlplan.timing.training.exchanges import exchange_cost
+from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost
 from rlplan.timing.training.flops import (
     attention_flops,
     head_flops,
@@ -25,6 +25,7 @@ from rlplan.timing.training.flops import (
 )
 from rlplan.timing.training.kernels import attention_flops_per_s, matmul_flops_per_s, tile_share, wave_share
 from rlplan.timing.training.settings import MicroBatch, StagePart, Times, TrainSetting
+from rlplan.timing.training.shards import overlap
 
 LAUNCH = 5e-6
 """Seconds that a host takes to launch a kernel. Assumed: CUDA's own 2 to 3 us, and torch's dispatcher."""
@@ -56,6 +57,8 @@ def stage_costs(
         + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times.exchanges, cluster)
     )
+    sent = expert_exchange_cost(setting, batch, times.exchanges, cluster)
+    device = overlap(device, sent, setting.model.num_layers / pp) if setting.runs.hides_experts else device + sent
     head = head_cost(setting, batch, times, cluster) if stages else NOTHING
     layers = device.times(pp) + head.times(-1) if stages else NOTHING
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
@@ -142,6 +145,8 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
     scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
+    if not runs.hides_experts:
+        others += expert_exchange_cost(setting, batch, times.exchanges, cluster)
     return (matmuls + head + scores) / ranks + others.seconds
 
 
