@@ -9,6 +9,8 @@ Source: tensors saved by the decoder layers of transformers 5.19 with flash atte
 (tests/memory/model/test_activations_traced.py).
 """
 
+from dataclasses import replace
+
 from rlplan.memory.model.block import Block, DeltaRule, Norm, StateSpace
 from rlplan.spec.model import ModelSpec
 
@@ -59,6 +61,8 @@ def attention_saved_bytes(block: Block, element_bytes: int) -> int:
         return delta_rule_saved_bytes(block.delta_rule, e)
     if block.latent is not None:
         return latent_saved_bytes(block, e)
+    if not block.has_keys:
+        block = replace(block, num_kv_heads=0)
     saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a + block.rotary_bytes
     saved += e * (block.q + block.k) * block.packs_qkv + 2 * e * block.q * block.gates_attention
     saved += FLOAT_BYTES * (block.k + 2 * block.num_kv_heads) * block.norms_values
@@ -155,13 +159,16 @@ def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     norms += (block.num_norms - fed) * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
     norms += (block.num_branches - min(fed, block.num_branches)) * e * block.hidden
     norms -= e * block.hidden * block.norms_share_input
+    if block.per_layer_width:
+        norms += e * (block.hidden + 4 * block.per_layer_width)
+        norms += norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
     router = FLOAT_BYTES * block.hidden * block.experts.num if block.experts and block.experts.has_fp32_router else 0
     return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e)) + router
 
 
 def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
-    """Bytes kept of a recomputed layer: its input e*h*T."""
-    return num_tokens * element_bytes * block.hidden
+    """Bytes kept of a recomputed layer: its input e*h*T, and what it reads beside it."""
+    return num_tokens * element_bytes * (block.hidden + block.per_layer_width)
 
 
 def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: int) -> int:

@@ -148,6 +148,12 @@ class Block:
     norms_values: bool = False
     """Values are normed too (Gemma 4)."""
 
+    has_keys: bool = True
+    """False where keys and values are those of an earlier layer."""
+
+    per_layer_width: int = 0
+    """Of an input that every layer has beside the one before it (Gemma 4 E2B)."""
+
     rotary_bytes: int = 0
     """Of a token's rotary rows that every layer makes for itself (Ernie, in fp32)."""
 

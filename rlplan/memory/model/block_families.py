@@ -138,6 +138,9 @@ def blocks_of(
         block = _with_attention(model, dense, model.attention_kind(layer))
         if layer in with_experts:
             block = replace(block, experts=experts)
+        if model.takes_keys(layer) and model.shared_keys:
+            wide = 2 if model.shared_keys.widens_mlp else 1
+            block = replace(block, has_keys=False, intermediate=wide * block.intermediate)
         counts[block] = counts.get(block, 0) + 1
     return tuple(Layers(num, block) for block, num in counts.items())
 
@@ -162,6 +165,7 @@ def _dense_block(model: ModelSpec) -> Block:
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         intermediate=model.intermediate_size,
+        per_layer_width=model.per_layer_input.width if model.per_layer_input else 0,
         qk_norm="full" if is_wide else "heads" if per_head else "none",
         latent=_latent(model),
     )

@@ -102,6 +102,8 @@ def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
 
 
 def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if extra := model.per_layer_input:
+        numbers |= {"Vp": extra.vocab_size, "p": extra.width, "pl": extra.width * model.num_layers}
     if spec := model.global_attention:
         kv_heads = held_kv_heads(spec.num_kv_heads, layout.tp)
         numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}

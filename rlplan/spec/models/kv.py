@@ -66,7 +66,7 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
     kind = model.attention_kind(layer)
     if kind == LINEAR:
         return _linear_cache(model, tp)
-    if kind == NONE:
+    if kind == NONE or model.takes_keys(layer):
         return LayerCache(NONE)
     window = model.window if kind in (SLIDING, CHUNKED) else None
     if latent := model.latent_attention:

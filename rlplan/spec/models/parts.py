@@ -6,7 +6,7 @@ In: checked numbers. Out: frozen values inside a ModelSpec. Left out: how a conf
 from pydantic import Field
 
 from rlplan.spec.base import Spec
-from rlplan.spec.models.config import MAX_DIMENSION
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS
 
 FULL, SLIDING, CHUNKED, LINEAR, NONE = "full", "sliding", "chunked", "linear", "none"
 """What a layer attends to: all that came before, a window, a chunk, a state of constant size, or (Nemotron-H, whose layers
@@ -92,6 +92,22 @@ class VisionSpec(Spec):
     """As in the language model's tables."""
     num_mergers: int = Field(default=0, ge=0, le=MAX_DIMENSION)
     """Further mergers that feed deeper layers (Qwen3-VL)."""
+
+
+class SharedKeysSpec(Spec):
+    """Last layers that take keys and values of earlier ones (Gemma 4 E2B and E4B)."""
+
+    num_layers: int = Field(ge=1, le=MAX_LAYERS)
+    widens_mlp: bool
+    """Their MLPs are twice as wide."""
+
+
+class PerLayerInputSpec(Spec):
+    """A further embedding of each token for every layer (Gemma 4 E2B and E4B)."""
+
+    width: int = Field(ge=1, le=MAX_DIMENSION)
+    """In each layer."""
+    vocab_size: int = Field(ge=1, le=MAX_DIMENSION)
 
 
 class GlobalAttentionSpec(Spec):

@@ -60,6 +60,8 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
     }
     if family.vision:
         fields["vision"] = family.vision(top.child("vision_config"), fields["hidden_size"])
+    if family.audio and top.get("audio_config") is not None:
+        fields["audio"] = family.audio(top.child("audio_config"), fields["hidden_size"])
     return fields
 
 
