@@ -71,6 +71,10 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     if method.is_lora:
         targets, rank = _targets(settings, point, model, trainer, method)
         trained = tuple(lora_parameters(model, rank, _names(model, targets)))
+        if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
+            raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
+        if scope == "language_model":
+            trained = tuple(tensor for tensor in trained if tensor.component is not Component.VISION)
         frozen = _inputs(model, targets, trainer, keeps)
         if trainer.adapts_experts and settings.first(TARGET_KEYS) is None:
             trained += _beside_experts(model, rank)
