@@ -30,7 +30,7 @@ from rlplan.spec.models.catalogue import load_catalogue
 SHAPELESS = frozenset(
     {
         *("meta", "class", "instruct", "chat", "it", "hf", "base", "pt", "thinking", "params", "model"),
-        *("beta", "terminus", "preview", "reasoning", "1m"),
+        *("beta", "terminus", "preview", "reasoning", "1m", "nvidia", "bf16"),
     }
 )
 """Words of a name that change no shape."""
@@ -97,7 +97,8 @@ def config_of(name: str) -> dict[str, Any]:
         if name in configs:
             return configs[name]
         by_key, plain = _by_key(), unquantized_name(name)
-        for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False)):
+        bare = re.sub(r"\s*\([^()]*\)\s*$", "", plain)  # a remark: `(hybrid Mamba MoE)`
+        for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False), key_of(bare)):
             if wanted in by_key:
                 return configs[by_key[wanted]]
         if base := _base_of(plain):

@@ -113,7 +113,7 @@ ROWS = (
                   TRAINING),
     WithoutEffect(r"compile|act_ckpt|method", "a pass without gradient saves nothing that it could change",
                   "logprob_\\w+"),
-    WithoutEffect(r"fsdp", "states are taken as shared by all ranks that are left", "throughput_train"),
+    WithoutEffect(r"fsdp(_experts)?", "states are taken as shared by all ranks that are left", "throughput_train"),
     WithoutEffect(r"grad\w*_accum\w*|accumulation_steps|(num_)?micro_?batches|local_batch\w*|lbs",
                   "the global batch says it", "throughput_train",
                   beside=("global_batch", "gbs", "global_batch_size", "train_batch_size")),

@@ -21,11 +21,14 @@ from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.towers import tower_tensors
 from rlplan.spec.models.parts import (
     FULL,
+    NONE,
     ExpertsSpec,
     GlobalAttentionSpec,
     IndexerSpec,
     LatentAttentionSpec,
     LinearAttentionSpec,
+    PerLayerInputSpec,
+    SharedKeysSpec,
     VisionSpec,
 )
 from rlplan.spec.models.quantization import QuantizationSpec
@@ -81,7 +84,10 @@ class ModelSpec(Spec):
     indexer: IndexerSpec | None = None
     linear_attention: LinearAttentionSpec | None = None
     global_attention: GlobalAttentionSpec | None = None
+    shared_keys: SharedKeysSpec | None = None
+    per_layer_input: PerLayerInputSpec | None = None
     vision: VisionSpec | None = None
+    audio: VisionSpec | None = None
     quantization: QuantizationSpec | None = None
     """Of the checkpoint, None for plain weights; shapes are those of the unquantised model."""
 
@@ -138,6 +144,16 @@ class ModelSpec(Spec):
         """Numbers that the head gives for a token, V."""
         return self.vocab_size
 
+    @cached_property
+    def num_dense_mlps(self) -> int:
+        """Layers with a dense MLP: all without experts; where some attend to nothing, those that have nothing else."""
+        with_experts = len(self.experts.layers) if self.experts else 0
+        return (self.attention_kinds.count(NONE) or self.num_layers) - with_experts
+
+    def takes_keys(self, layer: int) -> bool:
+        """Whether a layer has no keys of its own."""
+        return self.shared_keys is not None and layer >= self.num_layers - self.shared_keys.num_layers
+
     def attention_kind(self, layer: int) -> str:
         """What a layer attends to."""
         return self.attention_kinds[layer] if self.attention_kinds else FULL
@@ -165,8 +181,8 @@ class ModelSpec(Spec):
                 renamed(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
                 for tensor in tensors
             ]
-        vision = tuple(tower_tensors(self.vision)) if self.vision and has_first else ()
-        return (*vision, *tensors)
+        towers = [tower for tower in (self.vision, self.audio) if tower and has_first]
+        return (*(tensor for tower in towers for tensor in tower_tensors(tower)), *tensors)
 
     @cached_property
     def _conditions(self) -> frozenset[str]:
@@ -176,6 +192,7 @@ class ModelSpec(Spec):
             "output_bias": self.has_output_bias,
             "qk_norm": self.has_qk_norm,
             "compressed_q": self.latent_attention is not None and self.latent_attention.q_rank > 0,
+            "per_layer": self.per_layer_input is not None,
             "shared": self.experts is not None and self.experts.shared_intermediate_size > 0,
         }
         fixed = FAMILIES[self.architecture].conditions - frozenset(on)
@@ -189,6 +206,8 @@ class ModelSpec(Spec):
     def _layer_conditions(self, layer: int) -> set[str]:
         experts, indexers = self._layer_sets
         names = {self.attention_kind(layer)}
+        if self.takes_keys(layer) and self.shared_keys:
+            names |= {"shared_keys", "wide"} if self.shared_keys.widens_mlp else {"shared_keys"}
         return names | ({"experts"} if layer in experts else set()) | ({"indexer"} if layer in indexers else set())
 
 
@@ -262,6 +281,7 @@ def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
     model = model_from_config(config, where=where)
     for key, is_refused, rule in (
         ("architectures", model.vision is not None, "a language model alone: no images"),
+        ("architectures", model.per_layer_input is not None, "one embedding, read before the first layer"),
         ("architectures", not _names_as_llama(model), "modules named as Llama's: model.layers, lm_head"),
         (
             "architectures",

@@ -71,6 +71,10 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     if method.is_lora:
         targets, rank = _targets(settings, point, model, trainer, method)
         trained = tuple(lora_parameters(model, rank, _names(model, targets)))
+        if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
+            raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
+        if scope == "language_model":
+            trained = tuple(tensor for tensor in trained if tensor.component is not Component.VISION)
         frozen = _inputs(model, targets, trainer, keeps)
         if trainer.adapts_experts and settings.first(TARGET_KEYS) is None:
             trained += _beside_experts(model, rank)
@@ -94,11 +98,12 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
 
 
 def _beside_experts(model: ModelSpec, rank: int) -> tuple[Parameter, ...]:
-    """Adapters of gate, up and down of every routed expert: 3 r (h + Ie) numbers each, a layer's as one tensor."""
+    """Adapters of gate, up and down of every routed expert: r (h + Ie) numbers each, a layer's as one tensor."""
     experts = model.experts
     if experts is None:
         return ()
-    each = 3 * rank * (model.hidden_size + experts.intermediate_size)
+    width = experts.latent_size or model.hidden_size
+    each = experts.num_matrices * rank * (width + experts.intermediate_size)
     return tuple(
         Parameter(f"layers.{layer}.experts.lora", (experts.num_experts * each,), Component.EXPERTS)
         for layer in experts.layers

@@ -181,9 +181,13 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
     )
 
 
+OWN_MODULES = (MEGATRON, TORCHTITAN, PRIME_RL, AUTOMODEL)
+"""Trainers with modules of their own for mixtures, gpt-oss and hybrids."""
+
+
 def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> None:
     """Raises: CannotPredict for gpt-oss in transformers' own modules, unless a kernel with sinks is named."""
-    if model.architecture != "GptOssForCausalLM" or trainer in (MEGATRON, TORCHTITAN, PRIME_RL, AUTOMODEL):
+    if model.architecture != "GptOssForCausalLM" or trainer in OWN_MODULES:
         return
     key = settings.first(("attn", "attention", "attn_implementation"))
     if key is None or re.search(r"eager|sdpa", str(settings.raw(key)).lower()):
@@ -262,7 +266,7 @@ def layers_of(model: ModelSpec, trainer: Trainer) -> tuple[Layers, ...]:
     llm-foundry flash attention for MPT."""
     if model.architecture == "MPTForCausalLM" and trainer is FOUNDRY:
         return (Layers(model.num_layers, _mpt_block(model)),)
-    kinds = blocks_of(model)
+    kinds = blocks_of(model, has_own_modules=trainer in OWN_MODULES)
     if trainer is MEGATRON:
         kinds = tuple(replace(kind, block=kind.block.fused()) for kind in kinds)
     if trainer not in (LITGPT, MEGATRON):

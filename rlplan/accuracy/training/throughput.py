@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.timed_hardware import cluster_of
+from rlplan.accuracy.timed_hardware import USUAL_GPUS_PER_HOST, cluster_of
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
@@ -26,6 +26,7 @@ from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.spec.job_parts import Target
 from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.models.parts import NONE
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
@@ -236,21 +237,26 @@ def _zero_stage(run: Run) -> int:
 
 def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kernels:
     """Megatron's. Megatron-Bridge's recipes send a token to a host once (HybridEP, DeepEP), let experts' rows travel
-    beside another micro-batch from container 26.06 on, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04
-    on where there is no pipeline. Source: Megatron-Bridge scripts/performance/configs."""
+    beside another micro-batch from container 26.06 on, or where stages are interleaved and experts lie on several x86
+    hosts, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids
+    Megatron-Core overlaps nothing, and their graphs leave experts out. Source: Megatron-Bridge
+    src/megatron/bridge/perf_recipes (2026-08)."""
     is_bridge = "bridge" in settings.word("framework").lower()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace = re.search(r"gb\d00", settings.gpu.lower()) is not None
+    is_hybrid = NONE in run.model.attention_kinds
+    virtual = settings.degree(*VIRTUAL_STAGES)
+    hides = container >= (26, 6) or (not is_grace and virtual > 1 and run.ep > USUAL_GPUS_PER_HOST)
     has_graphs = is_bridge and (is_grace or (container >= (26, 4) and run.pp == 1))
     return replace(
         kernels,
         is_fused=True,
         attention=Attention.VENDOR,
-        virtual_stages=settings.degree(*VIRTUAL_STAGES),
+        virtual_stages=virtual,
         main_gradient_bytes=8,
         sends_once=is_bridge,
-        hides_experts=is_bridge and container >= (26, 6),
-        waits_per_expert_layer=0.0 if has_graphs else EXPERTS_LAUNCHED,
+        hides_experts=is_bridge and hides and not is_hybrid,
+        waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
     )
 
 

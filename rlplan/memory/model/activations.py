@@ -9,7 +9,9 @@ Source: tensors saved by the decoder layers of transformers 5.19 with flash atte
 (tests/memory/model/test_activations_traced.py).
 """
 
-from rlplan.memory.model.block import Block, DeltaRule, Norm
+from dataclasses import replace
+
+from rlplan.memory.model.block import Block, DeltaRule, Norm, StateSpace
 from rlplan.spec.model import ModelSpec
 
 FLOAT_BYTES = 4
@@ -51,10 +53,16 @@ def attention_saved_bytes(block: Block, element_bytes: int) -> int:
     400
     """
     e, a = element_bytes, block.num_heads
+    if not block.has_attention:
+        return 0
+    if block.state_space is not None:
+        return state_space_saved_bytes(block.state_space, e)
     if block.delta_rule is not None:
         return delta_rule_saved_bytes(block.delta_rule, e)
     if block.latent is not None:
         return latent_saved_bytes(block, e)
+    if not block.has_keys:
+        block = replace(block, num_kv_heads=0)
     saved = e * (2 * block.q + 2 * block.k) + FLOAT_BYTES * a + block.rotary_bytes
     saved += e * (block.q + block.k) * block.packs_qkv + 2 * e * block.q * block.gates_attention
     saved += FLOAT_BYTES * (block.k + 2 * block.num_kv_heads) * block.norms_values
@@ -100,6 +108,19 @@ def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
     return projected + kernel + gated_norm + (6 * FLOAT_BYTES + e) * heads
 
 
+def state_space_saved_bytes(space: StateSpace, element_bytes: int) -> int:
+    """Bytes that Mamba-2 saves for one token.
+
+    Counts: the projection of gates, inputs, B, C and steps e*(2v + 2k + a), the scan's output and the normed one 2*e*v;
+    states and the convolution are computed again going back. Source: mamba_ssm 2.2, ssd_combined.py,
+    `MambaSplitConv1dScanCombinedFn`. Held to no measurement.
+
+    >>> state_space_saved_bytes(StateSpace(num_heads=64, keys=1024, values=4096), 2)
+    37000
+    """
+    return element_bytes * (4 * space.values + 2 * space.keys + space.num_heads) + 4
+
+
 def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
     """Bytes that the MLP or the experts save for one token, beside the norm's output.
 
@@ -107,12 +128,15 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
     scores; shared experts like a gated MLP, their gate and what it scales.
     """
     experts, e = block.experts, element_bytes
+    if not block.has_mlp:
+        return 0
     if experts is None:
         return block.mlp_saved_widths * e * block.intermediate
-    rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * block.hidden + 40)
+    width = experts.row_width or block.hidden
+    rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * width + 40)
     router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
     gate = e * (block.hidden + 1) if experts.gates_shared else 0
-    return rows + router + 4 * e * experts.shared_width + gate
+    return rows + router + min(4, experts.saved_widths) * e * experts.shared_width + gate
 
 
 def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
@@ -135,13 +159,16 @@ def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     norms += (block.num_norms - fed) * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
     norms += (block.num_branches - min(fed, block.num_branches)) * e * block.hidden
     norms -= e * block.hidden * block.norms_share_input
+    if block.per_layer_width:
+        norms += e * (block.hidden + 4 * block.per_layer_width)
+        norms += norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
     router = FLOAT_BYTES * block.hidden * block.experts.num if block.experts and block.experts.has_fp32_router else 0
     return num_tokens * (norms + attention_saved_bytes(block, e) + mlp_saved_bytes(block, e)) + router
 
 
 def checkpoint_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
-    """Bytes kept of a recomputed layer: its input e*h*T."""
-    return num_tokens * element_bytes * block.hidden
+    """Bytes kept of a recomputed layer: its input e*h*T, and what it reads beside it."""
+    return num_tokens * element_bytes * (block.hidden + block.per_layer_width)
 
 
 def exchanged_bytes(block: Block, ulysses: int, num_tokens: int, element_bytes: int) -> int:
@@ -181,7 +208,7 @@ def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     """
     experts, e = block.experts, element_bytes
     if experts is not None:
-        inner = 3 * e * experts.top_k * (experts.width + block.hidden)
+        inner = 3 * e * experts.top_k * (experts.width + (experts.row_width or block.hidden))
         return num_tokens * (inner + 2 * e * block.hidden)
     return num_tokens * e * (2 * block.intermediate + 2 * block.hidden)
 

@@ -47,6 +47,9 @@ class Experts:
     has_fp32_router: bool = False
     """The router reads an fp32 copy (DeepSeek)."""
 
+    row_width: int = 0
+    """Of the rows that go to experts and back; 0 for the model's."""
+
     gates_shared: bool = False
     """The shared experts' output is scaled by a gate of its own (Qwen)."""
 
@@ -85,6 +88,18 @@ class DeltaRule:
 
 
 @dataclass(frozen=True)
+class StateSpace:
+    """Mamba-2 instead of attention."""
+
+    num_heads: int
+    keys: int
+    """Width of B, and of C."""
+
+    values: int
+    """Width of the inputs, and of their gates."""
+
+
+@dataclass(frozen=True)
 class Block:
     """One decoder layer. Widths are elements."""
 
@@ -113,6 +128,11 @@ class Block:
     experts: Experts | None = None
     latent: Latent | None = None
     delta_rule: DeltaRule | None = None
+    state_space: StateSpace | None = None
+    has_attention: bool = True
+    has_mlp: bool = True
+    """Of layers that are attention or an MLP each has one (Nemotron-H)."""
+
     num_branches: int = 2
     """1 where attention and MLP read the same normed rows (Phi, Cohere)."""
 
@@ -127,6 +147,12 @@ class Block:
 
     norms_values: bool = False
     """Values are normed too (Gemma 4)."""
+
+    has_keys: bool = True
+    """False where keys and values are those of an earlier layer."""
+
+    per_layer_width: int = 0
+    """Of an input that every layer has beside the one before it (Gemma 4 E2B)."""
 
     rotary_bytes: int = 0
     """Of a token's rotary rows that every layer makes for itself (Ernie, in fp32)."""
@@ -144,7 +170,7 @@ class Block:
     def fused(self) -> "Block":
         """The same layer under fused kernels (Liger, Transformer Engine, torch.compile): norms save their input only,
         the MLP gate, up and the product that the last linear layer reads."""
-        experts = replace(self.experts, saved_widths=3) if self.experts else None
+        experts = replace(self.experts, saved_widths=min(3, self.experts.saved_widths)) if self.experts else None
         norm = Norm.FUSED if self.norm in (Norm.RMS, Norm.RMS_FP32) else self.norm
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
@@ -158,9 +184,14 @@ class Block:
         if rule is not None:
             heads, keys, values = rule.num_heads // tp_size, rule.keys // tp_size, rule.values // tp_size
             rule = replace(rule, num_heads=heads, keys=keys, values=values)
+        mamba = self.state_space
+        if mamba is not None:
+            sizes = (mamba.num_heads // tp_size, mamba.keys // tp_size, mamba.values // tp_size)
+            mamba = StateSpace(*sizes)
         return replace(
             self,
             delta_rule=rule,
+            state_space=mamba,
             num_heads=max(1, self.num_heads // tp_size),
             num_kv_heads=max(1, self.num_kv_heads // tp_size),
             intermediate=self.intermediate // tp_size,

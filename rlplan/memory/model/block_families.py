@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.block import Block, DeltaRule, Experts, Latent, Layers, Norm
+from rlplan.memory.model.block import Block, DeltaRule, Experts, Latent, Layers, Norm, StateSpace
 from rlplan.spec.model import FAMILIES, ModelSpec
-from rlplan.spec.models.parts import FULL, LINEAR
+from rlplan.spec.models.parts import FULL, LINEAR, NONE
 
 Traits = dict[str, Any]
 
@@ -75,6 +75,12 @@ TRAITS: dict[str, Traits] = {
 }
 """What sets each family's layers apart from Llama's, by architecture."""
 
+OTHER_MODULES: dict[str, Traits] = {
+    **dict.fromkeys(("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), LLAMA),
+    "NemotronHForCausalLM": PARALLEL | NO_ROTARY | {"mlp_saved_widths": 2},
+}
+"""Families whose layers are described as trainers with modules of their own run them (Megatron, torchtitan)."""
+
 _UNFUSED = "its attention keeps the scores of every pair of tokens"
 REFUSED = {
     "BloomForCausalLM": _UNFUSED,
@@ -85,6 +91,7 @@ REFUSED = {
     "GlmMoeDsaForCausalLM": "its indexer scores every pair of tokens",
     "Llama4ForCausalLM": "transformers runs every expert on every token",
     "Llama4ForConditionalGeneration": "transformers runs every expert on every token",
+    "NemotronHForCausalLM": "its Mamba layers run without kernels in transformers",
 }
 """Families without a closed formula, and why."""
 
@@ -104,17 +111,25 @@ GPT_OSS_WIDTHS = 7
 """gpt-oss clamps gate and up, scales, squashes and adds one by hand (modeling_gpt_oss.py, `_apply_gate`)."""
 
 
+def traits_of(model: ModelSpec) -> Traits:
+    """What sets a model's layers apart from Llama's; nothing where no table describes them."""
+    return TRAITS.get(model.architecture) or OTHER_MODULES.get(model.architecture, {})
+
+
 @lru_cache(maxsize=256)
-def blocks_of(model: ModelSpec, layers: range | None = None) -> tuple[Layers, ...]:
+def blocks_of(
+    model: ModelSpec, layers: range | None = None, *, has_own_modules: bool = False
+) -> tuple[Layers, ...]:
     """The kinds of layers of a model (or of some of its layers), in the order in which they first appear.
 
-    Raises: SpecError where refused.
+    has_own_modules: the trainer has not transformers' (`OTHER_MODULES`). Raises: SpecError where refused.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> [(layers.num, layers.block.experts is None) for layers in blocks_of(find_model("deepseek-ai/DeepSeek-V3"))]
     [(3, True), (58, False)]
     """
-    _refuse_unknown(model)
+    if not (has_own_modules and model.architecture in OTHER_MODULES):
+        _refuse_unknown(model)
     dense = _dense_block(model)
     counts: dict[Block, int] = {}
     with_experts = frozenset(model.experts.layers) if model.experts else frozenset[int]()
@@ -123,6 +138,9 @@ def blocks_of(model: ModelSpec, layers: range | None = None) -> tuple[Layers, ..
         block = _with_attention(model, dense, model.attention_kind(layer))
         if layer in with_experts:
             block = replace(block, experts=experts)
+        if model.takes_keys(layer) and model.shared_keys:
+            wide = 2 if model.shared_keys.widens_mlp else 1
+            block = replace(block, has_keys=False, intermediate=wide * block.intermediate)
         counts[block] = counts.get(block, 0) + 1
     return tuple(Layers(num, block) for block, num in counts.items())
 
@@ -147,10 +165,11 @@ def _dense_block(model: ModelSpec) -> Block:
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         intermediate=model.intermediate_size,
+        per_layer_width=model.per_layer_input.width if model.per_layer_input else 0,
         qk_norm="full" if is_wide else "heads" if per_head else "none",
         latent=_latent(model),
     )
-    block = replace(plain, **TRAITS[model.architecture])
+    block = replace(plain, **traits_of(model))
     block = replace(block, rotary_bytes=block.rotary_bytes * model.head_dim)
     return _falcon(model, block) if model.architecture == "FalconForCausalLM" else block
 
@@ -169,7 +188,12 @@ def _falcon(model: ModelSpec, block: Block) -> Block:
 
 def _with_attention(model: ModelSpec, block: Block, kind: str) -> Block:
     """The block of a layer that attends in this way. Sliding layers save what full ones do: flash keeps no scores."""
+    if NONE in model.attention_kinds:
+        block = replace(block, has_attention=kind != NONE, has_mlp=kind == NONE)
     if kind == LINEAR and (rule := model.linear_attention):
+        if rule.is_mamba:
+            keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
+            return replace(block, state_space=StateSpace(rule.num_value_heads, keys, values))
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
         delta = DeltaRule(rule.num_value_heads, rule.key_head_dim, keys, values)
         return replace(block, delta_rule=delta, gates_attention=False, qk_norm="none")
@@ -187,7 +211,8 @@ def _experts(model: ModelSpec) -> Experts | None:
         top_k=spec.num_active,
         width=spec.intermediate_size,
         shared_width=spec.shared_intermediate_size,
-        saved_widths=GPT_OSS_WIDTHS if model.architecture == "GptOssForCausalLM" else 4,
+        saved_widths=GPT_OSS_WIDTHS if model.architecture == "GptOssForCausalLM" else 4 if spec.is_gated else 2,
+        row_width=spec.latent_size or model.hidden_size,
         has_fp32_router=model.architecture in FP32_ROUTERS,
         gates_shared=model.architecture in GATED_SHARED_EXPERTS,
     )

@@ -79,6 +79,9 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     if not frozen.trains_norms and block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
     each = norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
+    if block.per_layer_width:  # the gate's activation and product, and the norm behind them
+        each += 3 * e * block.per_layer_width
+        each += _norm_bytes(block.norm, block.hidden, e, trains=frozen.trains_norms)
     return num_tokens * each + frozen.more_layer_bytes
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.kv import LayerCache, layer_caches
-from rlplan.spec.models.parts import FULL, LINEAR
+from rlplan.spec.models.parts import FULL, LINEAR, NONE
 from rlplan.units import ceil_div, round_up
 
 DEFAULT_BLOCK = 16
@@ -146,6 +146,7 @@ def cache_pool(
     """
     caches = layer_caches(model, tp)
     chosen = [caches[layer] for layer in layers] if layers is not None else list(caches)
+    chosen = [cache for cache in chosen if cache.kind != NONE]
     size = block_size or (MLA_BLOCK if model.latent_attention else DEFAULT_BLOCK)
     if any(cache.kind == LINEAR for cache in chosen):
         size = _hybrid_block(chosen, size, element_bytes, state_bytes)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
-from rlplan.spec.models.parts import LINEAR
+from rlplan.spec.models.parts import LINEAR, NONE
 
 VOCABULARY_MULTIPLE = 64
 """`DEFAULT_VOCAB_PADDING_SIZE`: the rows of the vocabulary tables are padded to it before they are cut."""
@@ -104,7 +104,7 @@ def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
     Counts: `rotary_table_bytes`; four fp32 scales for each attention layer; Gemma's scale of the embeddings.
     Source: vLLM 0.32.0, attention/attention.py (`set_default_quant_scales`), models/gemma.py (`normalizer`).
     """
-    attention_layers = sum(model.attention_kind(layer) != LINEAR for layer in range(model.num_layers))
+    attention_layers = sum(model.attention_kind(layer) not in (LINEAR, NONE) for layer in range(model.num_layers))
     return {
         "cos_sin_cache": rotary_table_bytes(model, element_bytes),
         "scale": attention_layers * 4 * 4,

@@ -79,6 +79,7 @@ def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, 
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
         num_shards = layout.tp if layout.ep == 1 else 1
         numbers["Ie"] = _cut(spec.intermediate_size, num_shards, "experts.intermediate_size")
+        numbers["El"] = spec.latent_size or model.hidden_size
         numbers["Is"] = _cut(spec.shared_intermediate_size, layout.tp, "experts.shared_intermediate_size")
 
 
@@ -101,6 +102,8 @@ def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
 
 
 def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+    if extra := model.per_layer_input:
+        numbers |= {"Vp": extra.vocab_size, "p": extra.width, "pl": extra.width * model.num_layers}
     if spec := model.global_attention:
         kv_heads = held_kv_heads(spec.num_kv_heads, layout.tp)
         numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout, held_kv_heads, sizes_of
-from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, SLIDING
+from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class LayerCache:
     """The cache of one layer on one rank, in elements."""
 
     kind: str
-    """`full`, `sliding`, `chunked` or `linear`."""
+    """`full`, `sliding`, `chunked`, `linear`, or `none` where nothing is cached."""
     elements_per_token: int = 0
     """Cached for each token that is kept."""
     window: int | None = None
@@ -56,6 +56,8 @@ def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
     """
     totals: dict[str, int] = {}
     for cache in layer_caches(model, tp):
+        if cache.kind == NONE:
+            continue
         totals[cache.kind] = totals.get(cache.kind, 0) + cache.elements_per_token + cache.index_elements_per_token
     return totals
 
@@ -64,6 +66,8 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
     kind = model.attention_kind(layer)
     if kind == LINEAR:
         return _linear_cache(model, tp)
+    if kind == NONE or model.takes_keys(layer):
+        return LayerCache(NONE)
     window = model.window if kind in (SLIDING, CHUNKED) else None
     if latent := model.latent_attention:
         index = model.indexer.head_dim if model.indexer and layer in model.indexer.layers else 0

@@ -6,10 +6,11 @@ In: checked numbers. Out: frozen values inside a ModelSpec. Left out: how a conf
 from pydantic import Field
 
 from rlplan.spec.base import Spec
-from rlplan.spec.models.config import MAX_DIMENSION
+from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS
 
-FULL, SLIDING, CHUNKED, LINEAR = "full", "sliding", "chunked", "linear"
-"""What a layer attends to: all that came before, a window, a chunk, or a state of constant size."""
+FULL, SLIDING, CHUNKED, LINEAR, NONE = "full", "sliding", "chunked", "linear", "none"
+"""What a layer attends to: all that came before, a window, a chunk, a state of constant size, or (Nemotron-H, whose layers
+are attention or an MLP, not both) nothing."""
 
 
 class ExpertsSpec(Spec):
@@ -22,8 +23,17 @@ class ExpertsSpec(Spec):
     """Width of one expert."""
     shared_intermediate_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
     """Width of the experts that every token passes, all of them together; 0 for none."""
+    latent_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
+    """Width at which rows go to the routed experts (Nemotron 3 Super), 0 for the model's own."""
+    is_gated: bool = True
+    """Three matrices an expert, else two."""
     layers: tuple[int, ...]
     """The layers that have experts instead of (in Gemma 4: beside) a dense MLP."""
+
+    @property
+    def num_matrices(self) -> int:
+        """Of one expert."""
+        return 3 if self.is_gated else 2
 
 
 class LatentAttentionSpec(Spec):
@@ -52,9 +62,10 @@ class IndexerSpec(Spec):
 
 
 class LinearAttentionSpec(Spec):
-    """Gated delta rule: a state of constant size a sequence instead of keys and values a token.
+    """Gated delta rule, or Mamba-2: a state of constant size a sequence instead of keys and values a token.
 
-    Source: transformers 5.19, modeling_qwen3_next.py.
+    Of Mamba-2 B and C are keys and queries, one for each group of heads, and the state's width is the keys'.
+    Source: transformers 5.19, modeling_qwen3_next.py, modeling_nemotron_h.py.
     """
 
     num_key_heads: int = Field(ge=1, le=MAX_DIMENSION)
@@ -62,6 +73,10 @@ class LinearAttentionSpec(Spec):
     key_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     conv_kernel: int = Field(ge=1, le=MAX_DIMENSION)
+    is_mamba: bool = False
+    """Mamba-2."""
+    chunk: int = Field(default=64, ge=1, le=MAX_DIMENSION)
+    """Tokens that a kernel computes together."""
 
 
 class VisionSpec(Spec):
@@ -77,6 +92,22 @@ class VisionSpec(Spec):
     """As in the language model's tables."""
     num_mergers: int = Field(default=0, ge=0, le=MAX_DIMENSION)
     """Further mergers that feed deeper layers (Qwen3-VL)."""
+
+
+class SharedKeysSpec(Spec):
+    """Last layers that take keys and values of earlier ones (Gemma 4 E2B and E4B)."""
+
+    num_layers: int = Field(ge=1, le=MAX_LAYERS)
+    widens_mlp: bool
+    """Their MLPs are twice as wide."""
+
+
+class PerLayerInputSpec(Spec):
+    """A further embedding of each token for every layer (Gemma 4 E2B and E4B)."""
+
+    width: int = Field(ge=1, le=MAX_DIMENSION)
+    """In each layer."""
+    vocab_size: int = Field(ge=1, le=MAX_DIMENSION)
 
 
 class GlobalAttentionSpec(Spec):

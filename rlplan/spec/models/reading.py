@@ -60,6 +60,8 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
     }
     if family.vision:
         fields["vision"] = family.vision(top.child("vision_config"), fields["hidden_size"])
+    if family.audio and top.get("audio_config") is not None:
+        fields["audio"] = family.audio(top.child("audio_config"), fields["hidden_size"])
     return fields
 
 
@@ -89,7 +91,12 @@ def _text_config(family: Family, top: Config) -> Config:
 def _shape(family: Family, text: Config) -> Fields:
     hidden = text.count(family.key("hidden_size"))
     heads = text.count(family.key("num_attention_heads"))
-    layers = text.count(family.key("num_hidden_layers"), maximum=MAX_LAYERS)
+    named = next((text.get(key) for key in ("layers_block_type", "layer_types") if text.get(key) is not None), None)
+    key = family.key("num_hidden_layers")
+    if text.get(key) is None and isinstance(named, list) and 0 < len(named) <= MAX_LAYERS:
+        layers = len(named)
+    else:
+        layers = text.count(key, maximum=MAX_LAYERS)
     kv_heads = text.optional_count(family.key("num_key_value_heads")) or heads
     return {
         "hidden_size": hidden,

@@ -17,7 +17,7 @@ from rlplan.memory.serving.weights import engine_layout
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.kv import LayerCache, layer_caches
-from rlplan.spec.models.parts import LINEAR
+from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.mini_batch import largest_normal
 
 BUFFERED = (Component.EMBEDDINGS, Component.VISION, Component.NORMS)
@@ -225,7 +225,7 @@ def _cache_reads(model: ModelSpec, caches: tuple[LayerCache, ...], cut: EngineCu
     """
     grouped: dict[int | None, list[int]] = {}
     for cache in caches:
-        if cache.kind == LINEAR:
+        if cache.kind in (LINEAR, NONE):
             continue
         sums = grouped.setdefault(cache.window, [0, 0, 0])
         elements = cache.elements_per_token + cache.index_elements_per_token
@@ -261,7 +261,7 @@ def _elementwise_bytes(model: ModelSpec, layout: Layout) -> int:
     total = model.num_layers * (8 * h + 2 * model.q_size // tp)
     spec = model.experts
     with_experts = len(spec.layers) if spec else 0
-    total += (model.num_layers - with_experts) * 3 * model.intermediate_size // tp
+    total += model.num_dense_mlps * 3 * model.intermediate_size // tp
     if spec:
         width = spec.num_active * spec.intermediate_size + spec.shared_intermediate_size
         total += with_experts * (3 * width // tp + 4 * spec.num_active * h)

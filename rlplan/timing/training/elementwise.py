@@ -10,10 +10,10 @@ Symbols: h hidden, q, k widths of queries and keys, I width of the MLP, t expert
 from functools import lru_cache
 
 from rlplan.memory.model.block import Norm
-from rlplan.memory.model.block_families import TRAITS
+from rlplan.memory.model.block_families import traits_of
 from rlplan.memory.model.logits import Loss
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.parts import LINEAR
+from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.flops import kinds_of_layers
 
 ELEMENT_BYTES = 2
@@ -38,6 +38,9 @@ PERMUTED = 4
 SCATTERED = 60
 """Bytes that an element takes as long as, added to its token by torch's `scatter_add_` of bf16 (atomic). Fitted to
 prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40; either is better for the other than none."""
+STATES = 16
+"""Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
+chunks, read by the scan (mamba_ssm 2.2, ssd_combined.py)."""
 SCORES = 11
 """Bytes of a pair and head where attention is not fused: scores written 2, softmax 4, dropout 5."""
 BACKWARD = 2.0
@@ -61,15 +64,15 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = F
     588800.0
     """
     experts = model.experts
-    num_experts = len(experts.layers) if experts else 0
-    dense = _mlp_bytes(model, is_fused) * (model.num_layers - num_experts)
+    dense = _mlp_bytes(model, is_fused) * model.num_dense_mlps
     sparse = 0.0
     if experts is not None:
-        per_width = FUSED_GATED if is_fused else GATED
+        per_width = (FUSED_GATED if is_fused else GATED) if experts.is_gated else PLAIN_MLP
         per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
-        routed = experts.num_active * (experts.intermediate_size * per_width + 2 * PERMUTED * model.hidden_size)
+        rows = 2 * PERMUTED * (experts.latent_size or model.hidden_size)
+        routed = experts.num_active * (experts.intermediate_size * per_width + rows)
         shared = per_width * experts.shared_intermediate_size
-        sparse = num_experts * (routed + shared)
+        sparse = len(experts.layers) * (routed + shared)
     plain = not is_fused or has_plain_rotary
     return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
 
@@ -79,18 +82,22 @@ def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
 
 
 def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
-    norm = TRAITS.get(model.architecture, {}).get("norm", Norm.RMS)
+    norm = traits_of(model).get("norm", Norm.RMS)
     return min(NORM_BYTES[norm], FUSED_NORM) if is_fused else NORM_BYTES[norm]
 
 
 def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: bool) -> float:
     """Norms, sums and attention of one layer, a token."""
-    traits, norm = TRAITS.get(model.architecture, {}), _norm_bytes(model, is_fused)
+    traits, norm = traits_of(model), _norm_bytes(model, is_fused)
     num_norms: int = traits.get("num_norms", 2)
-    outer = float(model.hidden_size * (num_norms * norm + 2 * RESIDUAL))
+    sums = 1 if NONE in model.attention_kinds else 2
+    outer = float(model.hidden_size * (num_norms * norm + sums * RESIDUAL))
+    if kind == NONE:
+        return outer
     if kind == LINEAR and (rule := model.linear_attention) is not None:
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
-        return outer + (2 * keys + values) * (FUSED_NORM + 2 * ELEMENT_BYTES) + values * (norm + GATED)
+        states = STATES * keys * values / (rule.num_key_heads * rule.chunk) if rule.is_mamba else 0.0
+        return outer + (2 * keys + values) * (FUSED_NORM + 2 * ELEMENT_BYTES) + values * (norm + GATED) + states
     rotary = (ROTARY if has_plain_rotary else FUSED_ROTARY) if traits.get("has_rotary", True) else 0
     if (latent := model.latent_attention) is not None:
         keys = model.num_heads * (latent.nope_head_dim + latent.rope_head_dim)
@@ -104,7 +111,7 @@ def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: 
 
 
 def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
-    widths = TRAITS.get(model.architecture, {}).get("mlp_saved_widths", 4)
+    widths = traits_of(model).get("mlp_saved_widths", 4)
     if widths == 4:
         return model.intermediate_size * (FUSED_GATED if is_fused else GATED)
     return model.intermediate_size * (TANH_MLP if widths == 5 and not is_fused else PLAIN_MLP)
@@ -125,21 +132,38 @@ def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
     bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
-    float8 with one scale a tensor, recomputed each time. Assumes: a dense, gated layer; the head stays in 16 bits.
+    float8 with one scale a tensor, recomputed each time. Assumes: the head stays in 16 bits.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
     148480.0
     """
-    experts = model.experts
-    width = model.intermediate_size
+    inputs, outputs = _cast_widths(model)
+    return 5.0 * outputs + 3.0 * inputs if is_backward else 5.0 * inputs
+
+
+def _cast_widths(model: ModelSpec) -> tuple[float, float]:
+    """Elements of a token that matmuls of all layers read, and those whose gradients their backward passes read.
+
+    Counts: of experts each chosen one's own row (Megatron-Core 0.14 casts what the dispatcher has permuted).
+    """
+    h, kinds, experts, mamba = model.hidden_size, kinds_of_layers(model), model.experts, model.linear_attention
+    num_none, num_mamba = kinds.get(NONE, 0), kinds.get(LINEAR, 0) if mamba and mamba.is_mamba else 0
+    attention, dense = model.num_layers - num_none - num_mamba, model.num_dense_mlps
+    ups = 1 if num_none else 2
+    inputs = attention * (h + model.q_size) + dense * (h + model.intermediate_size)
+    outputs = attention * (model.q_size + 2 * model.kv_size + h) + dense * (ups * model.intermediate_size + h)
+    if mamba is not None and num_mamba:
+        keys, values = mamba.num_key_heads * mamba.key_head_dim, mamba.num_value_heads * mamba.value_head_dim
+        inputs += num_mamba * (h + values)
+        outputs += num_mamba * (2 * keys + 2 * values + h)
     if experts is not None:
-        width = experts.num_active * experts.intermediate_size + experts.shared_intermediate_size
-    inputs = 2 * model.hidden_size + model.q_size + width
-    if not is_backward:
-        return 5.0 * inputs * model.num_layers
-    outputs = model.q_size + 2 * model.kv_size + 2 * model.hidden_size + 2 * width
-    return (5.0 * outputs + 3.0 * inputs) * model.num_layers
+        rows, ups = experts.num_active * (experts.latent_size or h), experts.num_matrices - 1
+        routed, shared = experts.num_active * experts.intermediate_size, experts.shared_intermediate_size
+        beside = h if shared else 0
+        inputs += len(experts.layers) * (rows + routed + beside + shared)
+        outputs += len(experts.layers) * (rows + ups * routed + beside + ups * shared)
+    return float(inputs), float(outputs)
 
 
 LOSS_BYTES = {

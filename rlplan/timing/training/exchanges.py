@@ -19,14 +19,13 @@ parallelism" (2024), recalled: a step is 8 % faster, of which these collectives 
 
 
 def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cluster: Cluster) -> Cost:
-    """Seconds of what the ranks of one micro-batch exchange, none of it hidden but where `hides_tp` says so.
+    """Seconds of what the ranks of one micro-batch exchange, none of it hidden but where `hides_tp` says so; rows for
+    experts are `expert_exchange_cost`.
 
     Counts: a layer forward: tensor parallelism an all-reduce of e h T after attention and after the MLP (as two halves
     under sequence parallelism: the same bytes); Ulysses an all-to-all of q, k, v and of the output; context parallelism
-    a ring of keys and values; experts the rows of a rank, T / tp under sequence parallelism, there and back. As often
-    backward.
-    Source: Shoeybi et al. 2019, section 3; Jacobs et al. 2023 (Ulysses), section 3.2; Liu et al. 2023 (ring attention);
-    Megatron-Core 0.14 moe/token_dispatcher.py.
+    a ring of keys and values. As often backward.
+    Source: Shoeybi et al. 2019, section 3; Jacobs et al. 2023 (Ulysses), section 3.2; Liu et al. 2023 (ring attention).
     """
     model, choice, e = setting.model, setting.choice, setting.training.dtype.num_bytes
     rows = batch.num_tokens / setting.ranks_of_tokens
@@ -44,13 +43,24 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
     if choice.cp > 1:
         one = all_gather_cost(e * 2 * model.kv_size * rows * choice.cp, choice.cp, cluster, stride)
         total += one.times(layers * exchanges)
-    if choice.ep > 1 and model.experts:
-        share = len(model.experts.layers) / model.num_layers
-        sent = e * model.hidden_size * model.experts.num_active * rows / choice.tp
-        copies = float(model.experts.num_active) if setting.runs.sends_once else None
-        one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
-        total += one.times(2 * layers * share * exchanges * (not setting.runs.hides_experts))
     return total
+
+
+def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cluster: Cluster) -> Cost:
+    """Seconds in which rows travel to experts and back, were nothing hidden.
+
+    Counts: a layer of experts the rows of a rank, T / tp under sequence parallelism, there and back; as often backward.
+    Source: Megatron-Core 0.14 moe/token_dispatcher.py.
+    """
+    model, choice, experts = setting.model, setting.choice, setting.model.experts
+    if choice.ep == 1 or experts is None:
+        return NOTHING
+    rows = batch.num_tokens / setting.ranks_of_tokens / choice.tp
+    width = experts.latent_size or model.hidden_size
+    sent = setting.training.dtype.num_bytes * width * experts.num_active * rows
+    copies = float(experts.num_active) if setting.runs.sends_once else None
+    one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
+    return one.times(2 * len(experts.layers) / choice.pp * exchanges)
 
 
 def stage_transfer_cost(setting: TrainSetting, batch: MicroBatch, cluster: Cluster) -> Cost:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from rlplan.memory.model.activations import DELTA_RULE_CHUNK
 from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.parts import LINEAR, LinearAttentionSpec
+from rlplan.spec.models.parts import LINEAR, NONE, LinearAttentionSpec
 from rlplan.vocabulary import Role
 
 SLIDING = ("sliding", "chunked")
@@ -124,6 +124,21 @@ def delta_rule_flops(spec: LinearAttentionSpec) -> float:
     return float(spec.num_value_heads * (6 * keys * values + DELTA_RULE_CHUNK * (3 * keys + 2 * values)))
 
 
+def state_space_flops(spec: LinearAttentionSpec) -> float:
+    """FLOPs of a token in one layer of Mamba-2, forward.
+
+    Counts: inside a chunk of C tokens half of the products of B and C, C g n, and of those with the inputs, C a p; a
+    chunk's state written and read, 4 a n p. Source: Dao and Gu 2024 (Mamba-2), section 6; mamba_ssm 2.2, ssd_combined.
+
+    >>> state_space_flops(LinearAttentionSpec(num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=4,
+    ...     conv_kernel=4, is_mamba=True, chunk=16))  # 16 * (8 + 2 * 4) + 4 * 2 * 8 * 4
+    512.0
+    """
+    values = spec.num_value_heads * spec.value_head_dim
+    inside = spec.chunk * (spec.num_key_heads * spec.key_head_dim + values)
+    return float(inside + 4 * spec.key_head_dim * values)
+
+
 def attention_widths(model: ModelSpec, kind: str) -> int:
     """Widths of queries and values of all heads together, in a layer of that kind."""
     if (latent := model.latent_attention) is not None:
@@ -136,7 +151,7 @@ def attention_widths(model: ModelSpec, kind: str) -> int:
 def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
     """FLOPs of one sequence's attention in all layers, forward: scores, and what they weigh.
 
-    Counts: 2 a (dq + dv) a pair and layer; linear layers `delta_rule_flops` a token. Source: Narayanan et al. 2021,
+    Counts: 2 a (dq + dv) a pair and layer; linear layers `delta_rule_flops` or `state_space_flops` a token. Source: Narayanan et al. 2021,
     appendix (4 h s^2 a layer without a mask); latent attention: DeepSeek-V2, as it trains, not absorbed.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -146,8 +161,9 @@ def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
     total = 0.0
     for kind, count in kinds_of_layers(model).items():
         if kind == LINEAR and model.linear_attention is not None:
-            total += count * lengths.mean * delta_rule_flops(model.linear_attention)
-        else:
+            rule = state_space_flops if model.linear_attention.is_mamba else delta_rule_flops
+            total += count * lengths.mean * rule(model.linear_attention)
+        elif kind != NONE:
             window = model.window if kind in SLIDING else None
             total += count * 2.0 * attention_widths(model, kind) * attended_pairs(lengths, window)
     return total

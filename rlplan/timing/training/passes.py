@@ -9,15 +9,23 @@ Symbols: T tokens, h hidden, e bytes an element, L layers.
 from collections.abc import Sequence
 from math import hypot
 
-from rlplan.spec.model import Component
+from rlplan.spec.model import Component, ModelSpec
+from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
 from rlplan.timing.training.elementwise import SCATTERED, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
-from rlplan.timing.training.exchanges import exchange_cost
-from rlplan.timing.training.flops import attention_flops, head_flops, layer_parameters, matmul_parameters
+from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost
+from rlplan.timing.training.flops import (
+    attention_flops,
+    head_flops,
+    kinds_of_layers,
+    layer_parameters,
+    matmul_parameters,
+)
 from rlplan.timing.training.kernels import attention_flops_per_s, matmul_flops_per_s, tile_share, wave_share
 from rlplan.timing.training.settings import MicroBatch, StagePart, Times, TrainSetting
+from rlplan.timing.training.shards import overlap
 
 LAUNCH = 5e-6
 """Seconds that a host takes to launch a kernel. Assumed: CUDA's own 2 to 3 us, and torch's dispatcher."""
@@ -49,6 +57,8 @@ def stage_costs(
         + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times.exchanges, cluster)
     )
+    sent = expert_exchange_cost(setting, batch, times.exchanges, cluster)
+    device = overlap(device, sent, setting.model.num_layers / pp) if setting.runs.hides_experts else device + sent
     head = head_cost(setting, batch, times, cluster) if stages else NOTHING
     layers = device.times(pp) + head.times(-1) if stages else NOTHING
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
@@ -135,6 +145,8 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
     scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
+    if not runs.hides_experts:
+        others += expert_exchange_cost(setting, batch, times.exchanges, cluster)
     return (matmuls + head + scores) / ranks + others.seconds
 
 
@@ -154,23 +166,36 @@ def _matmul_share(setting: TrainSetting, rows: float) -> float:
     experts are whole, and each has the rows that the ep ranks' own shares of the tokens send it.
     """
     model, tp = setting.model, setting.choice.tp
-    experts = model.experts
-    h, width = model.hidden_size, model.intermediate_size
-    inputs = model.q_size + 2 * model.kv_size
-    matmuls: list[tuple[float, float]] = []
-    matmuls += [(float(h * inputs), inputs / tp), (float(h * model.q_size), float(h))]
-    num_sparse = len(experts.layers) / model.num_layers if experts else 0.0
-    matmuls += [(2 * h * width * (1 - num_sparse), 2 * width / tp), (h * width * (1 - num_sparse), h)]
+    experts, h = model.experts, model.hidden_size
+    matmuls = _dense_matmuls(model, tp)
     weight = sum(size for size, _ in matmuls)
     slowed = sum(size / wave_share(rows, columns) for size, columns in matmuls if size)
     if experts:
         ep = setting.choice.ep
         own, cut = (rows / tp, 1) if ep > 1 else (rows, tp)
         each = own * experts.num_active / experts.num_experts * ep
-        active = num_sparse * h * (3 * experts.num_active * experts.intermediate_size)
+        row = experts.latent_size or h
+        active = len(experts.layers) * row * experts.num_matrices * experts.num_active * experts.intermediate_size
         weight += active
-        slowed += active / (tile_share(each) * wave_share(own * experts.num_active, h / cut))
+        slowed += active / (tile_share(each) * wave_share(own * experts.num_active, row / cut))
     return weight / slowed
+
+
+def _dense_matmuls(model: ModelSpec, tp: int) -> list[tuple[float, float]]:
+    """Numbers in the dense matmuls of all layers, by kind, and the columns of one on a rank."""
+    h, width, kinds = model.hidden_size, model.intermediate_size, kinds_of_layers(model)
+    up = 1 if NONE in kinds else 2
+    mlps = model.num_dense_mlps
+    matmuls = [(up * h * width * mlps, up * width / tp), (h * width * mlps, h)]
+    mamba, attention = model.linear_attention, model.num_layers - kinds.get(NONE, 0)
+    if mamba is not None and mamba.is_mamba:
+        count, values = kinds.get(LINEAR, 0), mamba.num_value_heads * mamba.value_head_dim
+        inputs = 2 * values + 2 * mamba.num_key_heads * mamba.key_head_dim + mamba.num_value_heads
+        matmuls += [(h * inputs * count, inputs / tp), (h * values * count, h)]
+        attention -= count
+    inputs = model.q_size + 2 * model.kv_size
+    matmuls += [(h * inputs * attention, inputs / tp), (h * model.q_size * attention, h)]
+    return [(float(size), float(columns)) for size, columns in matmuls if size]
 
 
 def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:

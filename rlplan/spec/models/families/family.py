@@ -45,6 +45,8 @@ class Family:
     """Where a multimodal config keeps the language model."""
     vision: VisionReader | None = None
     """Reads the vision tower."""
+    audio: VisionReader | None = None
+    """Reads the audio tower, where a config has one."""
     wrapper: tuple[tuple[str, str], ...] = ()
     """Renames tensors: (prefix, its replacement)."""
     has_layer_overrides: bool = False

@@ -204,6 +204,37 @@ feed_forward.shared_expert.down_proj.weight   h Is
         ),
     ),
 )
+NEMOTRON_H = Family(
+    before="[embeddings]\nmodel.embeddings.weight   V h\n",
+    layer="""[norms]
+norm.weight   h
+"""
+    + tables.MAMBA
+    + tables.ATTENTION.replace("self_attn.", "mixer.").replace("[attention]", "[attention ? full]")
+    + """[mlp ? none !experts]
+mixer.up_proj.weight     I h
+mixer.down_proj.weight   h I
+[experts ? experts]
+mixer.experts.up_proj     E Ie El
+mixer.experts.down_proj   E El Ie
+[router ? experts]
+mixer.gate.weight   =E h
+[router buffer ? experts]
+mixer.gate.e_score_correction_bias   =E
+[shared_experts ? experts]
+mixer.shared_experts.up_proj.weight     Is h
+mixer.shared_experts.down_proj.weight   h Is
+mixer.fc1_latent_proj.weight            El h   ? latent_experts
+mixer.fc2_latent_proj.weight            h El   ? latent_experts
+""",
+    after=tables.HEAD.replace("model.norm.", "model.norm_f."),
+    defaults={"head_dim": 128, "n_groups": 8, "conv_kernel": 4, "ssm_state_size": 128, "chunk_size": 128},
+    switches={"use_conv_bias": (True, "conv_bias")},
+    fixed={"use_bias": False, "mlp_bias": False, "attention_bias": False},
+    required=("num_key_value_heads",),
+    reads=(readers.hybrid_layers,),
+)
+"""Source: modeling_nemotron_h.py; multi-token prediction is left out as there."""
 
 MIXTURES = {
     "MixtralForCausalLM": MIXTRAL,
@@ -226,4 +257,5 @@ MIXTURES = {
     "GlmMoeDsaForCausalLM": DEEPSEEK_V32,
     "Ernie4_5_MoeForCausalLM": ERNIE_MOE,
     "Llama4ForCausalLM": LLAMA4,
+    "NemotronHForCausalLM": NEMOTRON_H,
 }

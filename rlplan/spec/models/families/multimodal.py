@@ -1,7 +1,6 @@
 """Families whose language model sits beside a vision tower: which tower, and how its config is spelled.
 
-In: nothing. Out: `MULTIMODAL`, architecture -> Family. Left out: audio, Gemma 3n and the small Gemma 4 (per-layer
-embeddings). Source: transformers 5.19, configuration and modeling files of that name.
+In: nothing. Out: `MULTIMODAL`, architecture -> Family. Left out: Gemma 3n. Source: transformers 5.19, configuration and modeling files of that name.
 """
 
 from dataclasses import replace
@@ -13,7 +12,7 @@ from rlplan.spec.models.families.family import Family
 from rlplan.spec.models.families.mixtures import DEEPSEEK_V3, LLAMA4, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE
 from rlplan.spec.models.families.readers import Fields
 from rlplan.spec.models.families.towers import VisionReader
-from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, VisionSpec
+from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, PerLayerInputSpec, SharedKeysSpec, VisionSpec
 
 
 def _patches(config: Config, *, channels: str) -> dict[str, int]:
@@ -112,6 +111,34 @@ def _gemma4(config: Config, text_hidden: int) -> VisionSpec:
     return VisionSpec(tower="gemma4", sizes=sizes | patches, num_layers=layers, conditions=conditions)
 
 
+def _gemma4_audio(config: Config, text_hidden: int) -> VisionSpec:
+    hidden, channels = config.count("hidden_size"), config.get("subsampling_conv_channels")
+    if channels != [128, 32]:
+        config.refuse("subsampling_conv_channels", channels, "[128, 32]")
+    sizes = {
+        "v": hidden,
+        "d": hidden // config.count("num_attention_heads"),
+        "k": config.count("conv_kernel_size"),
+        "m": config.count("output_proj_dims"),
+        "o": text_hidden,
+    }
+    layers = config.count("num_hidden_layers", maximum=MAX_LAYERS)
+    conditions = ("clipped",) if config.flag("use_clipped_linears", default=True) else ()
+    return VisionSpec(tower="gemma4_audio", sizes=sizes, num_layers=layers, conditions=conditions)
+
+
+def _gemma4_small(config: Config, num_layers: int) -> Fields:
+    """Keys shared by the last layers, and embeddings for every layer (E2B, E4B)."""
+    fields: Fields = {}
+    if shared := config.optional_count("num_kv_shared_layers", minimum=0, maximum=num_layers - 1):
+        widens = config.flag("use_double_wide_mlp", default=False)
+        fields["shared_keys"] = SharedKeysSpec(num_layers=shared, widens_mlp=widens)
+    if width := config.optional_count("hidden_size_per_layer_input", minimum=0):
+        words = config.optional_count("vocab_size_per_layer_input") or config.count("vocab_size")
+        fields["per_layer_input"] = PerLayerInputSpec(width=width, vocab_size=words)
+    return fields
+
+
 def _gemma4_windows(config: Config, num_layers: int) -> Fields:
     """Five sliding layers to a full one; the last is full whatever the config says (configuration_gemma4.py)."""
     fields = readers.window_every_layer_but(6)(config, num_layers)
@@ -159,19 +186,32 @@ self_attn.q_proj.weight   qg h   ? full
 [norms]
 self_attn.q_norm.weight   d      ? sliding
 self_attn.q_norm.weight   dg     ? full
-self_attn.k_norm.weight   d      ? sliding
-self_attn.k_norm.weight   dg     ? full
+self_attn.k_norm.weight   d      ? sliding !shared_keys
+self_attn.k_norm.weight   dg     ? full !shared_keys
 [attention]
-self_attn.k_proj.weight   kv h   ? sliding
-self_attn.k_proj.weight   kvg h  ? full
-self_attn.v_proj.weight   kv h   ? sliding
-self_attn.v_proj.weight   kvg h  ? full !shares_kv
+self_attn.k_proj.weight   kv h   ? sliding !shared_keys
+self_attn.k_proj.weight   kvg h  ? full !shared_keys
+self_attn.v_proj.weight   kv h   ? sliding !shared_keys
+self_attn.v_proj.weight   kvg h  ? full !shares_kv !shared_keys
 self_attn.o_proj.weight   h q    ? sliding
 self_attn.o_proj.weight   h qg   ? full
 """
-    + tables.GATED_MLP.replace("[mlp ? !experts]", "[mlp]")
+    + """[mlp]
+mlp.gate_proj.weight   I h     ? !wide
+mlp.gate_proj.weight   2*I h   ? wide
+mlp.up_proj.weight     I h     ? !wide
+mlp.up_proj.weight     2*I h   ? wide
+mlp.down_proj.weight   h I     ? !wide
+mlp.down_proj.weight   h 2*I   ? wide
+"""
     + tables.NORMS
     + tables.FEEDFORWARD_NORMS
+    + """[mlp ? per_layer]
+per_layer_input_gate.weight   p h
+per_layer_projection.weight   h p
+[norms ? per_layer]
+post_per_layer_input_norm.weight   h
+"""
     + """[router ? experts]
 router.scale               h
 router.per_expert_scale    =E
@@ -192,18 +232,24 @@ _INSIDE = (("model.", "model.language_model."),)
 _AROUND = (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head."))
 
 GEMMA4 = Family(
+    before=tables.EMBEDDINGS
+    + """[embeddings ? per_layer]
+model.embed_tokens_per_layer.weight       Vp pl
+[mlp ? per_layer]
+model.per_layer_model_projection.weight   pl h
+[norms ? per_layer]
+model.per_layer_projection_norm.weight    p
+""",
     layer=_GEMMA4_LAYER,
     is_tied=True,
     required=("num_key_value_heads", "head_dim"),
     fixed={
         "attention_bias": False,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
-        "use_double_wide_mlp": False,
     },
-    reads=(_gemma4_windows, _global_attention, _gemma4_experts),
+    reads=(_gemma4_windows, _global_attention, _gemma4_experts, _gemma4_small),
     text_key="text_config",
     vision=_gemma4,
+    audio=_gemma4_audio,
     wrapper=_INSIDE,
     has_layer_overrides=True,
 )

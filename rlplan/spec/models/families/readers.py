@@ -12,6 +12,7 @@ from rlplan.spec.models.parts import (
     CHUNKED,
     FULL,
     LINEAR,
+    NONE,
     SLIDING,
     ExpertsSpec,
     IndexerSpec,
@@ -98,6 +99,50 @@ def linear_attention(config: Config, num_layers: int) -> Fields:
         conv_kernel=config.count("linear_conv_kernel_dim"),
     )
     return {"attention_kinds": kinds, "linear_attention": linear}
+
+
+_HYBRID_LAYERS = {
+    **dict.fromkeys(("M", "mamba", "linear_attention"), LINEAR),
+    **dict.fromkeys(("*", "attention", "full_attention"), FULL),
+    **dict.fromkeys(("E", "moe", "-", "mlp"), NONE),
+}
+
+
+def hybrid_layers(config: Config, num_layers: int) -> Fields:
+    """Layers that are Mamba-2, attention, an MLP or experts, as a list or a pattern of letters names each
+    (configuration_nemotron_h.py)."""
+    named = _hybrid_names(config)
+    if len(named) != num_layers or not set(named) <= _HYBRID_LAYERS.keys():
+        config.refuse("layers_block_type", named, f"mamba, attention, mlp or moe for each of {num_layers} layers")
+    kinds = tuple(_HYBRID_LAYERS[name] for name in named)
+    linear = LinearAttentionSpec(
+        num_key_heads=config.count("n_groups"),
+        num_value_heads=config.count("mamba_num_heads"),
+        key_head_dim=config.count("ssm_state_size"),
+        value_head_dim=config.count("mamba_head_dim"),
+        conv_kernel=config.count("conv_kernel"),
+        is_mamba=True,
+        chunk=config.count("chunk_size"),
+    )
+    fields: Fields = {"attention_kinds": kinds, "linear_attention": linear}
+    sparse = tuple(layer for layer, name in enumerate(named) if name in ("E", "moe"))
+    if sparse:
+        found = experts(
+            number="n_routed_experts", width="moe_intermediate_size", shared="moe_shared_expert_intermediate_size"
+        )(config, num_layers)["experts"]
+        latent = config.optional_count("moe_latent_size") or 0
+        fields["experts"] = found.model_copy(update={"layers": sparse, "is_gated": False, "latent_size": latent})
+    fields["options"] = tuple(["latent_experts"] if sparse and latent else [])
+    return fields
+
+
+def _hybrid_names(config: Config) -> tuple[str, ...]:
+    """What each layer is, in the config's words."""
+    for key in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        value = config.get(key)
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(word, str) for word in value)):
+            return tuple(value)
+    config.refuse_missing("layers_block_type")
 
 
 def chunked_attention(config: Config, num_layers: int) -> Fields:

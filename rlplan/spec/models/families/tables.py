@@ -3,7 +3,7 @@
 In: nothing. Out: text. Left out: vision towers (`towers`) and the families themselves.
 
 Symbols: h hidden_size, V vocab_size, I intermediate_size, P positions, a heads, d head_dim, q = a*d, kv = k*d,
-E experts, Ie width of an expert, Is width of the shared experts, rq and rkv ranks of MLA's latents, dr its rotary part,
+E experts, Ie width of an expert, El width of its rows, Is width of the shared experts, rq and rkv ranks of MLA's latents, dr its rotary part,
 qm, kvm, om widths of MLA's up and output projections, lk, lv, lh keys, values and heads of linear attention, dl and K
 its head_dim and convolution kernel, ix, ia, id the sparse-attention indexer's width, heads and head_dim.
 Source: module names and shapes of transformers 5.19, compared with live modules on the meta device by the tests.
@@ -110,6 +110,19 @@ linear_attn.in_proj_b.weight     lh h
 linear_attn.in_proj_a.weight     lh h
 """
 )
+
+MAMBA = """[attention ? linear]
+mixer.dt_bias           lh
+mixer.A_log             lh
+mixer.D                 lh
+mixer.conv1d.weight     2*lk+lv 1 K
+mixer.conv1d.bias       2*lk+lv        ? conv_bias
+mixer.in_proj.weight    2*lk+2*lv+lh h
+[norms ? linear]
+mixer.norm.weight       lv
+[attention ? linear]
+mixer.out_proj.weight   h lv
+"""
 
 GATED_ATTENTION = """[attention ? !linear]
 self_attn.q_proj.weight   2*q h

@@ -1,6 +1,6 @@
 """Vision towers: tables of tensors and how their configs are read. Counted, not modelled further.
 
-In: the `vision_config` of a multimodal config. Out: a VisionSpec, and its tensors. Left out: audio towers, images'
+In: the `vision_config` of a multimodal config. Out: a VisionSpec, and its tensors. Left out: images'
 tokens. A tower is held whole by every rank here; vLLM shards its linear layers unless told otherwise.
 
 Symbols: v width, w width of its MLP, p numbers in a patch, n positions, u width after merging patches, o width of the
@@ -155,6 +155,41 @@ model.vision_tower.std_scale                                 v
     prefix="model.vision_tower.encoder.layers.",
     after="[vision]\nmodel.embed_vision.embedding_projection.weight o v\n",
 )
+_CLIPS = "".join(f"{{0}}.{end}_{side} 1\n" for end in ("input", "output") for side in ("min", "max"))
+_LINEARS = {
+    "feed_forward1.ffw_layer_1": "4*v v",
+    "feed_forward1.ffw_layer_2": "v 4*v",
+    "feed_forward2.ffw_layer_1": "4*v v",
+    "feed_forward2.ffw_layer_2": "v 4*v",
+    **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.post"), "v v"),
+    "lconv1d.linear_start": "2*v v",
+    "lconv1d.linear_end": "v v",
+}
+_AUDIO_NORMS = (
+    *(f"feed_forward{half}.{side}_layer_norm" for half in (1, 2) for side in ("pre", "post")),
+    *("lconv1d.pre_layer_norm", "lconv1d.conv_norm", "norm_pre_attn", "norm_post_attn", "norm_out"),
+)
+GEMMA4_AUDIO = Tower(
+    before="""[vision]
+model.audio_tower.subsample_conv_projection.layer0.conv.weight         128 1 3 3
+model.audio_tower.subsample_conv_projection.layer0.norm.weight         128
+model.audio_tower.subsample_conv_projection.layer1.conv.weight         32 128 3 3
+model.audio_tower.subsample_conv_projection.layer1.norm.weight         32
+model.audio_tower.subsample_conv_projection.input_proj_linear.weight   v 1024
+""",
+    layer="[vision]\n"
+    + "".join(f"{name}.linear.weight {shape}\n" for name, shape in _LINEARS.items())
+    + "self_attn.per_dim_scale d\nself_attn.relative_k_proj.weight v v\nlconv1d.depthwise_conv1d.weight v 1 k\n"
+    + "".join(f"{name}.weight v\n" for name in _AUDIO_NORMS)
+    + "[vision buffer ? clipped]\n"
+    + "".join(_CLIPS.format(name) for name in _LINEARS),
+    prefix="model.audio_tower.layers.",
+    after="""[vision]
+model.audio_tower.output_proj.weight         m v
+model.audio_tower.output_proj.bias           m
+model.embed_audio.embedding_projection.weight   o m
+""",
+)
 KIMI_K25 = Tower(
     before="""[vision]
 model.vision_tower.patch_embed.proj.weight                   v c s s
@@ -185,6 +220,7 @@ TOWERS = {
     "pixtral": PIXTRAL,
     "llama4": LLAMA4,
     "gemma4": GEMMA4,
+    "gemma4_audio": GEMMA4_AUDIO,
     "kimi_k25": KIMI_K25,
 }
 
