@@ -19,6 +19,11 @@ STALENESS = (0, 1, 2, 4, 8)
 """Versions that are tried where a job leaves them open. Source: beyond 8 nobody reports that training still learns as
 well (AReaL, arXiv 2505.24298; ScaleRL, arXiv 2510.13786)."""
 
+DRAFTS = (0, 1, 2, 3, 4, 6, 8)
+"""Tokens drafted at a time that are tried where a job leaves them open."""
+ONE_BY_ONE = {"placement.max_staleness": STALENESS, "rollout.speculative_tokens": DRAFTS}
+"""Keys that are searched by a search for each value, the least value first."""
+
 
 class Search(Protocol):
     """The search of one job's open choices. The job has been checked against its models and its machine."""
@@ -60,7 +65,9 @@ class Search(Protocol):
 def search_of(asked: JobSpec) -> Search:
     """The search of a job. Raises: SpecError for the first thing in it that could not run."""
     if asked.placement.max_staleness == "auto":
-        return _with_staleness(asked)
+        return _one_by_one(asked, "placement.max_staleness")
+    if asked.rollout.speculative_tokens == "auto":
+        return _one_by_one(asked, "rollout.speculative_tokens")
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
@@ -83,26 +90,34 @@ def search_of(asked: JobSpec) -> Search:
     return search
 
 
-def _with_staleness(asked: JobSpec) -> Search:
-    """The search with the fewest versions of staleness with which a step is as fast as with more of them."""
+def _one_by_one(asked: JobSpec, key: str) -> Search:
+    """The search with the least value of a key of ONE_BY_ONE with which a step is as fast as with more."""
     from rlplan.planner.gpu.search import GpuSearch
 
-    if asked.device_kind == "cpu" or not asked.has_rollouts or asked.placement.placement in ("colocated", "hybrid"):
-        return search_of(_stale(asked, 0))
+    if asked.device_kind == "cpu" or not asked.has_rollouts or not _can_win(asked, key):
+        return search_of(_with(asked, key, 0))
     found: dict[int, tuple[int, float]] = {}
-    for staleness in STALENESS:
-        plan = search_of(_stale(asked, staleness)).run(with_others=False)
-        found[staleness] = plan.verdict.rank, plan.seconds
+    for value in ONE_BY_ONE[key]:
+        plan = search_of(_with(asked, key, value)).run(with_others=False)
+        found[value] = plan.verdict.rank, plan.seconds
     best = min(found.values())
     chosen = next(
         one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
     )
-    search = search_of(_stale(asked, chosen))
-    assert isinstance(search, GpuSearch), "a CPU host's staleness is not searched"
+    search = search_of(_with(asked, key, chosen))
+    assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
     steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
-    search.staleness_words = f"placement.max_staleness auto is {chosen}: a step takes, with {steps}"
+    search.chosen_words += (f"{key} auto is {chosen}: a step takes, with {steps}",)
     return search
 
 
-def _stale(asked: JobSpec, staleness: int) -> JobSpec:
-    return asked.model_copy(update={"placement": asked.placement.model_copy(update={"max_staleness": staleness})})
+def _can_win(asked: JobSpec, key: str) -> bool:
+    """Whether more than 0 may be faster: drafts of an unknown acceptance rate are never chosen."""
+    if key == "placement.max_staleness":
+        return asked.placement.placement not in ("colocated", "hybrid")
+    return asked.rollout.acceptance_rate is not None
+
+
+def _with(asked: JobSpec, key: str, value: int) -> JobSpec:
+    part, _, name = key.partition(".")
+    return asked.model_copy(update={part: getattr(asked, part).model_copy(update={name: value})})

@@ -59,8 +59,11 @@ def reserve_of(gpu: GpuProfile) -> int:
 
 def error_of(plan: "Plan") -> StepError | None:
     """The error of a plan's seconds; None where steps of its kind were not measured."""
-    if plan.timing is None or plan.is_on_host:
-        return None
+    return None if plan.timing is None or plan.is_on_host else nearest_error(plan)
+
+
+def nearest_error(plan: "Plan") -> StepError:
+    """What `error_of` says, and on a CPU host the error of such steps on GPUs, for want of one of its own."""
     return ERRORS["step" if plan.job.has_rollouts else "training"]
 
 

@@ -136,7 +136,7 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     if rollout.quantization not in ("none", "auto", "fp8"):
         yield f"rollout.quantization {rollout.quantization}: the engine can only quantise to fp8 while loading"
     if rollout.speculative_tokens:
-        yield "rollout.speculative_tokens: the GPU memory of speculative decoding is not modelled"
+        yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
 
 
 def _policy(job: SettledJob) -> ModelSpec | None:

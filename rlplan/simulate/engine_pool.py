@@ -5,6 +5,7 @@ Left out: when groups may be begun (run.py, staleness.py).
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
 from simpy import AllOf, Environment, Event
@@ -16,8 +17,14 @@ from rlplan.simulate.speed import LinearSpeed, RememberedSpeed, Speed
 from rlplan.simulate.timeout import Timeout
 
 
+def most_begun(setting: SimulationSetting, work: StepRollouts) -> int:
+    """Prompts that may be unfinished at the same time: no more engines ever get one, for a free engine goes first."""
+    ahead = setting.asynchrony.max_staleness if setting.asynchrony else 0.0
+    return work.num_prompts * (1 + math.ceil(ahead))
+
+
 class EnginePool:
-    """All engines. on_rewarded: called with each group whose rollouts all have their rewards."""
+    """All engines that prompts reach. on_rewarded: called with each group whose rollouts all have their rewards."""
 
     def __init__(
         self,
@@ -31,7 +38,8 @@ class EnginePool:
         self.env, self.work, self.on_rewarded = env, work, on_rewarded
         self.sampler = LengthSampler(work.lengths, seed)
         speed = speed if isinstance(speed, LinearSpeed) else RememberedSpeed(speed)
-        self.engines = [Engine(env, speed, work.limits, self._finished) for _ in range(work.num_engines)]
+        reached = min(work.num_engines, most_begun(setting, work))
+        self.engines = [Engine(env, speed, work.limits, self._finished) for _ in range(reached)]
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
         self._free_from = [0.0] * setting.num_reward_workers

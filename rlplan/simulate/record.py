@@ -5,7 +5,7 @@ Left out: memory that moves within an action: a sample says what the ledger says
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, Action
 from rlplan.memory.ledger import LedgerRow
@@ -13,6 +13,9 @@ from rlplan.simulate.engine import Engine
 from rlplan.simulate.setting import SimulationSetting
 from rlplan.trace import MemorySample, Span, Trace
 from rlplan.vocabulary import Phase
+
+MAX_TRACED = 1024
+"""Processes of an action that go into the trace, the first."""
 
 
 class Recorder:
@@ -34,7 +37,7 @@ class Recorder:
         for group in self.setting.groups_of(action):
             self.busy_s[group] += end_s - start_s
         if step <= self.setting.num_traced_steps:
-            for process in action.processes or (DRIVER_PROCESS,):
+            for process in action.processes[:MAX_TRACED] or (DRIVER_PROCESS,):
                 device = self._devices.get(process, HOST_DEVICE)
                 self.trace.spans.append(Span(action.id, step, process, device, start_s, end_s))
             self.sample(action, step, end_s)
@@ -58,19 +61,24 @@ class Recorder:
                     )
                 )
 
-    def add_engines(self, action: Action, engines: Iterable[Engine], step_ends: list[float]) -> None:
-        """The engines' busy time: a span for each stretch between two pauses, on the engine's first device."""
-        all_engines = list(engines)
+    def add_engines(self, action: Action, engines: Sequence[Engine], step_ends: list[float]) -> float:
+        """The engines' busy time: a span for each stretch between two pauses, on the engine's first device.
+
+        Returns: seconds, the mean of all engines, those included that no prompt reached.
+        """
+        assert self.setting.rollouts is not None
+        num_engines = self.setting.rollouts.num_engines
         group = self.setting.groups_of(action)[0]
         devices = next(each.devices for each in self.setting.schedule.groups if each.name == group)
-        ranks = max(1, len(devices) // len(all_engines))
-        mean_s = sum(engine.busy_s for engine in all_engines) / len(all_engines)
+        ranks = max(1, len(devices) // num_engines)
+        mean_s = sum(engine.busy_s for engine in engines) / num_engines
         self.busy_s[group] += mean_s
         until = step_ends[min(len(step_ends), self.setting.num_traced_steps) - 1]
-        for index, engine in enumerate(all_engines):
+        for index, engine in enumerate(engines):
             device = devices[min(index * ranks, len(devices) - 1)]
             for start_s, end_s in engine.intervals:
                 if start_s < until:
                     step = 1 + sum(end <= start_s for end in step_ends)
                     span = Span(action.id, step, f"rollout_engine/{index}", device, start_s, end_s)
                     self.trace.spans.append(span)
+        return mean_s

@@ -58,6 +58,9 @@ class SimulationResult:
     num_events: int
     """Changes of a batch, rewards and actions that ended."""
     trace: Trace
+    simulated_share: float = 1.0
+    """Of the engines and prompts, that was simulated and stands for all of them; counts are those of all, and
+    num_events and the trace those of the part."""
     schema_version: int = SIMULATION_SCHEMA_VERSION
 
     @property
@@ -103,7 +106,7 @@ class SimulationResult:
         if data["schema_version"] != SIMULATION_SCHEMA_VERSION:
             raise ValueError(f"schema version {data['schema_version']}, this is {SIMULATION_SCHEMA_VERSION}")
         trace = data["trace"]
-        fields = {key: data[key] for key in SimulationResult.__dataclass_fields__}
+        fields = {key: data[key] for key in SimulationResult.__dataclass_fields__ if key in data}
         return SimulationResult(
             **{
                 **fields,

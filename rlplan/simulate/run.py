@@ -294,9 +294,9 @@ class _Run:
     def _result(self) -> SimulationResult:
         engines = self.engine_pool.engines if self.engine_pool else []
         if self.engine_pool and self.setting.generates:
-            self.recorder.add_engines(self.setting.generates, engines, self.step_ends)
+            mean_s = self.recorder.add_engines(self.setting.generates, engines, self.step_ends)
             if self.setting.asynchrony and self.setting.asynchrony.streams:
-                self.recorder.phase_s[Phase.ROLLOUT] += sum(engine.busy_s for engine in engines) / len(engines)
+                self.recorder.phase_s[Phase.ROLLOUT] += mean_s
         seconds = self.env.now
         busy = self.recorder.busy_s
         return SimulationResult(

@@ -6,6 +6,7 @@ Left out: where costs and speeds come from (timing/), and what is drawn (lengths
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import SpecError
@@ -105,8 +106,21 @@ class SimulationSetting:
 
     def groups_of(self, action: Action) -> tuple[str, ...]:
         """Device groups whose devices an action keeps busy, by name; none for the driver's own work."""
-        owners = {process: layout.group for layout in self.schedule.layouts for process, _ in layout.processes}
-        return tuple(sorted({owners[process] for process in action.processes if process in owners}))
+        if action.id not in self._groups:
+            owners = self._owners
+            found = {owners[process] for process in action.processes if process in owners}
+            self._groups[action.id] = tuple(sorted(found))
+        return self._groups[action.id]
+
+    @cached_property
+    def _owners(self) -> dict[str, str]:
+        """The device group of each process."""
+        return {process: layout.group for layout in self.schedule.layouts for process, _ in layout.processes}
+
+    @cached_property
+    def _groups(self) -> dict[str, tuple[str, ...]]:
+        """By action id, for a schedule may have a hundred thousand processes and asks for each action of each step."""
+        return {}
 
     def _check_asynchrony(self, asynchrony: Asynchrony) -> None:
         generate = self.generates

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 
 from rlplan.errors import MisspeltError, RunError, SpecError, did_you_mean
 from rlplan.reading import MAX_SPEC_BYTES, check_values, read_text
+from rlplan.spec.limits import LIMIT_ERRORS, limits_at
 from rlplan.units import parse_bytes
 
 MAX_KEY = 80
@@ -86,7 +87,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         way_out = first.get("ctx", {}).get("way_out") or way_out or "change one of the values"
     else:
         what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
-        way_out = way_out or "change the value"
+        way_out = way_out or _within_limits(kind, first, path) or "change the value"
     if others:
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
@@ -117,6 +118,15 @@ def _example(kind: type[Spec], error: ErrorDetails, path: str, tag: str) -> str:
     if "a byte count" in error["msg"] and (said := re.fullmatch(r"\s*([\d.]+)\s*([KMGT])\s*", str(error["input"]))):
         return f"{path}={said[1]}{said[2]}iB, or {said[1]}{said[2]}B as on a data sheet"
     return ""
+
+
+def _within_limits(kind: type[Spec], error: ErrorDetails, path: str) -> str:
+    """What is allowed of a number that is out of its limits, and the nearest of it; empty for other errors."""
+    limits = limits_at(kind, error["loc"]) if error["type"] in LIMIT_ERRORS else None
+    if limits is None:
+        return ""
+    is_in_list = re.search(r"\.\d", path) is not None
+    return f"{limits.words}: for example {'' if is_in_list else f'{path}='}{limits.nearest(error['input'])}"
 
 
 def _given(value: Any) -> str:

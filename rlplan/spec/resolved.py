@@ -36,6 +36,7 @@ RULES: dict[str, dict[Kind, Any]] = {
     "rollout.has_cuda_graphs": {"cpu": False, "cuda": True},
     "rollout.max_num_batched_tokens": {"cpu": 2048, "cuda": 8192},
     "rollout.block_size": {"cpu": 32, "cuda": 16},
+    "rollout.speculative_tokens": {"cpu": 0, "cuda": 0},
     "placement.spreads_scoring": {"cpu": False, "cuda": True},
     "placement.max_staleness": {"cpu": 0, "cuda": 0},
     "placement.sync_bucket": {"cpu": 64 * MIB, "cuda": 512 * MIB},
@@ -85,6 +86,7 @@ class SettledRollout(RolloutSpec):
     has_cuda_graphs: bool = True
     max_num_batched_tokens: int = 8192
     block_size: Literal[16, 32, 64, 128] = 16
+    speculative_tokens: int = 0
 
 
 class SettledPlacement(PlacementSpec):

@@ -5,7 +5,7 @@ In: a StepReport. Out: stdout.
 
 from rich.text import Text
 
-from rlplan.planner.answers.measured_step import NORMAL, PhaseGap, StepReport
+from rlplan.planner.answers.measured_step import PhaseGap, StepReport
 from rlplan.units import format_seconds
 from rlplan_cli.render.terminal import NARROW, new_table, say, stdout
 
@@ -27,7 +27,7 @@ def show_step(report: StepReport) -> None:
     stdout.print(table)
     _show_causes(report)
     for remark in report.remarks:
-        say("Lengths", remark)
+        say("Also", remark)
     if report.overrides:
         stdout.print("Counted with " + " ".join(map(_quoted, report.overrides)), style="dim", soft_wrap=True)
     if measured.unread:
@@ -50,8 +50,7 @@ def _cells(one: PhaseGap, *, is_largest: bool) -> list[str | Text]:
 def _show_causes(report: StepReport) -> None:
     largest = report.largest
     if largest is None:
-        words = f"Up to {NORMAL} times is normal: half of the published steps are predicted no better."
-        stdout.print(words, style="dim")
+        stdout.print(f"{report.normal_words[:1].upper()}{report.normal_words[1:]}.", style="dim")
         return
     if largest.phase == "between":
         words = "what no timer of the log covers: data, reward functions, logging, evaluation, checkpoints, idle ranks"

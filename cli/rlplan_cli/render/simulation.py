@@ -23,6 +23,7 @@ def show_simulation(plan: Plan, result: SimulationResult) -> None:
     assert plan.timing is not None, "a simulated plan has its seconds"
     show_speed(plan)
     _show_steps(result)
+    _show_part(result)
     _show_phases(plan.timing.step, phase_costs(plan.timing.step), result)
     _show_groups(result)
     _show_rollouts(result)
@@ -37,6 +38,12 @@ def _show_steps(result: SimulationResult) -> None:
             f"95 % within {most}; {format_seconds(result.seconds)} and {_count(result.gpu_hours)} device-hours in all",
         )
     )
+
+
+def _show_part(result: SimulationResult) -> None:
+    if result.simulated_share < 1:
+        share = f"{result.simulated_share:.1%} of the engines and prompts"
+        say("Simulated", f"{share}, which stand for all; the slowest of all is slower")
 
 
 def _show_phases(timing: StepTiming, costs: Mapping[Phase, Cost], result: SimulationResult) -> None:

@@ -10,6 +10,7 @@ from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.checks.targets import AXES
 from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
+from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import ADAPTER_RANK
 from rlplan.spec.hardware.profile import ComputeDtype
@@ -145,6 +146,10 @@ def list_what_ifs(plan: Plan) -> Iterator[Change]:
     multiplies_fp8 = not plan.is_on_host and ComputeDtype.FLOAT8 in plan.job.load_gpu().dense_flops_per_s
     if spec.rollout.quantization == "none" and multiplies_fp8:
         yield Change(("rollout.quantization=fp8",), "rollouts in 8 bits: rounds weights")
+    if spec.rollout.acceptance_rate is not None and not plan.is_on_host:
+        for count in DRAFTS:
+            if count != spec.rollout.speculative_tokens:
+                yield Change((f"rollout.speculative_tokens={count}",), f"{count or 'no'} drafted tokens a step")
     if spec.placement.max_staleness == 0 and plan.num_devices > 1:
         placement = () if spec.placement.placement in ("auto", "disaggregated") else ("placement.placement=auto",)
         yield Change(("placement.max_staleness=1", *placement), "rollouts one version behind")

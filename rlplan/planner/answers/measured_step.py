@@ -4,7 +4,7 @@ In: a JobSpec, a MeasuredStep (of a run's folder or of another stack's log). Out
 (foreign/logs), what a cause would be (causes.py), drawing.
 
 What the hardware allows is the best plan of the job with the lengths that were measured: other answers are another
-workload, and no fault of the runtime. Of published RL steps half are predicted within 30 %, so that less is no gap.
+workload, and no fault of the runtime. Normal is what nine of ten measured steps are (margins.py): more is a gap.
 """
 
 import math
@@ -17,6 +17,7 @@ from rlplan.planner.answers.causes import Cause, list_causes
 from rlplan.planner.answers.changes import changed, what_binds
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
+from rlplan.planner.margins import StepError, nearest_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fitted_lengths
@@ -24,8 +25,6 @@ from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
 
 STEP_REPORT_SCHEMA_VERSION = 1
-NORMAL = 1.3
-"""Measured over predicted up to which a phase is normal: the median error of published RL steps (docs/timing.md)."""
 LEAST_SHARE = 0.05
 """Of the measured step that a gap must be, to be named."""
 BETWEEN = "between"
@@ -65,6 +64,8 @@ class PhaseGap:
     """Of the step, `step` for all of it, `between` for what belongs to none."""
     measured_s: float
     predicted_s: float
+    longest_normal: float
+    """Measured over predicted up to which it is normal."""
 
     @property
     def gap_s(self) -> float:
@@ -79,7 +80,7 @@ class PhaseGap:
     @property
     def is_normal(self) -> bool:
         """Whether it is not longer than such predictions err."""
-        return self.measured_s <= NORMAL * self.predicted_s
+        return self.measured_s <= self.longest_normal * self.predicted_s
 
     def as_json(self) -> dict[str, Any]:
         """With what follows from both."""
@@ -119,12 +120,31 @@ class StepReport:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else the lengths say."""
+        """What else is worth a word: a step that is too short, answers that are cut."""
         share, cap = self.measured.lengths.get("cut_share", 0.0), self.plan.job.workload.max_response_len
-        if share < MANY_CUT:
-            return ()
-        waits = "every batch waits for the cap, and a reward that reads the end finds none"
-        return (f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}",)
+        said = []
+        if share >= MANY_CUT:
+            waits = "every batch waits for the cap, and a reward that reads the end finds none"
+            said.append(f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}")
+        ratio = next((one.ratio for one in self.gaps if one.phase == "step"), None)
+        if ratio is not None and ratio < self.error.low:
+            least = f"nine of ten measured steps are {self.error.low:.2f} times it or more"
+            said.append(
+                f"the step took {ratio:.2f} times its prediction, {least}: was less work done than the job says?"
+            )
+        return tuple(said)
+
+    @property
+    def error(self) -> StepError:
+        """What is normal of such steps."""
+        return nearest_error(self.plan)
+
+    @property
+    def normal_words(self) -> str:
+        """The same for people."""
+        low, high = self.error.low, self.error.high
+        of = "such steps on GPUs (CPU hosts have no error of their own)" if self.plan.is_on_host else "measured steps"
+        return f"up to {high:.2f} times is normal: nine of ten {of} take {low:.2f} to {high:.2f} times their prediction"
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the plan."""
@@ -133,6 +153,7 @@ class StepReport:
             "stack": self.measured.stack,
             "num_steps": self.measured.num_steps,
             "is_normal": self.is_normal,
+            "normal": {"low": self.error.low, "high": self.error.high, "kind": self.error.kind},
             "overrides": list(self.overrides),
             "gaps": [one.as_json() for one in self.gaps],
             "largest": self.largest and self.largest.phase,
@@ -170,13 +191,14 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = Non
 
 
 def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
-    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds)]
+    high = nearest_error(plan).high
+    gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
-    gaps += [PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0)) for phase in named]
+    gaps += [PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), high) for phase in named]
     if measured.step_s is not None and measured.phases:
         rest = measured.step_s - math.fsum(measured.phases.values())
         unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)
-        gaps.append(PhaseGap(BETWEEN, max(0.0, rest), unnamed))
+        gaps.append(PhaseGap(BETWEEN, max(0.0, rest), unnamed, high))
     return gaps
 
 

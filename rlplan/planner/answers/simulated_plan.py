@@ -12,7 +12,7 @@ from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
-from rlplan.simulate.run import simulate
+from rlplan.simulate.sampled import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import Speed
 from rlplan.timing.cpu.engine import CpuEngine
@@ -42,8 +42,8 @@ class CpuSpeed:
 
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
-    """Simulate a plan's steps; the same seed gives the same result. Raises: SpecError."""
-    return simulate(setting_of(plan, num_steps), seed)
+    """Simulate a plan's steps, of very many rollouts a part; the same seed gives the same result. Raises: SpecError."""
+    return simulate_sampled(setting_of(plan, num_steps), seed)
 
 
 def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:

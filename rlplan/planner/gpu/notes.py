@@ -26,8 +26,13 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
         yield _why_others(search, plan)
     elif is_part and search.job.objective not in ("gpus", "cost"):
         yield f"uses {plan.num_devices} of {search.setting.num_gpus} GPUs: {_why_fewer(search, plan)}"
-    if search.staleness_words:
-        yield search.staleness_words
+    yield from search.chosen_words
+    drafted = search.job.rollout.speculative_tokens
+    if drafted and search.job.rollout.acceptance_rate is None:
+        yield (
+            f"rollout.speculative_tokens {drafted}: no rollout.acceptance_rate is stated, so seconds are counted as if "
+            "no drafted token were taken"
+        )
     yield from _over_link(search, plan)
     groups = plan.choice.arrangement.num_training // plan.choice.trainer.ranks_per_sequence
     units = search.job.num_units_per_mini_batch

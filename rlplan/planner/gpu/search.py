@@ -77,8 +77,8 @@ class GpuSearch:
         self._best: Best | None = None
         self.instead_of = ""
         """Why the pools are not in the order that was asked for, where that order could not run."""
-        self.staleness_words = ""
-        """Why placement.max_staleness is what it is, where it was left open."""
+        self.chosen_words: tuple[str, ...] = ()
+        """Why keys are what they are that were left open and searched value by value."""
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other

@@ -27,8 +27,13 @@ class RolloutSpec(Spec):
     """Texts and tokens that end a response."""
     quantization: str = Field(default="none", max_length=40)
     """Of the weights, by a format's name; `auto` may take fp8 where the GPU computes it."""
-    speculative_tokens: int = Field(default=0, ge=0, le=16)
-    """Tokens that are proposed at a time from what stands before (n-gram speculative decoding)."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=16)] | Auto = 0
+    """Tokens that are proposed at a time from what stands before (n-gram speculative decoding); `auto` takes as many as
+    make a step fastest at the acceptance rate, and none without one.
+    """
+    acceptance_rate: float | None = Field(default=None, gt=0, lt=1)
+    """The share of proposed tokens that the policy takes, each for itself: what speculative decoding on GPUs is
+    timed by. Nobody has measured it for a job but its user; engines log it."""
     environment: EnvironmentSpec = EnvironmentSpec()
     """What answers the policy between its turns."""
     kv_dtype: Literal["auto", "fp8"] = "auto"

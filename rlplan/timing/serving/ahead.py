@@ -109,12 +109,12 @@ class RolloutsAhead:
     def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
         """The least T in which the link carries a version and rollouts are not too old when they are trained on."""
         low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while not self._late(high, travel_s)._holds(high, others_s, sync_s):
+        while self._late(high, travel_s)._holds(high, others_s, sync_s) is None:
             low, high = high, 1.5 * high
         for _ in range(NUM_LINK_HALVINGS if high > low else 0):
             middle = (low + high) / 2
-            holds = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
-            low, high = (low, middle) if holds else (middle, high)
+            piece = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
+            low, high = (middle, high) if piece is None else (low, middle)
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:

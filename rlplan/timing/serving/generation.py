@@ -71,6 +71,7 @@ class EngineSpeed:
             kv_element_bytes=self.cut.kv_element_bytes,
             has_graphs=self.rollout.has_cuda_graphs,
             has_custom_all_reduce=self.has_custom_all_reduce,
+            drafts=(self.rollout.speculative_tokens, self.rollout.acceptance_rate or 0.0),
         )
 
     def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:

@@ -1,7 +1,8 @@
 """One step of a rollout engine in seconds: what its sequences decode and what it prefills beside them.
 
-In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with penalties or grammars, LoRA, speculative
-drafts, sparse attention (an indexer's reads are counted, its savings are not), spread between ranks.
+In: EngineCounts, a Cluster. Out: seconds by resource. Left out: sampling with penalties or grammars, LoRA, draft
+models, the look-up of n-grams on the host, sparse attention (an indexer's reads are counted, its savings are not),
+spread between ranks.
 
     step = max(matmuls + attention + elementwise + all-reduces + layers, launches) + sequences
 
@@ -9,7 +10,7 @@ Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of 
 B memory's peak, F peak of matmuls, S bytes of a message.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlplan.memory.serving.versions import LATEST, VllmVersion
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
@@ -73,6 +74,26 @@ class StepLoad:
     """Pairs of a prompt token and a token before it."""
     num_prefills: float = 0.0
     """Prompts that end in this step."""
+    tokens_each: int = 1
+    """Of a sequence that decodes: one, and those that were drafted for it."""
+
+    @property
+    def num_decoded(self) -> float:
+        """Tokens of the sequences that decode, all of which get logits."""
+        return self.num_seqs * self.tokens_each
+
+
+def expected_tokens(num_drafted: int, acceptance_rate: float) -> float:
+    """Tokens that one step with drafts gives a sequence.
+
+    Counts: (1 - a^(k+1)) / (1 - a): the drafts up to the first that is not taken, and one more of the model's own.
+    Source: Leviathan 2023 (arXiv:2211.17192), equation 1. Assumes: each draft is taken with the same probability,
+    whatever came before; the batch's steps are those of the mean sequence.
+
+    >>> expected_tokens(0, 0.5), expected_tokens(1, 0.5), expected_tokens(3, 0.5)
+    (1.0, 1.5, 1.875)
+    """
+    return (1 - acceptance_rate ** (num_drafted + 1)) / (1 - acceptance_rate)
 
 
 def multiplied_as(gpu: GpuProfile, form: str) -> ComputeDtype:
@@ -170,7 +191,9 @@ class EngineRates:
         has_graphs: bool = True,
         has_custom_all_reduce: bool = True,
         version: VllmVersion = LATEST,
+        drafts: tuple[int, float] = (0, 0.0),
     ) -> None:
+        self._drafted, self._gained = drafts[0], expected_tokens(*drafts)
         gpu, serving = cluster.gpu, cluster.serving
         peak, self._has_graphs = cluster.memory_bytes_per_s, has_graphs
         self._counts, self._bytes_per_s = counts, peak * serving.memory.value
@@ -220,16 +243,26 @@ class EngineRates:
         return cost_of(self.parts(load), self.link)
 
     def parts(self, load: StepLoad) -> Parts:
-        """Seconds by resource, in the order of `RESOURCES`.
+        """Seconds by resource, in the order of `RESOURCES`: of a step, or where tokens are drafted of one token of each
+        sequence, for which a step verifies k + 1 and gains fewer.
+        """
+        if not self._drafted or not load.num_seqs or load.prefill_tokens:
+            return self._step_parts(load)
+        compute, memory, latency, link, host = self._step_parts(replace(load, tokens_each=1 + self._drafted))
+        gained = self._gained
+        return compute / gained, memory / gained, latency / gained, link / gained, host / gained
+
+    def _step_parts(self, load: StepLoad) -> Parts:
+        """Of one step.
 
         Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
         the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
         sequence; where the step is not in a CUDA graph, at least LAUNCH a layer. Of replicas that share experts, the
         one that prefills the most; a gather of all tokens and a reduction in each layer with experts.
         """
-        everyones = load.num_seqs + load.prefill_tokens
+        everyones = load.num_decoded + load.prefill_tokens
         load = busiest_replica(load, self._counts.replicas)
-        tokens = load.num_seqs + load.prefill_tokens
+        tokens = load.num_decoded + load.prefill_tokens
         compute, memory = self._matmul_parts(load, tokens, everyones)
         reading, attending = self._attention_parts(load)
         memory += reading + tokens * self._token + load.num_seqs * self._sequence_state
@@ -255,7 +288,7 @@ class EngineRates:
     def _matmul_parts(self, load: StepLoad, tokens: float, everyones: float) -> tuple[float, float]:
         compute = memory = 0.0
         work = [(read, flop * tokens) for read, flop in self._matmuls]
-        work.append((self._head[0], self._head[1] * (load.num_seqs + load.num_prefills)))
+        work.append((self._head[0], self._head[1] * (load.num_decoded + load.num_prefills)))
         if (experts := self._counts.experts) is not None:
             work.append((self._expert_read * experts.slowest(everyones), self._expert_pair * experts.pairs(everyones)))
         for read, multiply in work:
@@ -272,7 +305,7 @@ class EngineRates:
             seen, pairs = load.context_tokens, load.prefill_pairs
             if window is not None:
                 seen, pairs = min(seen, load.num_seqs * window), min(pairs, load.prefill_tokens * window)
-            reading += max(read, flop) * seen
+            reading += max(read, flop * load.tokens_each) * seen
             attending += prefill_flop * pairs
         return reading, attending
 
@@ -292,6 +325,7 @@ def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
         load.prefill_tokens * share,
         load.prefill_pairs * share,
         load.num_prefills * share,
+        load.tokens_each,
     )
 
 

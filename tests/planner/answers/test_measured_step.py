@@ -1,6 +1,7 @@
 """A step that is slow for a reason is explained by it: each slow setting, measured by the formulas themselves."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,9 +9,10 @@ from hypothesis import strategies as st
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.changes import Change, ask, changed
-from rlplan.planner.answers.measured_step import NORMAL, MeasuredStep, explain_step
+from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
 from rlplan.planner.machine import search_of
+from rlplan.planner.margins import ERRORS
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.measured_lengths import fitted_lengths
@@ -42,12 +44,21 @@ def slow(plan: Plan, **settings: str) -> Plan:
     return found
 
 
-@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * NORMAL])
-def test_what_is_as_fast_as_predicted_is_normal(plan: Plan, factor: float) -> None:
+@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * ERRORS["step"].high])
+def test_what_nine_of_ten_measured_steps_are_is_normal(plan: Plan, factor: float) -> None:
     found = explain_step(JOB, measured(plan, factor))
     assert found.is_normal
     assert found.causes == ()
     assert found.gaps[0].ratio == pytest.approx(factor)
+    assert found.remarks == () if factor > ERRORS["step"].low else "was less work done" in found.remarks[0]
+    assert "0.59 to 1.75 times" in found.normal_words
+
+
+def test_what_is_normal_follows_the_measured_error(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = measured(plan, 1.5)
+    assert explain_step(JOB, one).is_normal
+    monkeypatch.setitem(ERRORS, "step", replace(ERRORS["step"], high=1.4))
+    assert not explain_step(JOB, one).is_normal
 
 
 PACKING = {"workload__response_lengths": "{kind: constant}"}

@@ -20,12 +20,12 @@ WORK = {
 }
 
 
-def plan(link: str, target: str = "fsdp2", **placement: Any) -> Plan:
+def plan(link: str, target: str = "fsdp2", num_generation: int = 8, **placement: Any) -> Plan:
     job = {
         "policy": "Qwen/Qwen2.5-7B",
         "algorithm": {"name": "grpo", "kl_coef": 0},
         "target": target,
-        "hardware": f"8xH100 + 8xH100 over {link}",
+        "hardware": f"8xH100 + {num_generation}xH100 over {link}",
         "workload": WORK,
         "training": {"gradient_checkpointing": True, "offloads_optimizer": False, "offloads_parameters": False},
         "rollout": {"tp": 1, "max_num_seqs": 64, "quantization": "none"},
@@ -52,9 +52,12 @@ def test_weights_that_travel_beside_a_step_stop_it_for_seconds_but_it_is_no_shor
     assert any("beside generation and training" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("link", "staleness"), [("590Mb/s", 0), ("590Mb/s", 1), ("2Gb/s 4 places", 2)])
-def test_plan_and_simulator_agree_within_ten_percent(link: str, staleness: int) -> None:
-    found = plan(link, max_staleness=staleness)
+@pytest.mark.parametrize(
+    ("link", "staleness", "num_generation"),
+    [("590Mb/s", 0, 8), ("590Mb/s", 1, 8), ("2Gb/s 4 places", 2, 8), ("590Mb/s", 2, 4096)],
+)
+def test_plan_and_simulator_agree_within_ten_percent(link: str, staleness: int, num_generation: int) -> None:
+    found = plan(link, num_generation=num_generation, max_staleness=staleness)
     steps = simulate_plan(found, num_steps=14, seed=1).step_s[5:]
     assert found.seconds == pytest.approx(sum(steps) / len(steps), rel=0.10)
 

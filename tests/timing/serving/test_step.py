@@ -17,6 +17,7 @@ from rlplan.timing.serving.step import (
     EngineRates,
     StepLoad,
     Wire,
+    expected_tokens,
     experts_share,
     has_fused_experts,
     multiplied_as,
@@ -212,3 +213,26 @@ def test_experts_in_4_bits_on_data_center_blackwell_take_fewer_kernels(gpu: str,
 def test_two_versions_had_slow_experts_on_hopper(gpu: str, form: str, version: VllmVersion, share: float) -> None:
     """Source: vLLM pull requests 33490 and 34260."""
     assert experts_share(get_gpu(gpu, where="test"), form, version) == share
+
+
+def drafting(tokens: int, acceptance_rate: float) -> EngineRates:
+    counts = engine_counts(LLAMA, EngineCut())
+    return EngineRates(counts, HOST, kv_element_bytes=2, drafts=(tokens, acceptance_rate))
+
+
+def test_drafts_gain_what_is_taken_where_the_weights_are_read_anyway() -> None:
+    """Three drafts taken at 0.5: 1 + 0.5 + 0.25 + 0.125 tokens a step, whose bytes are those of one."""
+    assert expected_tokens(3, 0.5) == 1.875
+    alone = StepLoad(1, 1000)
+    assert drafting(3, 0.5).seconds(alone) == pytest.approx(rates().seconds(alone) / 1.875, rel=0.01)
+
+
+def test_drafts_lose_where_the_gpu_computes_all_the_time() -> None:
+    """1,024 sequences: four tokens each are four times the FLOPs for 1.3 times the tokens."""
+    full = StepLoad(1024, 1024)
+    assert drafting(3, 0.25).seconds(full) > 1.5 * rates().seconds(full)
+
+
+def test_without_drafts_and_in_a_prefill_nothing_changes() -> None:
+    assert drafting(0, 0.5).parts(StepLoad(8, 800)) == rates().parts(StepLoad(8, 800))
+    assert drafting(3, 0.5).parts(StepLoad(0, 0, 512, 512 * 256, 1)) == rates().parts(StepLoad(0, 0, 512, 512 * 256, 1))

@@ -1,7 +1,7 @@
 """What one rank of the rollout engine holds on its GPU and on its host, action by action, awake and asleep.
 
 In: a model, the engine's settings, bytes of its KV cache. Out: bytes by kind. The formulas are in serving_*.py.
-Left out: pipelines, speculative drafts, images.
+Left out: pipelines, draft models, images, and the k slots of a sequence that are drafted into and not taken.
 
 Asleep (vLLM's sleep mode) the KV cache is gone and the weights are on the host (level 1) or dropped (level 2); context,
 communicator, CUDA graphs and what the driver keeps for kernels stay. An engine that never sleeps keeps what its
@@ -96,18 +96,23 @@ class EngineOnGpu(Forecast):
         rollout, tp = self.rollout, self.choice.tp
         num_tokens, ep = rollout.max_num_batched_tokens, expert_parallel_size(self.choice)
         prefill = prefill_peak_bytes(self.model, tp, num_tokens, rollout.dtype.num_bytes, ep=ep)
-        sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self.choice.max_num_seqs)
+        sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self._num_rows)
         return max(prefill, sampler)
 
     @cached_property
     def asleep(self) -> Bytes:
         """What stays whatever the engine does: context, communicator, graphs, kernels."""
-        graphs = cuda_graph_bytes(LATEST, self.choice.max_num_seqs, enforce_eager=not self.rollout.has_cuda_graphs)
+        graphs = cuda_graph_bytes(LATEST, self._num_rows, enforce_eager=not self.rollout.has_cuda_graphs)
         held = process_overheads(
             self.overheads, self.choice.tp, in_transfer_group=self.placement is Placement.DISAGGREGATED
         )
         held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
         return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
+
+    @property
+    def _num_rows(self) -> int:
+        """Rows of logits of a batch: a sequence has one for each drafted token beside its own."""
+        return self.choice.max_num_seqs * (1 + self.rollout.speculative_tokens)
 
     @cached_property
     def pool(self) -> CachePool:
