@@ -100,9 +100,9 @@ def _schedule(lengths: list[float], places: int, sums: list[list[float]]) -> Non
         last_start = running[0][0]
         heapq.heapreplace(running, (last_start + length, last_start))
     # an age grows from 0 to the length: its sum over a rollout's steps is length^2 / 2, less what falls into the tail
-    tail_ages = sum((end - start) ** 2 - (last_start - start) ** 2 for end, start in running) / 2
-    _add(sums[0], last_start, last_start * places, sum(length**2 for length in lengths) / 2 - tail_ages)
-    alive, starts, now, level = len(running), sum(start for _, start in running), last_start, 0
+    tail_ages = sum([(end - start) ** 2 - (last_start - start) ** 2 for end, start in running]) / 2
+    _add(sums[0], last_start, last_start * places, sum([length**2 for length in lengths]) / 2 - tail_ages)
+    alive, starts, now, level = len(running), sum([start for _, start in running]), last_start, 0
     for end, start in sorted(running):
         span = end - now
         _add(sums[level + 1], span, alive * span, span * (alive * (now + end) / 2 - starts))
