@@ -107,6 +107,7 @@ def test_the_command_line_answers_without_heavy_imports(arguments: list[str], tm
     loaded = set(json.loads(report.read_text()))
     assert {name for name in loaded if name.partition(".")[0] in HEAVY} == set()
     assert {name for name in loaded if name.startswith(("rlplan.runtime", "rlplan.report"))} == set()
+    assert "rich.progress" not in loaded, "a bar is for a terminal, and for what lasts more than a second"
 
 
 # ------------------------------------------------------------------------------------------------ what is declared

@@ -51,7 +51,8 @@ def command(
         if not as_json:
             show_stage(name)
             show_estimate(plan)
-        texts[name] = json.dumps(estimate_as_json(plan), indent=1)
+        else:
+            texts[name] = json.dumps(estimate_as_json(plan), indent=1)
     if as_json:
         print_stages(texts)
     for plan in found.values():

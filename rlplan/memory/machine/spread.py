@@ -27,5 +27,7 @@ def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
     >>> spread(MemoryKind.ACTIVATIONS, 1000), spread(MemoryKind.WEIGHTS, 1000)
     ((940, 1070), (1000, 1000))
     """
-    low, high = PERCENT.get(kind, (100, 100))
+    if kind not in PERCENT:
+        return num_bytes, num_bytes
+    low, high = PERCENT[kind]
     return num_bytes * low // 100, ceil_div(num_bytes * high, 100)

@@ -10,7 +10,7 @@ slime's update_weight (a buffer of `update_weight_buffer_size`), Megatron-Bridge
 from functools import lru_cache
 
 from rlplan.spec.job_parts import Target
-from rlplan.spec.model import Component, ModelSpec
+from rlplan.spec.model import Component, ModelSpec, Parameter
 
 
 @lru_cache(maxsize=256)
@@ -24,8 +24,10 @@ def largest_units(model: ModelSpec, target: Target, ep: int = 1) -> tuple[int, i
     >>> largest_units(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 64)  # a table; 64 times 2 x 2048 x 7168
     (926679040, 1879048192)
     """
-    stacks = [one for one in model.parameters if one.component is Component.EXPERTS and len(one.shape) == 3]
-    whole = max(tensor.numel for tensor in model.parameters if tensor not in stacks)
+    stacks, others = list[Parameter](), list[Parameter]()
+    for one in model.parameters:
+        (stacks if one.component is Component.EXPERTS and len(one.shape) == 3 else others).append(one)
+    whole = max(tensor.numel for tensor in others)
     whole = max(whole, 2 * model.intermediate_size * model.hidden_size)
     if target != "megatron":
         largest = max((whole, *(stack.numel for stack in stacks)))

@@ -298,7 +298,7 @@ class GpuSearch:
             demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
             kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
         fit = Verdict.of(ledger, at_least=one.rank, takes_from_host=self.setting.gpu.shares_host_memory)
-        return Plan(
+        return Plan.model_construct(  # of values that are checked already
             asked=self.asked,
             job=resolve(self.job, candidate, one.kv_cache),
             choice=candidate,

@@ -32,24 +32,29 @@ class RoleTable:
     """Bytes of one process by action: as expected, at the high end, on the host.
 
     usual: at the longest response of a usual step. longest: makes the same at the longest of all, which is asked where
-    that matters; None where both are one. full: the same engine with a KV cache, None for other processes.
+    that matters; None where both are one. states: the table of the same process with other passes, which holds as much
+    where no passes are.
     """
 
     def __init__(
         self,
         usual: Forecast,
         longest: Callable[[], Forecast] | None = None,
-        full: Forecast | None = None,
+        states: "RoleTable | None" = None,
     ) -> None:
-        self.usual, self.full, self._longest = usual, full, longest
+        self.usual, self.states, self._longest = usual, states, longest
         self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
 
     def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
         """(expected, high, host, whether the KV cache is there) inside an action, or after it."""
         key = run_phase == "start", action.kind, inside
-        if key not in self._known:
-            self._known[key] = self._count(run_phase, action, inside=inside)
-        return self._known[key]
+        if (found := self._known.get(key)) is None:
+            if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
+                found = self.states.at(run_phase, action, inside=inside)
+            else:
+                found = self._count(run_phase, action, inside=inside)
+            self._known[key] = found
+        return found
 
     @cached_property
     def longest(self) -> Forecast:
@@ -67,7 +72,7 @@ class RoleTable:
         longest = usual if is_same else asks(self.longest)
         high = sum(spread(kind, size)[1] for kind, size in longest.items())
         host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
-        return sum(usual.values()), high, host, self.full is not None and MemoryKind.KV_CACHE in asks(self.full)
+        return sum(usual.values()), high, host, MemoryKind.KV_CACHE in usual
 
 
 @dataclass(frozen=True)

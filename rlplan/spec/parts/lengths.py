@@ -20,6 +20,7 @@ from rlplan.spec.base import Spec
 MAX_LEN = 1 << 30
 POINTS = 200
 """Quantiles at which a cut log-normal's mean and deviation are taken."""
+_STANDARD = NormalDist()
 
 
 class ConstantLengths(Spec):
@@ -65,7 +66,7 @@ class LogNormalLengths(Spec):
     def quantile(self, share: float) -> float:
         """Tokens that a share of the responses does not exceed."""
         clipped = min(max(share, 1e-12), 1 - 1e-12)
-        return math.exp(math.log(self.median) + self.sigma * NormalDist().inv_cdf(clipped))
+        return math.exp(math.log(self.median) + self.sigma * _STANDARD.inv_cdf(clipped))
 
 
 def histogram_of(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLengths":
@@ -179,7 +180,7 @@ class Lengths:
     def sum_quantile(self, share: float, count: int) -> float:
         """Tokens that `count` responses together do not exceed in a share of cases. See `sum_at_most`."""
         deviation = math.sqrt(count * self.variance)
-        total = count * self.mean + (NormalDist().inv_cdf(share) * deviation if deviation else 0.0)
+        total = count * self.mean + (_STANDARD.inv_cdf(share) * deviation if deviation else 0.0)
         return min(total, float(count * self.longest))
 
 

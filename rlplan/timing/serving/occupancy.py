@@ -67,17 +67,28 @@ def occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -
     else:
         places = max(1, round(SAMPLE / ratio))
         number = max(places, round(places * ratio))
-    shares = [(index + 0.5) / number for index in range(number)]
-    lengths = [max(1.0, min(float(max_len), spec.quantile(share))) for share in shares]
+    lengths = _quantiles(spec, max_len, number)
     orders = ORDERS if number > places and lengths[0] < lengths[-1] else ORDERS[:1]
     sums = [[0.0, 0.0, 0.0] for _ in range(len(_LEVELS) + 1)]
     for offset in orders:
-        mixed = sorted(range(number), key=lambda index: ((index + 1) * GOLDEN + offset) % 1.0)
-        _schedule([lengths[index] for index in mixed], places, sums)
+        _schedule([lengths[index] for index in _mixed(number, offset)], places, sums)
     pieces = (
         Piece(steps / len(orders), busy / steps / places, ages / busy) for steps, busy, ages in sums if steps and busy
     )
     return Occupancy(tuple(pieces), lengths[-1])
+
+
+@lru_cache(maxsize=256)
+def _quantiles(spec: LengthSpec, max_len: int, number: int) -> tuple[float, ...]:
+    """Lengths that stand for all, in order."""
+    shares = ((index + 0.5) / number for index in range(number))
+    return tuple(max(1.0, min(float(max_len), spec.quantile(share))) for share in shares)
+
+
+@lru_cache(maxsize=256)
+def _mixed(number: int, offset: float) -> tuple[int, ...]:
+    """Rollouts in an evenly mixed order."""
+    return tuple(sorted(range(number), key=lambda index: ((index + 1) * GOLDEN + offset) % 1.0))
 
 
 def _schedule(lengths: list[float], places: int, sums: list[list[float]]) -> None:
@@ -89,9 +100,9 @@ def _schedule(lengths: list[float], places: int, sums: list[list[float]]) -> Non
         last_start = running[0][0]
         heapq.heapreplace(running, (last_start + length, last_start))
     # an age grows from 0 to the length: its sum over a rollout's steps is length^2 / 2, less what falls into the tail
-    tail_ages = sum((end - start) ** 2 - (last_start - start) ** 2 for end, start in running) / 2
-    _add(sums[0], last_start, last_start * places, sum(length**2 for length in lengths) / 2 - tail_ages)
-    alive, starts, now, level = len(running), sum(start for _, start in running), last_start, 0
+    tail_ages = sum([(end - start) ** 2 - (last_start - start) ** 2 for end, start in running]) / 2
+    _add(sums[0], last_start, last_start * places, sum([length**2 for length in lengths]) / 2 - tail_ages)
+    alive, starts, now, level = len(running), sum([start for _, start in running]), last_start, 0
     for end, start in sorted(running):
         span = end - now
         _add(sums[level + 1], span, alive * span, span * (alive * (now + end) / 2 - starts))
@@ -107,6 +118,7 @@ def _add(sums: list[float], steps: float, busy: float, ages: float) -> None:
         sums[2] += ages
 
 
+@lru_cache(maxsize=64)
 def mean_footprint(lengths: Lengths) -> float:
     """Response tokens that a running rollout holds in the cache, as far as they limit how many can be.
 
