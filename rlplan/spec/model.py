@@ -217,7 +217,8 @@ def read_model(path: Path) -> ModelSpec:
 def load_model(folder: Path) -> ModelSpec:
     """ModelSpec of a folder that the runtime may train and serve. Raises: SpecError naming the key.
 
-    Of a vision-language model its language part: prompts are texts. That it runs is proved before a run (`rlplan.runtime.admission`).
+    Of a vision-language model its language part: prompts are texts. That it runs is proved before a run
+    (`rlplan.runtime.admission`).
     """
     return _runnable(_config_in(folder), str(folder / "config.json"))
 

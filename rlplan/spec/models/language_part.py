@@ -20,8 +20,8 @@ _DECODERS: dict[tuple[str, str], tuple[str, str, dict[str, float]]] = {
     ("Mistral3ForConditionalGeneration", "mistral"): ("MistralForCausalLM", "mistral", {}),
     ("Mistral3ForConditionalGeneration", "ministral3"): ("Ministral3ForCausalLM", "ministral3", {}),
 }
-"""(architecture, type of its text_config where it may be of several): the decoder's architecture, its type, and what its
-own config class assumes otherwise."""
+"""(architecture, type of its text_config where it may be of several): the decoder's architecture and type, and what the
+two config classes assume differently."""
 
 _OF_IMAGES = ("image_", "video_", "vision_", "mm_")
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
@@ -65,9 +65,10 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoder_name(stored: str) -> str | None:
-    """What the decoder calls a tensor of a vision-language model's file, old or new; None for what is not the decoder's.
+    """What the decoder calls a tensor of a vision-language model's file; None where it is not the decoder's.
 
-    >>> [decoder_name(f"{name}.weight") for name in ("model.language_model.norm", "language_model.lm_head", "visual.a")]
+    >>> stored = "model.language_model.norm.weight", "language_model.lm_head.weight", "visual.merger.ln_q.weight"
+    >>> [decoder_name(name) for name in stored]
     ['model.norm.weight', 'lm_head.weight', None]
     """
     for outer, plain in _ONE_LEVEL_DOWN:
