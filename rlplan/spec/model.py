@@ -19,6 +19,7 @@ from rlplan.spec.base import Spec, shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.towers import tower_tensors
+from rlplan.spec.models.language_part import has_tower, language_config
 from rlplan.spec.models.parts import (
     FULL,
     NONE,
@@ -41,6 +42,7 @@ __all__ = [
     "Layout",
     "ModelSpec",
     "Parameter",
+    "is_beside_a_tower",
     "load_model",
     "load_scalar_base",
     "model_from_config",
@@ -234,9 +236,15 @@ def read_model(path: Path) -> ModelSpec:
 def load_model(folder: Path) -> ModelSpec:
     """ModelSpec of a folder that the runtime may train and serve. Raises: SpecError naming the key.
 
-    That it does is proved before a run (`rlplan.runtime.admission`).
+    Of a vision-language model its language part: prompts are texts. That it runs is proved before a run
+    (`rlplan.runtime.admission`).
     """
     return _runnable(_config_in(folder), str(folder / "config.json"))
+
+
+def is_beside_a_tower(folder: Path) -> bool:
+    """Whether a folder's model is a vision-language one, of which a run takes the language part. Raises: SpecError."""
+    return has_tower(_config_in(folder))
 
 
 def load_scalar_base(folder: Path) -> ModelSpec:
@@ -244,7 +252,7 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
     The shape is that of the language model of the same family: what differs is the head.
     """
-    config = _config_in(folder)
+    config = language_config(_config_in(folder))
     where = str(folder / "config.json")
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
@@ -277,10 +285,15 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
     """The model, where nothing in its config speaks against running it. Whether its values agree a probe says."""
+    config = language_config(config)
     architecture = known_architecture(config, where)
     model = model_from_config(config, where=where)
     for key, is_refused, rule in (
-        ("architectures", model.vision is not None, "a language model alone: no images"),
+        (
+            "architectures",
+            model.vision is not None,
+            "a decoder, or a vision-language model whose language part is one that runs",
+        ),
         ("architectures", model.per_layer_input is not None, "one embedding, read before the first layer"),
         ("architectures", not _names_as_llama(model), "modules named as Llama's: model.layers, lm_head"),
         (

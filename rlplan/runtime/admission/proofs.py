@@ -25,6 +25,7 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.base import shorten
 from rlplan.spec.models.config import read_config
+from rlplan.spec.models.language_part import language_config
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Dtype
 
@@ -39,7 +40,8 @@ def check_admission(job: ResolvedJob) -> None:
     """Raises: SpecError with what differs between trainer and engine; HostError where the probe does not end."""
     if job.has_rollouts and job.device_kind == "cpu":
         folder = Path(job.policy.path)
-        refuse_unproved(read_config(folder / "config.json" if folder.is_dir() else folder), job.policy.path)
+        config = read_config(folder / "config.json" if folder.is_dir() else folder)
+        refuse_unproved(language_config(config), job.policy.path)
 
 
 def refuse_unproved(config: dict[str, Any], where: str) -> None:

@@ -24,6 +24,8 @@ MAX_WHY = 200
 PROMPTS = ("question", "problem", "instruction", "query", "input_text", "text", "content")
 """What other data sets call their prompts; a job has to say so."""
 ANSWERS = ("answer", "label", "solution", "ground_truth")
+OF_IMAGES = ("image", "images", "video", "videos")
+"""Columns, and kinds of a message's parts, that verl, TRL and OpenRLHF hold images in."""
 MAX_NAMED = 10
 """Columns that a message names."""
 
@@ -123,6 +125,7 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     Raises: BadRowError.
     """
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
+    _refuse_images(cells, prompt_name)
     used = {prompt_name, "id"}
     chosen = rejected = None
     if columns.prompt and columns.prompt not in cells:
@@ -154,6 +157,22 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
         others=json.dumps({key: _bare(value) for key, value in cells.items() if key not in used}),
         number=number,
     )
+
+
+def _refuse_images(cells: Cells, prompt_name: str) -> None:
+    """A prompt without its image is another question."""
+    for name in OF_IMAGES:
+        if name != prompt_name and not _is_null(value := _bare(cells.get(name))) and value not in ("", []):
+            raise BadRowError(
+                f"column '{name}' is for images, and prompts here are texts: remove the row, or the column where "
+                "its text asks everything"
+            )
+
+
+def _has_image(content: Any) -> bool:
+    """Whether a message's content is a list of parts and one of them is not text: `{"type": "image_url", ...}`."""
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, Mapping) and str(part.get("type", "")).startswith(OF_IMAGES) for part in parts)
 
 
 def _answer(layout: str, cells: Cells, columns: Columns) -> tuple[str | None, str | None]:
@@ -258,6 +277,8 @@ def _text_or_chat(value: Any, name: str) -> str | Chat:
         raise BadRowError(f"{name} is null")
     if isinstance(value, list) and value:
         for message in value:
+            if isinstance(message, Mapping) and _has_image(message.get("content")):
+                raise BadRowError(f"{name}: a message holds an image, and prompts here are texts: remove the row")
             if not isinstance(message, Mapping) or not all(
                 isinstance(message.get(k), str) for k in ("role", "content")
             ):

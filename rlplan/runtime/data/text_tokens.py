@@ -11,6 +11,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.spec.base import read_json, shorten
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
+from rlplan.spec.models.language_part import language_config
 
 
 class TextTokenizer:
@@ -44,7 +45,7 @@ def end_tokens(model_folder: Path) -> frozenset[int]:
     for name in ("config.json", "generation_config.json"):
         path = model_folder / name
         data = read_json(path, name, limit=MAX_CONFIG_BYTES) if path.exists() else {}
-        value = data.get("eos_token_id") if isinstance(data, dict) else data
+        value = language_config(data).get("eos_token_id") if isinstance(data, dict) else data
         ends = value if isinstance(value, list) else [] if value is None else [value]
         if not isinstance(data, dict) or not all(type(end) is int and end >= 0 for end in ends):
             raise SpecError(

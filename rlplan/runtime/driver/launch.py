@@ -53,6 +53,7 @@ from rlplan.runtime.run_folder.run_files import replace_whole
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.spec.base import writing
+from rlplan.spec.model import is_beside_a_tower
 
 
 @contextmanager
@@ -206,8 +207,7 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
 
 def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
     spec = task.spec
-    is_random = spec.job.policy.init == "random"
-    listener(RunEvent("phase", 0, "preparing the start checkpoint" if is_random else "starting Ray"))
+    listener(RunEvent("phase", 0, "preparing the start checkpoint" if _has_own_start(spec) else "starting Ray"))
     model_folder = _start_checkpoint(spec, recorder.folder)
     runner: ActionRunner | None = None
     worker_group = WorkerGroup(spec, recorder.folder / "logs", task.address)
@@ -243,13 +243,22 @@ def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
                         recorder.write_file("lengths.json", lengths_as_json(lengths))
 
 
+def _has_own_start(spec: ExecutionSpec) -> bool:
+    """Whether the run begins from weights that lie in its own folder."""
+    return spec.job.policy.init == "random" or is_beside_a_tower(Path(spec.job.policy.path))
+
+
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
-    """The folder that every process loads: the policy's own, or start weights drawn now in a child process."""
-    if spec.job.policy.init == "checkpoint":
+    """The folder that every process loads: the policy's own, or what a child process writes now.
+
+    That is drawn start weights, or the language part of a vision-language model.
+    """
+    if not _has_own_start(spec):
         return Path(spec.job.policy.path)
     folder = run_folder / "start_policy"
     start = "rlplan.runtime.models.start_checkpoint"
-    command = module_command(start, spec.job.policy.path, str(folder), str(spec.job.seed))
+    seed = [str(spec.job.seed)] if spec.job.policy.init == "random" else []
+    command = module_command(start, spec.job.policy.path, str(folder), *seed)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
         try:

@@ -233,7 +233,7 @@ class ActionRunner:
         """The trained policy, in Hugging Face layout, beside the run's other files; its card comes last."""
         run_folder = self.recorder.folder
         folder = run_folder / "policy" if step < 0 else run_folder / "exports" / f"step-{step}"
-        done = self.worker_group.everywhere(action, lambda rank: ("save", str(folder), self.job.policy.path))[1]
+        done = self.worker_group.everywhere(action, lambda rank: ("export", str(folder), self.job.policy.path))[1]
         card = model_card(read_plan(run_folder / "plan.json"), run_folder, step)
         with writing_file(folder / CARD):
             folder.mkdir(parents=True, exist_ok=True)  # the trainer may have written it on another host

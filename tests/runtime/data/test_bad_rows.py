@@ -57,6 +57,11 @@ def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
         (b'{"id": "b", "prompt": ["x"], "answer": "y"}', "a message is an object"),
         (b'{"id": "b", "prompt": 5, "answer": "y"}', "prompt is int, not a text or a chat"),
         (b'{"id": "b", "prompt": "", "answer": "y"}', "prompt is empty"),
+        (b'{"prompt": "What is this?", "answer": "y", "images": ["a.png"]}', "column 'images' is for images"),
+        (
+            b'{"prompt": [{"role": "user", "content": [{"type": "image_url"}]}], "answer": "y"}',
+            "a message holds an image, and prompts here are texts",
+        ),
         (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "half a character"),
         (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' stands in row 1 too"),
         (b"[1, 2]", "no JSON object"),

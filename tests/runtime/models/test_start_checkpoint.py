@@ -1,11 +1,22 @@
-"""Models on disk: what is loaded, and that a model's folder is data."""
+"""Models on disk: what is loaded, that a model's folder is data, and what a vision-language model's run begins from."""
 
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model
+from rlplan.runtime.models.start_checkpoint import (
+    load_language_model,
+    load_scalar_model,
+    put_back,
+    save_policy,
+    write_language_part,
+    write_random_checkpoint,
+)
+from rlplan.spec.model import is_beside_a_tower, load_model, read_model
 from tests.factories import EXAMPLES
+from tests.runtime.runs.architectures import WITH_TOWERS, write_with_tower
 from tests.traps import trapped_model
 
 SORTER = EXAMPLES / "models" / "sorter"
@@ -20,3 +31,45 @@ def test_python_in_a_model_s_folder_is_not_imported(tmp_path: Path, load: object
     model = load(str(folder))
     assert type(model).__module__.startswith("transformers.models.qwen3.")
     assert not sprung.exists()
+
+
+@pytest.mark.parametrize("name", WITH_TOWERS)
+def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_model_says(
+    tmp_path: Path, name: str
+) -> None:
+    """Trained and put back, the whole model has the new decoder and its own tower, under its own names."""
+    folder, start, policy = tmp_path / "whole", tmp_path / "start", tmp_path / "policy"
+    whole, ids = write_with_tower(name, folder), torch.tensor([[3, 9, 27, 17, 51, 25, 11, 33, 35, 41, 59, 2]])
+    write_language_part(folder, start)
+    part = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(part(input_ids=ids).logits, whole(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
+    planned = load_model(folder)
+    assert planned == read_model(start)
+    assert is_beside_a_tower(folder)
+    assert not is_beside_a_tower(start)
+    assert [(p.name, p.shape) for p in planned.parameters] == [(n, tuple(p.shape)) for n, p in part.named_parameters()]
+
+    with torch.no_grad():
+        for parameter in part.parameters():
+            parameter.add_(0.01)
+    policy.mkdir()
+    save_policy(part.config, part.named_parameters(), policy, folder)
+    put_back(policy, folder)
+    again = AutoModelForImageTextToText.from_pretrained(policy, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(input_ids=ids).logits, part(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
+    trained = {id(p) for p in (*again.model.language_model.parameters(), *again.lm_head.parameters())}
+    before = dict(whole.named_parameters())
+    tower = {n: p for n, p in again.named_parameters() if id(p) not in trained}
+    assert tower
+    assert all(torch.equal(parameter, before[name]) for name, parameter in tower.items())
+
+
+def test_start_weights_that_are_drawn_for_a_vision_language_model_are_its_decoder_s(tmp_path: Path) -> None:
+    folder, start = tmp_path / "whole", tmp_path / "start"
+    write_with_tower("Qwen2_5_VLForConditionalGeneration", folder)
+    (folder / "model.safetensors").unlink()
+    write_random_checkpoint(folder, start, seed=0)
+    put_back(start, folder)  # no tower's weights: nothing to put it back into
+    assert read_model(start) == load_model(folder)

@@ -67,6 +67,37 @@ engine reloads weights hold nothing: experts and sinks stay those of the start. 
 
 ARCHITECTURES = DENSE | MIXTURES
 
+_M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+_TOWER = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_TOWER = _TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 128, "deepstack_visual_indexes": [0]}
+WITH_TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Qwen2_5_VLForConditionalGeneration": (_M_ROPE, _QWEN_TOWER),
+    "Qwen3VLForConditionalGeneration": (_M_ROPE, _QWEN_TOWER),
+    "Gemma3ForConditionalGeneration": (FULL_AND_SLIDING, _TOWER | {"image_size": 28, "patch_size": 14}),
+    "Mistral3ForConditionalGeneration": (
+        WINDOW | {"model_type": "mistral"},
+        _TOWER | {"model_type": "pixtral", "head_dim": 32, "image_size": 28, "patch_size": 14},
+    ),
+}
+"""Vision-language models: what sets the language part apart, and a small tower."""
+
+
+def write_with_tower(architecture: str, folder: Path) -> Any:
+    """A small vision-language model with random weights in a folder; the module."""
+    import torch
+    import transformers
+
+    text, tower = WITH_TOWERS[architecture]
+    kind = getattr(transformers, architecture)
+    torch.manual_seed(1)
+    config = kind.config_class(text_config=SIZES | text, vision_config=tower)
+    model = kind._from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.08)
+    model.save_pretrained(folder)
+    return model.eval()
+
 
 def config_of(architecture: str) -> dict[str, Any]:
     """A small model's whole config, as transformers writes it."""
@@ -77,18 +108,21 @@ def config_of(architecture: str) -> dict[str, Any]:
     return config | {"architectures": [architecture]}
 
 
-def job_of(architecture: str, folder: Path) -> Path:
-    """A job file: three GRPO steps of such a model with random weights, on one device."""
+def job_of(architecture: str, folder: Path, **overrides: Any) -> Path:
+    """A job file: three GRPO steps of such a model, on one device; of a vision-language model from its weights."""
     model = folder / "model"
     model.mkdir()
     for file in (EXAMPLES / "models" / "sorter").glob("token*"):
         shutil.copyfile(file, model / file.name)
-    (model / "config.json").write_text(json.dumps(config_of(architecture)))
-    return write_job(
-        folder,
-        policy={"path": str(model), "init": "random"},
-        hardware={"num_devices": 1},
-        algorithm={"kl_coef": 0, "learning_rate": 1e-3},
-        workload={"num_steps": 3, "evaluate_every": 3, "num_heldout_prompts": 16},
-        rollout={"kv_cache_memory": "16MiB", "max_num_seqs": 16},
-    )
+    if architecture in WITH_TOWERS:
+        write_with_tower(architecture, model)
+    else:
+        (model / "config.json").write_text(json.dumps(config_of(architecture)))
+    job: dict[str, Any] = {
+        "policy": {"path": str(model), "init": "checkpoint" if architecture in WITH_TOWERS else "random"},
+        "hardware": {"num_devices": 1},
+        "algorithm": {"kl_coef": 0, "learning_rate": 1e-3},
+        "workload": {"num_steps": 3, "evaluate_every": 3, "num_heldout_prompts": 16},
+        "rollout": {"kv_cache_memory": "16MiB", "max_num_seqs": 16},
+    }
+    return write_job(folder, **job, **overrides)
