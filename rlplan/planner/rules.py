@@ -40,6 +40,8 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
         return
     yield from _models(job)
     yield from _trainer_of(job)
+    if job.rollout.engine == "sglang":
+        yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
     if job.device_kind == "cuda":
         yield from _gpus(job)
     else:
