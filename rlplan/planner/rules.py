@@ -41,6 +41,8 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from _models(job)
     yield from _towers(job)
     yield from _trainer_of(job)
+    if job.rollout.engine == "sglang":
+        yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
     if job.device_kind == "cuda":
         yield from _gpus(job)
     else:

@@ -2,7 +2,7 @@
 
 In: rollouts with the lengths they will have, a Speed, limits. Out: when each ends; tokens, preemptions, busy seconds.
 Left out: chunks of a prefill (its seconds stop the batch, as many in sum as chunks would slow it), blocks that stay
-cached when no running sequence uses them, speculative decoding.
+cached when no running sequence uses them, drafted tokens one by one (a speed says the mean of them).
 
 Between two changes of the running set every sequence gains one token a step, so a segment of k steps is one event:
 

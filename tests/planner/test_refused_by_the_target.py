@@ -39,6 +39,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
     "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
     "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
+    "another engine": ({"rollout": {"engine": "sglang"}}, "the runtime syncs weights into vLLM"),
     "speculative decoding": (
         {"rollout": {"speculative_tokens": 3, "acceptance_rate": 0.5}},
         "on GPUs it was never tried",

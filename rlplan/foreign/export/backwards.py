@@ -81,6 +81,8 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     for key in ("algorithm.overlong_buffer", "placement.max_staleness"):
         if not found[key]:
             found.pop(key)
+    if found["rollout.engine"] == "auto":
+        found.pop("rollout.engine")  # the stack's own
     if found["placement.offload"] == "none":
         found.pop("placement.offload_roles", None)
     return found
@@ -117,11 +119,14 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
             key not in settings.given or settings.value(key) == one for key, one in said.items()
         ):
             found.append((sum(defaults.get(key, "~") != one for key, one in said.items()), index, said))
-    for _, _, said in sorted(found, key=lambda one: one[:2]):
+    for _, index, said in sorted(found, key=lambda one: one[:2]):
         after = settings.with_values(said)
         after.ours.update({key: value for key, value in wanted.items() if key != ours})
         back = first_of(after, ours, alternatives, [])
-        if back is not None and (back[1].convert in SHARES or _same(back[0].value, wanted[ours])):
+        is_share = back is not None and back[1].convert in SHARES
+        if is_share and back is not None and back[1].convert != alternatives[index].convert:
+            continue  # it would be read as a share of something else
+        if back is not None and (is_share or _same(back[0].value, wanted[ours])):
             return settings.with_values(said)
     return settings
 

@@ -17,6 +17,10 @@ from rlplan.vocabulary import Dtype
 class RolloutSpec(Spec):
     """How the engines are held. What is `auto` is decided by the planner, or by a rule of resolved.py."""
 
+    engine: Literal["auto", "vllm", "sglang"] = "auto"
+    """What samples where a plan is written for another stack: `auto` is what that stack takes by itself. rlplan's own
+    runtime has vLLM.
+    """
     dtype: Dtype | Auto = "auto"
     """Of weights and activations."""
     num_engines: Annotated[int, Field(ge=1, le=16_384)] | Auto = "auto"
