@@ -4,7 +4,7 @@ In: nothing. Out: values.
 Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlplan.vocabulary import Placement
@@ -85,6 +85,11 @@ class TrainerChoice:
     def num_token_shards(self) -> int:
         """Shards into which the tokens of a sequence are cut."""
         return self.ulysses * self.cp
+
+    @property
+    def without_passes(self) -> "TrainerChoice":
+        """One that stands for all that differ in their passes alone."""
+        return replace(self, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
 
 
 @dataclass(frozen=True)

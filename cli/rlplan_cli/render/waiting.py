@@ -30,6 +30,7 @@ def waiting(text: str) -> Iterator[Listener]:
         done, total, words = told
         bar = _bar()
         bar.add_task(words, total=total, completed=done)
+        bar.tasks[0].start_time = bar.get_time() - PATIENCE_S  # of the work, which began before the bar
         bar.start()
         bars.append(bar)
 

@@ -123,7 +123,7 @@ class ZeroStates:
     @cached_property
     def num_trainable(self) -> int:
         """P."""
-        return sum(parameter.numel for parameter in self.trainable)
+        return sum([parameter.numel for parameter in self.trainable])
 
     @cached_property
     def partition_numel(self) -> int:
@@ -145,7 +145,7 @@ class ZeroStates:
         if self.settings.stage < 3 or self.settings.num_ranks == 1:
             return 0
         limit = self.settings.persistence_threshold
-        return sum(p.numel for p in (*self.trainable, *self.frozen) if p.numel <= limit)
+        return sum([p.numel for p in (*self.trainable, *self.frozen) if p.numel <= limit])
 
     def weight_bytes(self, *, has_stepped: bool = True) -> int:
         """Bytes of the weights, trainable and frozen.
@@ -158,7 +158,7 @@ class ZeroStates:
             shares = self.partition_numel + _shares(self.frozen, settings.num_ranks)
             return settings.weight_bytes * (shares + self.persistent_numel * has_stepped)
         flat = self.partition_numel * (settings.num_ranks if settings.stage else 1)
-        frozen = settings.weight_bytes * sum(parameter.numel for parameter in self.frozen)
+        frozen = settings.weight_bytes * sum([parameter.numel for parameter in self.frozen])
         return settings.weight_bytes * flat + (frozen if self.frozen_bytes is None else self.frozen_bytes)
 
     def master_bytes(self) -> int:
@@ -352,11 +352,11 @@ class ZeroStates:
 
     @cached_property
     def _gathered_numel(self) -> int:
-        return self.num_trainable + sum(p.numel for p in self.frozen) - self.persistent_numel
+        return self.num_trainable + sum([p.numel for p in self.frozen]) - self.persistent_numel
 
 
 def _shares(parameters: Iterable[Parameter], num_ranks: int) -> int:
-    return sum(ceil_div(parameter.numel, num_ranks) for parameter in parameters)
+    return sum([-(-parameter.numel // num_ranks) for parameter in parameters])  # each rounded up
 
 
 def _positive(counts: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:

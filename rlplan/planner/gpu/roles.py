@@ -176,7 +176,7 @@ class GpuRoles:
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_bytes(arrangement, _without_passes(choice), leaves_out=DEPENDS_ON_TOKENS)
+        return self.trainer_bytes(arrangement, choice.without_passes, leaves_out=DEPENDS_ON_TOKENS)
 
     def states_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
         """At least what a choice holds, quickly counted: what its passes and its steps leave."""
@@ -381,18 +381,13 @@ class GpuRoles:
         if key not in self._tables:
             longest = float(self.job.workload.max_response_len)
             is_same = is_engine or self.usual_len >= longest
-            states = replace(candidate, trainer=_without_passes(candidate.trainer))
+            states = replace(candidate, trainer=candidate.trainer.without_passes)
             self._tables[key] = RoleTable(
                 self.forecast(process, candidate, self.usual_len),
                 None if is_same else partial(self.forecast, process, candidate, longest),
                 None if is_engine or states == candidate else self._table(process, states),
             )
         return self._tables[key]
-
-
-def _without_passes(choice: TrainerChoice) -> TrainerChoice:
-    """One that stands for all that differ in their passes alone."""
-    return replace(choice, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
 
 
 def _nothing(parts: ArrangementParts) -> BytesByMoment:
