@@ -114,8 +114,10 @@ def put_back(policy: Path, model_folder: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    if not has_tower(read_config(model_folder / "config.json")) or not has_weights(model_folder):
-        return
+    config = read_config(model_folder / "config.json")
+    is_its_part = read_config(policy / "config.json").get("architectures") == language_config(config)["architectures"]
+    if not has_tower(config) or not is_its_part or not has_weights(model_folder):
+        return  # such as a reward model, whose head the whole model has no place for
     trained_file, whole = policy / "model.safetensors", policy / "whole"
     with writing_file(trained_file), safe_open(trained_file, framework="pt") as trained:
         whole.mkdir()

@@ -56,7 +56,7 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in text.items() if not key.startswith(_OF_IMAGES) and key != "_name_or_path"}
     family = MULTIMODAL[config["architectures"][0]]
     tied = next((level["tie_word_embeddings"] for level in (config, text) if "tie_word_embeddings" in level), None)
-    named = {
+    named: dict[str, Any] = {
         "tie_word_embeddings": family.is_tied if tied is None else tied,
         "architectures": [architecture],
         "model_type": kind,

@@ -41,6 +41,7 @@ def _check_steps(run: FinishedRun, *, within: float) -> None:
     assert run.exit_code == 0, run.stderr
     steps = [row for row in run.metrics if row["step"] > 0]
     assert [row["step"] for row in steps] == [1, 2, 3]
+    assert max(row["policy/grad_norm"] for row in steps[:2]) > 0, "weights that were handed over had changed"
     assert max(row["sync/logprob_difference_mean"] for row in steps) <= within
     for process, (predicted, measured) in process_peaks(run).items():
         assert measured * 0.98 <= predicted <= measured * 1.15, (process, predicted, measured)
