@@ -39,7 +39,7 @@ class McpError(Exception):
 
 
 class McpServer:
-    """One server, connected to when it is first needed, and anew after a failure. place: FILE.py or an address."""
+    """One server, connected to when first needed, and anew after a failure. place: a Python file or an address."""
 
     def __init__(self, place: str) -> None:
         self.place = place

@@ -64,7 +64,7 @@ def _is_server(place: str) -> str:
 Address = Annotated[str, Field(max_length=500), AfterValidator(_is_safe)]
 """https://…, or http:// on this machine."""
 McpPlace = Annotated[str, Field(max_length=500), AfterValidator(_is_server)]
-"""FILE.py of a server over stdio, or its address."""
+"""The Python file of a server over stdio, or its address."""
 PythonPath = Annotated[str, AfterValidator(_names_something)]
 """FILE.py:NAME."""
 
