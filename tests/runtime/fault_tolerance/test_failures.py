@@ -168,12 +168,12 @@ def test_a_run_lives_through_a_lost_engine_and_a_lost_checkpoint_and_is_resumed_
         with until_ended(_on_disk(disk, "run", *job, "--out", str(disk.folder / "run"))) as process:
             wait_for(disk.path("run/checkpoints/latest.json").exists, 120)
             lost = lose_engine(process, folder, signal.SIGKILL)
+            children, began = descendants_of(process.pid), _began(process)
             disk.fill(leaving=5_000_000)  # less than a checkpoint takes, more than a busy machine's steps write
             alarms = disk.path("run/alarms.jsonl")
             assert "rollout_engine/0 is gone" in alarms.read_text()
             wait_for(lambda: "no checkpoint of step" in alarms.read_text(), 120)
-            wait_for_steps(folder, 1)
-            children, began = descendants_of(process.pid), _began(process)
+            wait_for_steps(folder, 1, process)  # a line beside the checkpoint may have been refused, and have ended it
             wait_for(lambda: disk.fill() or process.poll() is not None, 60)  # a checkpoint that fails gives room back
             run = finish(process, folder)
         assert run.exit_code == 5, run.stderr
@@ -202,11 +202,16 @@ def engine_pid(folder: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-def wait_for_steps(folder: Path, number: int) -> None:
-    """Until so many more rows of metrics are written."""
+def wait_for_steps(folder: Path, number: int, process: "subprocess.Popen[str] | None" = None) -> None:
+    """Until so many more rows of metrics are written, or the process has ended."""
     metrics = folder / "metrics.jsonl"
     before = metrics.read_text().count("\n") if metrics.exists() else 0
-    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= before + number, 120)
+
+    def is_over() -> bool:
+        has_ended = process is not None and process.poll() is not None
+        return has_ended or (metrics.exists() and metrics.read_text().count("\n") >= before + number)
+
+    wait_for(is_over, 120)
 
 
 def lose_engine(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> list[int]:
