@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import EXIT_BUG, RunError, SpecError
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan, read_run_plan
 from rlplan.reading import opened
 
 LOCK_NAME = ".running"
@@ -65,14 +65,7 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not (folder / "plan.json").is_file() or (folder / "execution.json").exists():
-            raise SpecError(
-                f"'{folder}' is not a run folder" if folder.is_dir() else f"there is no folder '{folder}'",
-                where=str(folder / "plan.json"),
-                rule="a run folder holds the plan.json that `rlplan run` wrote",
-                way_out="give the folder that `rlplan run` printed, such as one under runs/, or latest",
-            )
-        self.plan: Plan = read_plan(folder / "plan.json")
+        self.plan: Plan = read_run_plan(folder)
         self._places: dict[str, tuple[int, int]] = {}
         self.standing = Standing()
 
