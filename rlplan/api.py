@@ -17,7 +17,7 @@ from typing import Any
 from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Listener, changed
-from rlplan.planner.plan import Plan
+from rlplan.planner.plan import Plan, is_run_folder
 from rlplan.results import (
     EmitResult,
     EstimateResult,
@@ -222,21 +222,17 @@ def compare(
 def _job_on(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
     """From a cluster to the job of a source on it."""
     if isinstance(source, str | Path):
-        source = load_run(source) if _is_run_folder(source) else plan(source) if is_made(Path(source)) else source
+        source = load_run(source) if is_run_folder(Path(source)) else plan(source) if is_made(Path(source)) else source
     if isinstance(source, OfPlan | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked
         return lambda cluster: changed(asked, [f"hardware={cluster}", *_typed(overrides)])
     return lambda cluster: _asked("compare", source, overrides, (None, None, cluster)).job
 
 
-def _is_run_folder(source: str | Path) -> bool:
-    return Path(source).is_dir() and not (Path(source) / "execution.json").exists()
-
-
 def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
     if isinstance(source, OfPlan) and not overrides:
         return source
-    if isinstance(source, str | Path) and _is_run_folder(source) and not overrides:
+    if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
         return load_run(source)
     return plan(source, overrides)
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from rlplan.runtime.device.host_memory import CountedMemory
+from tests.runtime.device.host_memory import CountedMemory
 
 SMI = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0

@@ -107,48 +107,26 @@ def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = Fals
     """
     if stage == 0:
         return {"stage": 0}
-    if on_gpus:
-        return _zero_on_gpus(training, stage)
+    counted, bucket = ZeroSettings(stage, 1), training.reduce_bucket_size
     section: dict[str, Any] = {
         "stage": stage,
         "contiguous_gradients": True,
-        "overlap_comm": False,
+        "overlap_comm": on_gpus and counted.overlaps,
         "reduce_scatter": True,
-        "reduce_bucket_size": training.reduce_bucket_size,
-        "allgather_bucket_size": training.reduce_bucket_size * 2,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket if on_gpus else 2 * bucket,
     }
     if stage == 3:
         section |= {
+            **({"sub_group_size": counted.sub_group_size} if on_gpus else {}),
             "stage3_param_persistence_threshold": training.persistence_threshold,
-            "stage3_prefetch_bucket_size": 0,
-            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": counted.prefetch_bucket_size if on_gpus else 0,
+            **({"stage3_max_live_parameters": counted.max_live_parameters} if on_gpus else {}),
+            "stage3_max_reuse_distance": counted.max_reuse_distance if on_gpus else 0,
         }
     if training.offloads_optimizer:
-        section["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    return section
-
-
-def _zero_on_gpus(training: ResolvedTraining, stage: int) -> dict[str, Any]:
-    counted = ZeroSettings(stage, 1)
-    section: dict[str, Any] = {
-        "stage": stage,
-        "contiguous_gradients": True,
-        "overlap_comm": counted.overlaps,
-        "reduce_scatter": True,
-        "reduce_bucket_size": training.reduce_bucket_size,
-        "allgather_bucket_size": training.reduce_bucket_size,
-    }
-    if stage == 3:
-        section |= {
-            "sub_group_size": counted.sub_group_size,
-            "stage3_param_persistence_threshold": training.persistence_threshold,
-            "stage3_prefetch_bucket_size": counted.prefetch_bucket_size,
-            "stage3_max_live_parameters": counted.max_live_parameters,
-            "stage3_max_reuse_distance": counted.max_reuse_distance,
-        }
-    if training.offloads_optimizer:
-        section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if training.offloads_parameters:
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpus}
+    if on_gpus and training.offloads_parameters:
         section["offload_param"] = {"device": "cpu", "pin_memory": True}
     return section
 

@@ -278,3 +278,20 @@ def read_plan(path: Path) -> Plan:
         )
     jobs = {"asked": plan.asked.resolved(path.parent), "job": plan.job.resolved(path.parent)}
     return plan.model_copy(update=jobs)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a folder is a run's and no bundle."""
+    return folder.is_dir() and not (folder / "execution.json").exists()
+
+
+def read_run_plan(folder: Path) -> Plan:
+    """The plan that a run follows. Raises: SpecError where the folder is no run's."""
+    if not (is_run_folder(folder) and (folder / "plan.json").is_file()):
+        raise SpecError(
+            f"'{folder}' is not a run folder" if folder.is_dir() else f"there is no folder '{folder}'",
+            where=str(folder / "plan.json"),
+            rule="a run folder holds the plan.json that `rlplan run` wrote",
+            way_out="give the folder that `rlplan run` printed, such as one under runs/",
+        )
+    return read_plan(folder / "plan.json")

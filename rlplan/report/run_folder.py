@@ -15,7 +15,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.answers.measured_step import MeasuredStep
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan, read_run_plan
 from rlplan.reading import MAX_RUN_BYTES, read_records, read_text
 from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
@@ -116,17 +116,10 @@ class RunFolder:
 
 def read_run_folder(folder: Path) -> RunFolder:
     """Read a run folder. Raises: SpecError when it is none, or when a file in it is damaged."""
-    if not (folder / "plan.json").is_file():
-        raise SpecError(
-            f"'{folder}' is not a run folder" if folder.is_dir() else f"there is no folder '{folder}'",
-            where=str(folder / "plan.json"),
-            rule="a run folder holds the plan.json that `rlplan run` wrote",
-            way_out="give the folder that `rlplan run` printed, such as one under runs/",
-        )
-    trace = folder / "trace.jsonl"
+    plan, trace = read_run_plan(folder), folder / "trace.jsonl"
     return RunFolder(
         name=folder.resolve().name,
-        plan=read_plan(folder / "plan.json"),
+        plan=plan,
         trace=Trace.read(trace) if trace.exists() else Trace(origin="measured"),
         metrics=_read_rows(folder / "metrics.jsonl"),
         timings=_read_rows(folder / "timings.jsonl"),

@@ -15,10 +15,10 @@ import pytest
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.search import best_plan
-from rlplan.runtime.host.engine_api import recorded_api, signature_of
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
 from tests.gpu_contract.fake_cuda import load_driver, take_platform
+from tests.runtime.host.engine_api import recorded_api, signature_of
 
 STAND_IN = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -33,6 +33,13 @@ def test_a_run_that_wrote_nothing_but_its_plan_is_still_a_run(tmp_path: Path) ->
     assert run.status.state == "failed"
 
 
+def test_a_bundle_is_no_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "bundle", RunShape(num_steps=1))
+    (run / "execution.json").write_text("{}")
+    with pytest.raises(SpecError, match="is not a run folder"):
+        read_run_folder(run)
+
+
 def test_half_a_status_counts_as_unknown(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "status.json").write_text('{"state": "fin')

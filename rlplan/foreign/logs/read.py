@@ -11,17 +11,24 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.logs.names import LENGTHS, MEANINGS, STACKS, STEP, UNITS
 from rlplan.planner.answers.measured_step import MeasuredStep
 from rlplan.reading import read_text
 from rlplan.spec.base import shorten
+from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Phase
 
+STEP = "step"
+LENGTHS = ("mean_response_len", "longest_response_len", "cut_share", "mean_prompt_len")
+MEANINGS = (STEP, *(phase.value for phase in Phase), *LENGTHS)
+"""What a field can mean: seconds of the step, of a phase, or a length."""
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
+"""Seconds of a unit of time."""
 SUFFIXES = (".jsonl", ".csv", ".log", ".txt")
 """Files that are logs; trainer_state.json is one too."""
 MAX_LOG_BYTES = 64 << 20
@@ -35,6 +42,27 @@ _PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|na
 _TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
 
 Row = dict[str, float]
+
+
+class Stack(NamedTuple):
+    """The names of one stack: what each of its metrics means (several of one meaning are added up), and those that are
+    read only where another is not there.
+    """
+
+    name: str
+    meanings: dict[str, str]
+    instead: dict[str, str]
+
+
+@cache
+def stacks() -> tuple[Stack, ...]:
+    """Every stack whose names are known (names.yaml)."""
+    path = Path(__file__).with_name("names.yaml")
+    table = parse_yaml(path.read_text("utf-8"), where=str(path), what="names of metrics")
+    return tuple(
+        Stack(name, {one: what for what, ones in told["meanings"].items() for one in ones}, told.get("instead", {}))
+        for name, told in table.items()
+    )
 
 
 def is_log(path: Path) -> bool:
@@ -53,7 +81,7 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
         raise _refused(path, "the log has no rows", rule, "name the log of a run that has made steps")
     names = {name for row in rows for name in row}
-    stack = max(STACKS, key=lambda one: sum(name in names for name in one.meanings))
+    stack = max(stacks(), key=lambda one: sum(name in names for name in one.meanings))
     meanings = {
         name: (meaning, 1.0)
         for name, meaning in stack.meanings.items()
@@ -209,14 +237,14 @@ def _check_units(found: Mapping[str, float], path: Path) -> None:
 
 
 def _unknown(path: Path, names: set[str]) -> SpecError:
-    known = [name for stack in STACKS for name in stack.meanings]
+    known = [name for stack in stacks() for name in stack.meanings]
     timers = sorted(name for name in names if _TIME_LIKE.search(name))
     near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
     first = timers[0] if timers else "gen_time"
     return _refused(
         path,
         f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
-        f"metrics of {', '.join(stack.name for stack in STACKS)}.{near}",
+        f"metrics of {', '.join(stack.name for stack in stacks())}.{near}",
         f"say what a field means and its unit: --field rollout={first}:s",
     )
 

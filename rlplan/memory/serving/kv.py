@@ -89,26 +89,6 @@ class CachePool:
         """The same in logs before 0.21: blocks over groups, times B. Source: vLLM 0.11 kv_cache_utils.py."""
         return num_blocks // len(self.groups) * self.block_size * self.context_ranks
 
-    def blocks_of_group(self, prompt_len: int, response_len: int, num_samples: int) -> int:
-        """Blocks of `num_samples` responses to one prompt: whole blocks of the prompt are shared by all.
-
-        Counts: floor(P / B) + n * ceil((P + R - B*floor(P / B)) / B) for full attention; windows and states are each
-        sequence's own. Source: v1/core/single_type_kv_cache_manager.py. Assumes: prefix caching, as by default.
-        Differs: P + n*R in tokens; n*(P + R) without sharing.
-
-        >>> CachePool(65536, (CacheGroup("full", 32, 16),)).blocks_of_group(100, 60, 8)  # 6 + 8 * ceil(64 / 16)
-        38
-        """
-        total = 0
-        for group in self.groups:
-            if group.kind != FULL:
-                total += num_samples * group.num_blocks(prompt_len + response_len)
-                continue
-            width = group.block_size * self.context_ranks
-            shared = prompt_len // width
-            total += shared + num_samples * ceil_div(prompt_len + response_len - shared * width, width)
-        return total
-
 
 @dataclass(frozen=True, slots=True)
 class _Page:

@@ -33,7 +33,7 @@ class KvDemand:
     def prompt_blocks(self) -> int:
         """Blocks of the prompts of c sequences in one group of full layers: a prompt's whole blocks once for its group.
 
-        Counts: ceil(c / n) * floor(P / B). Source: vLLM's prefix caching, as in `CachePool.blocks_of_group`.
+        Counts: ceil(c / n) * floor(P / B). Source: vLLM's prefix caching, v1/core/single_type_kv_cache_manager.py.
         """
         return ceil_div(self.num_seqs, self.num_samples) * (self.prompt_len // self._block)
 

@@ -1,6 +1,6 @@
 """The tensors that one rank of vLLM allocates for a model: cut, padded, and fused where vLLM fuses.
 
-In: a ModelSpec and the number of tensor-parallel ranks. Out: tensors, buffers, bytes. Left out: quantisation, expert
+In: a ModelSpec and the number of tensor-parallel ranks. Out: tensors, bytes. Left out: quantisation, expert
 parallelism, packs (`params`), rotary tables of heads that are rotated in part, architectures that vLLM 0.32.0 runs
 through transformers' modules (OLMo 2, Phi, GPT-NeoX, StarCoder 2 ...: same parameters, other buffers).
 Source: vLLM 0.32.0, model_executor/models/*.py (`packed_modules_mapping`), layers/vocab_parallel_embedding.py,
@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
-from rlplan.spec.models.parts import LINEAR, NONE
 
 VOCABULARY_MULTIPLE = 64
 """`DEFAULT_VOCAB_PADDING_SIZE`: the rows of the vocabulary tables are padded to it before they are cut."""
@@ -96,20 +95,6 @@ def linear_weights(tensors: Iterable[Parameter]) -> list[Parameter]:
         and (tensor.is_linear or (tensor.component is Component.ROUTER and tensor.name.endswith(".weight")))
         and not tensor.name.endswith(_STAYS_A_TENSOR)
     ]
-
-
-def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
-    """Bytes of the buffers beside the parameters, the same on every rank, by name.
-
-    Counts: `rotary_table_bytes`; four fp32 scales for each attention layer; Gemma's scale of the embeddings.
-    Source: vLLM 0.32.0, attention/attention.py (`set_default_quant_scales`), models/gemma.py (`normalizer`).
-    """
-    attention_layers = sum(model.attention_kind(layer) not in (LINEAR, NONE) for layer in range(model.num_layers))
-    return {
-        "cos_sin_cache": rotary_table_bytes(model, element_bytes),
-        "scale": attention_layers * 4 * 4,
-        "normalizer": element_bytes if model.architecture.startswith("Gemma") else 0,
-    }
 
 
 def rotary_table_bytes(model: ModelSpec, element_bytes: int) -> int:

@@ -1,8 +1,7 @@
 """The device layer: all that the runtime asks of an accelerator, behind one interface.
 
-In: a place where tensors lie. Out: the device there, or None where that is the host's own memory. Two answer: CUDA
-(cuda.py, with nvml.py the only files that call it) and a stand-in in host memory (host.py), with which the same code
-runs where there is no GPU.
+In: a place where tensors lie. Out: the device there, or None where that is the host's own memory. CUDA answers
+(cuda.py, with nvml.py the only files that call it); without a GPU tests have a stand-in (tests/runtime/device/).
 Left out: what torch itself does with a tensor on a device; which GPUs a machine has (host/detect.py).
 This module imports no torch: processes that hold nothing on a device read it, too.
 """

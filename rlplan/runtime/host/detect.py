@@ -109,10 +109,6 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def match_profile(name: str, memory_bytes: int) -> str | None:
     """The profile with that driver name and, where several have it, the nearest memory; none where memory disagrees.
 

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.device.nvml import DetectedGpu
-from rlplan.runtime.measure.microbench import Measured, Measurement
+from rlplan.runtime.measure.rates import Measured, Rate
 from rlplan.spec.hardware.catalogue import find_profile, get_profile, profile_paths, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile, NodeProfile
 
@@ -150,7 +150,7 @@ def _node_of(gpu: GpuProfile) -> NodeProfile | None:
     return None
 
 
-def _sourced(value: float, found: Measurement, about: str) -> dict[str, Any]:
+def _sourced(value: float, found: Rate, about: str) -> dict[str, Any]:
     spread = f"{found.num_samples} samples, spread {found.spread:.0%}"
     return _measured(type(value)(float(f"{value:.4g}")), f"{found.what}, {spread}; {about}")
 

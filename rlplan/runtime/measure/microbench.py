@@ -1,6 +1,6 @@
 """Microbenchmarks: what this machine reaches, as rates: matmuls, memory, copies, launches, collectives, disk.
 
-In: a device and how long each benchmark may take. Out: Measurements with median and spread.
+In: a device and how long each benchmark may take. Out: Rates with median and spread (rates.py).
 Left out: other hosts (a network needs several), clocks and power, and what else runs meanwhile.
 
 Each benchmark warms up, then repeats until it has enough samples or its seconds are over; a size that would not fit
@@ -13,13 +13,11 @@ import platform
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,11 +27,11 @@ from rlplan.runtime.device.cuda import num_devices
 from rlplan.runtime.device.layer import device_of, present
 from rlplan.runtime.host.detect import read_host
 from rlplan.runtime.measure.microbench_ranks import measure_collectives
+from rlplan.runtime.measure.rates import Measured, Rate, duration, rate, sample
 from rlplan.runtime.processes.interrupts import interruptible
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import MIB
 
-MIN_SAMPLES, MAX_SAMPLES = 3, 50
 SHARE_OF_MEMORY = 0.25
 LAUNCHES = 200
 """Small operations in one sample of the launch benchmark."""
@@ -68,57 +66,6 @@ QUICK = Effort(0.4, (512, 1024), (4096,), 256 * MIB, 128 * MIB, 16 * MIB)
 WHOLE = Effort(3.0, (512, 1024, 2048, 4096), (2048, 4096, 8192, 16384), 1024 * MIB, 2048 * MIB, 128 * MIB)
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    name: str
-    """What was measured, such as `memory_copy`."""
-
-    value: float
-    """The median, in `unit`."""
-
-    low: float
-    """The lower quartile of the samples, or the least of few."""
-
-    high: float
-    """The upper quartile of the samples, or the largest of few."""
-
-    unit: str
-    """`FLOP/s`, `B/s` or `s`."""
-
-    num_samples: int
-    what: str
-    """The size, for people."""
-
-    @property
-    def spread(self) -> float:
-        return (self.high - self.low) / self.value
-
-
-@dataclass(frozen=True)
-class Measured:
-    device: str
-    """`cpu` or `cuda`."""
-
-    processor: str
-    num_cores: int
-    """That this process may use."""
-
-    memory_bytes: int
-    """Of the host, that this process may use."""
-
-    torch_version: str
-    measurements: tuple[Measurement, ...]
-    remarks: tuple[str, ...] = ()
-    """What was left out, and why."""
-
-    def find(self, name: str) -> Measurement | None:
-        """The measurement of that name; None where it was left out."""
-        return next((each for each in self.measurements if each.name == name), None)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"schema_version": 1} | asdict(self)
-
-
 def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lambda name: None) -> Measured:
     """Everything that this machine has, one after the other. folder: on the disk that is measured.
 
@@ -127,7 +74,7 @@ def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lamb
     there = present()
     device = "cpu" if there is None else there.place.type
     remarks: list[str] = []
-    found: list[Measurement] = []
+    found: list[Rate] = []
     for name, benchmark in _benchmarks(device, effort, folder, remarks):
         progress(name)
         found += benchmark()
@@ -155,7 +102,7 @@ def stoppable() -> Iterator[None]:
 
 def _benchmarks(
     device: str, effort: Effort, folder: Path, remarks: list[str]
-) -> Iterator[tuple[str, Callable[[], list[Measurement]]]]:
+) -> Iterator[tuple[str, Callable[[], list[Rate]]]]:
     sizes = effort.gpu_matrices if device == "cuda" else effort.cpu_matrices
     for dtype in (ComputeDtype.FLOAT32, ComputeDtype.BFLOAT16):
         yield f"matmuls, {dtype}", partial(measure_matmul, device, dtype, sizes, effort, remarks)
@@ -173,54 +120,9 @@ def _benchmarks(
     yield "disk", lambda: measure_disk(folder, effort, remarks)
 
 
-def sample(call: Callable[[], object], seconds: float, *, warm_ups: int = 1, device: str = "cpu") -> list[float]:
-    """Seconds of each of several calls, until a GPU is done: at least MIN_SAMPLES, then until `seconds` are over."""
-
-    def finish() -> None:
-        call()
-        if there := device_of(torch.device(device)):
-            there.finish()
-
-    for _ in range(warm_ups):
-        finish()
-    taken: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(taken) < MIN_SAMPLES or (len(taken) < MAX_SAMPLES and time.perf_counter() < deadline):
-        start = time.perf_counter()
-        finish()
-        taken.append(max(time.perf_counter() - start, 1e-9))
-    return taken
-
-
-def rate(name: str, amount: float, seconds: list[float], unit: str, what: str) -> Measurement:
-    """`amount` over the median of the seconds.
-
-    >>> rate("copy", 8.0, [1.0, 2.0, 4.0], "B/s", "").value
-    4.0
-    """
-    low, high = quartiles(seconds)
-    return Measurement(name, amount / median(seconds), amount / high, amount / low, unit, len(seconds), what)
-
-
-def duration(name: str, seconds: list[float], what: str) -> Measurement:
-    """The median of the seconds themselves."""
-    return Measurement(name, median(seconds), *quartiles(seconds), "s", len(seconds), what)
-
-
-def quartiles(values: list[float]) -> tuple[float, float]:
-    """A quarter of the values lies below the first, a quarter above the second; of few values the ends.
-
-    >>> quartiles([5.0, 1.0, 2.0, 3.0, 4.0])
-    (2.0, 4.0)
-    """
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    return ordered[cut], ordered[-1 - cut]
-
-
 def measure_matmul(
     device: str, dtype: ComputeDtype, sizes: tuple[int, ...], effort: Effort, remarks: list[str]
-) -> list[Measurement]:
+) -> list[Rate]:
     """Square matmuls, 2 n^3 FLOP each; the fastest size counts: small ones do not fill the machine."""
     kind = getattr(torch, dtype.value)
     found = []
@@ -235,7 +137,7 @@ def measure_matmul(
     return [max(found, key=lambda each: each.value)] if found else []
 
 
-def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Measurement]:
+def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Rate]:
     """A copy within memory: each byte is read and written, and counts twice."""
     num_bytes = _fitting(effort.copy_bytes, 2, device)
     if num_bytes < effort.copy_bytes:
@@ -246,7 +148,7 @@ def measure_copy(device: str, effort: Effort, remarks: list[str]) -> list[Measur
     return [rate("memory_copy", 2.0 * num_bytes, seconds, "B/s", f"{num_bytes // MIB} MiB")]
 
 
-def measure_launch(device: str, effort: Effort) -> list[Measurement]:
+def measure_launch(device: str, effort: Effort) -> list[Rate]:
     """One small operation in a row of many, as a decode step without graphs makes them."""
     value = torch.zeros(1, device=device)
 
@@ -258,7 +160,7 @@ def measure_launch(device: str, effort: Effort) -> list[Measurement]:
     return [duration("launch", seconds, "an in-place addition to one element")]
 
 
-def measure_fresh_memory(effort: Effort) -> list[Measurement]:
+def measure_fresh_memory(effort: Effort) -> list[Rate]:
     """Results of one thread in memory that glibc maps anew and gives back each time, as it does in workers
     with tensors of 32 MiB and more.
 
@@ -277,7 +179,7 @@ def measure_fresh_memory(effort: Effort) -> list[Measurement]:
     return [rate("fresh_memory", float(FRESH_BYTES), seconds, "B/s", f"{FRESH_BYTES // MIB} MiB, mapped anew")]
 
 
-def measure_host_link(effort: Effort) -> list[Measurement]:
+def measure_host_link(effort: Effort) -> list[Rate]:
     """Between pinned host memory and a GPU, each direction by itself."""
     num_bytes = _fitting(effort.copy_bytes, 1, "cpu")
     there = present()
@@ -296,7 +198,7 @@ def measure_host_link(effort: Effort) -> list[Measurement]:
     return found
 
 
-def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Measurement]:
+def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Rate]:
     """Written in blocks and flushed to the device (fsync). The file has no name, so that nothing can stay behind."""
     if shutil.disk_usage(folder).free < 2 * effort.disk_bytes:
         remarks.append(f"no disk was measured: less than {2 * effort.disk_bytes // MIB} MiB are free in {folder}")
@@ -314,7 +216,7 @@ def measure_disk(folder: Path, effort: Effort, remarks: list[str]) -> list[Measu
     return [rate("disk_write", float(effort.disk_bytes), seconds, "B/s", f"{effort.disk_bytes // MIB} MiB and fsync")]
 
 
-def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Measurement]:
+def _collectives(device: str, num_ranks: int, effort: Effort) -> list[Rate]:
     times = measure_collectives(device, num_ranks, effort.collective_bytes, effort.seconds)
     size, sent = f"{effort.collective_bytes // MIB} MiB, {num_ranks} processes", (num_ranks - 1) / num_ranks
     return [

@@ -7,6 +7,7 @@ Needs neither torch nor the packages of a run. Left out: drawing it (rlplan_cli)
 import fcntl
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import EXIT_BUG, RunError, SpecError
-from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.plan import Plan, read_run_plan
 from rlplan.reading import opened
 
 LOCK_NAME = ".running"
@@ -65,14 +66,7 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if not (folder / "plan.json").is_file() or (folder / "execution.json").exists():
-            raise SpecError(
-                f"'{folder}' is not a run folder" if folder.is_dir() else f"there is no folder '{folder}'",
-                where=str(folder / "plan.json"),
-                rule="a run folder holds the plan.json that `rlplan run` wrote",
-                way_out="give the folder that `rlplan run` printed, such as one under runs/, or latest",
-            )
-        self.plan: Plan = read_plan(folder / "plan.json")
+        self.plan: Plan = read_run_plan(folder)
         self._places: dict[str, tuple[int, int]] = {}
         self.standing = Standing()
 
@@ -167,7 +161,7 @@ def is_going_on(folder: Path) -> bool:
     """Whether a process holds the run folder: one that lives on this host, or one that has its file locked."""
     try:
         with (folder / LOCK_NAME).open("rb") as file:
-            if Path(f"/proc/{int(file.read(20))}").exists():
+            if _lives(int(file.read(20)), os.fstat(file.fileno()).st_mtime):
                 return True
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
@@ -177,6 +171,17 @@ def is_going_on(folder: Path) -> bool:
         return True  # just made
     except OSError:
         return False
+
+
+def _lives(pid: int, noted_s: float) -> bool:
+    """Whether a process is there that had its id when that was noted: ids are given out again, in a container soon."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        up_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return False
+    age_s = up_s - int(words[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s <= noted_s + 1
 
 
 def check_ended_well(standing: Standing, folder: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.kv import CacheGroup, CachePool, cache_pool
+from rlplan.memory.serving.kv import CacheGroup, cache_pool
 from rlplan.memory.serving.peaks import num_graph_sizes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving.trtllm import TrtllmSettings, num_trtllm_sequences
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
@@ -205,13 +205,6 @@ def test_a_window_holds_its_tokens_and_one_block_more() -> None:
     assert group.num_blocks(100_000) == 65
     assert group.num_blocks(100) == 8
     assert group.num_blocks(100_000, in_flight=8192) == 577
-
-
-def test_a_group_of_responses_shares_its_prompt() -> None:
-    pool = CachePool(1, (CacheGroup("full", 1, 16),))
-    assert pool.blocks_of_group(1024, 512, 8) == 64 + 8 * 32
-    assert pool.blocks_of_group(1030, 512, 8) == 64 + 8 * 33
-    assert pool.blocks_of_group(1024, 512, 1) == pool.blocks_of_sequence(1536)
 
 
 # ------------------------------------------------------------------------------------------ TensorRT-LLM

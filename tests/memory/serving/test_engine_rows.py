@@ -17,9 +17,10 @@ from rlplan.memory.model.params import (
     unpacked_remainder_bytes,
 )
 from rlplan.memory.serving.generation import kv_cache_bytes, num_kv_blocks
-from rlplan.memory.serving.tensors import engine_buffers, engine_tensors, stored_bytes
+from rlplan.memory.serving.tensors import engine_tensors, rotary_table_bytes, stored_bytes
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.model import ModelSpec, model_from_config
+from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.units import MIB
 from tests.memory.serving.engine_cases import BORROWED, CONFIGS, LINEAR_ATTENTION
 from tests.memory.serving.live_vllm import measure
@@ -120,6 +121,20 @@ def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicte
             assert live == engine_parameter_bytes(model, 2, tp), name
             if name in BORROWED:
                 assert rank["kv_cache"] == kv_cache_bytes(model, 2, 32, KV_BYTES, tp), name
+
+
+def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
+    """Bytes of the buffers beside the parameters, the same on every rank, by name.
+
+    Counts: `rotary_table_bytes`; four fp32 scales for each attention layer; Gemma's scale of the embeddings.
+    Source: vLLM 0.32.0, attention/attention.py (`set_default_quant_scales`), models/gemma.py (`normalizer`).
+    """
+    attention_layers = sum(model.attention_kind(layer) not in (LINEAR, NONE) for layer in range(model.num_layers))
+    return {
+        "cos_sin_cache": rotary_table_bytes(model, element_bytes),
+        "scale": attention_layers * 4 * 4,
+        "normalizer": element_bytes if model.architecture.startswith("Gemma") else 0,
+    }
 
 
 def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before: set[tuple[int, int]]) -> None:

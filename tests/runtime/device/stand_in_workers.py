@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.device.host import HostDevice
-from rlplan.runtime.device.host_memory import SharedBytes
-from rlplan.runtime.device.host_sleep import HostAllocator
 from rlplan.runtime.device.layer import _standing_in
+from tests.runtime.device.host_device import HostDevice
+from tests.runtime.device.host_memory import SharedBytes
+from tests.runtime.device.host_sleep import HostAllocator
 
 FOLDER, NUM_BYTES = "STAND_IN_FOLDER", "STAND_IN_NUM_BYTES"
 """Environment variables: where the GPUs' files lie, and the bytes of each."""

@@ -2,15 +2,15 @@
 
 import pytest
 
-from rlplan.runtime.host.engine_api import ABSENT, recorded_api, signature_of
 from tests.factories import ROOT
+from tests.runtime.host.engine_api import ABSENT, recorded_api, signature_of
 from tests.runtime.host.engine_uses import uses_in
 
 
 def test_every_use_of_an_engine_in_the_runtime_is_in_the_table() -> None:
     found = uses_in(ROOT / "rlplan" / "runtime")
     missing = {use: file for use, file in found.items() if use not in recorded_api()}
-    assert missing == {}, "add it to engine_api.json and write the table anew (rlplan/runtime/host/engine_api.py)"
+    assert missing == {}, "add it to engine_api.json and write the table anew (tests/runtime/host/engine_api.py)"
     assert len(found) > 90
 
 

@@ -16,7 +16,8 @@ from rlplan.errors import HostError, RunError, SpecError
 from rlplan.runtime.device.nvml import DetectedGpu
 from rlplan.runtime.measure import microbench, microbench_ranks
 from rlplan.runtime.measure.measured_profile import check_out, write_profiles
-from rlplan.runtime.measure.microbench import Measured, Measurement, measure_disk, quartiles, rate, sample
+from rlplan.runtime.measure.microbench import measure_disk
+from rlplan.runtime.measure.rates import MAX_SAMPLES, MIN_SAMPLES, Measured, Rate, quartiles, rate, sample
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.hardware.catalogue import find_profile, read_profile
 from rlplan.spec.hardware.profile import ComputeDtype, CpuProfile, GpuProfile, NodeProfile
@@ -31,11 +32,11 @@ TINY = dataclasses.replace(
 )
 
 
-def found(name: str, value: float, unit: str = "B/s") -> Measurement:
-    return Measurement(name, value, value * 0.9, value * 1.1, unit, 10, "1 GiB")
+def found(name: str, value: float, unit: str = "B/s") -> Rate:
+    return Rate(name, value, value * 0.9, value * 1.1, unit, 10, "1 GiB")
 
 
-def on_gpu(*measurements: Measurement) -> Measured:
+def on_gpu(*measurements: Rate) -> Measured:
     return Measured("cuda", "Some CPU", 32, 512 * GIB, "2.13.0", measurements)
 
 
@@ -51,8 +52,8 @@ def test_a_rate_is_the_amount_over_the_median_of_the_seconds():
 
 def test_samples_stop_when_their_seconds_are_over_but_are_never_too_few():
     with at_most(5):
-        assert len(sample(lambda: time.sleep(0.05), 0.01)) == microbench.MIN_SAMPLES
-        assert len(sample(lambda: None, 60.0)) == microbench.MAX_SAMPLES
+        assert len(sample(lambda: time.sleep(0.05), 0.01)) == MIN_SAMPLES
+        assert len(sample(lambda: None, 60.0)) == MAX_SAMPLES
 
 
 def test_everything_of_a_cpu_is_measured_and_becomes_a_profile_that_the_reader_accepts(tmp_path: Path):

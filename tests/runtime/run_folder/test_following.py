@@ -128,6 +128,10 @@ def test_a_lock_that_nobody_holds_says_nothing(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("4194304999\n")
     assert not is_going_on(tmp_path)
     assert not is_going_on(tmp_path / "nowhere")
+    (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")
+    assert is_going_on(tmp_path)
+    os.utime(tmp_path / LOCK_NAME, (1e9, 1e9))
+    assert not is_going_on(tmp_path), "the process of that id began later"
     with locked_run_folder(tmp_path / "run"):
         assert is_going_on(tmp_path / "run")
     assert not is_going_on(tmp_path / "run")

@@ -10,12 +10,9 @@ from rlplan_cli.options import JobArguments
 def asks_of_measured(source: str | None) -> bool:
     """Whether the first word is a run folder or a log, and no job, plan or bundle."""
     from rlplan.foreign.logs.read import is_log
+    from rlplan.planner.plan import is_run_folder
 
-    if source is None or "=" in source:
-        return False
-    path = Path(source)
-    is_run = path.is_dir() and not (path / "execution.json").exists()
-    return is_run or is_log(path)
+    return source is not None and "=" not in source and (is_run_folder(Path(source)) or is_log(Path(source)))
 
 
 def show_measured(asked: JobArguments, fields: Sequence[str], *, as_json: bool) -> None:

@@ -39,6 +39,8 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
+    from rlplan.planner.plan import is_run_folder
+
     for missing in (one for one in sources if not one.exists()):
         raise SpecError(
             f"{missing} does not exist",
@@ -53,7 +55,7 @@ def command(
     summaries = {}
     for each in _stages_below(source):
         where = out if each == source or out is None else out / each.name
-        page, summary = (_write_run if _is_run(source) else _write_plan)(each, where, compare)
+        page, summary = (_write_run if is_run_folder(source) else _write_plan)(each, where, compare)
         if as_json:
             summaries[each.name * (each != source)] = json.dumps(json.loads(summary.read_text(encoding="utf-8")))
         else:
@@ -71,12 +73,9 @@ def _stages_below(source: Path) -> list[Path]:
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 
-def _is_run(source: Path) -> bool:
-    return source.is_dir() and not (source / "execution.json").exists()
-
-
 def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, compare: list[Path] | None) -> Path:
     """The page of several plans, simulations and runs."""
+    from rlplan.planner.plan import is_run_folder
     from rlplan.report.plans.comparison import Side, side_of, write_comparison
     from rlplan.report.plans.write import simulated_plan
     from rlplan.report.run_folder import read_run_folder
@@ -92,7 +91,7 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
         )
 
     def side(source: Path) -> Side:
-        if _is_run(source):
+        if is_run_folder(source):
             run = read_run_folder(source)
             return side_of(run, RunResult(run.plan, run).compared())
         simulated = simulated_plan(source) if source.suffix == ".json" else None

@@ -8,14 +8,11 @@ from collections.abc import Iterator, Mapping
 from rlplan.dataflow.layouts import Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
-from rlplan.memory.machine.environments import environment_bytes
-from rlplan.memory.machine.sinks import sink_bytes
-from rlplan.memory.machine.verifiers import verifier_bytes
+from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
 from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
 from rlplan.memory.roles.cpu.engine import EngineForecast
 from rlplan.memory.roles.cpu.scorer import ScorerForecast
-from rlplan.memory.roles.cpu.trainer import TrainerForecast
-from rlplan.memory.roles.cpu.value import ValueForecast
+from rlplan.memory.roles.cpu.trainer import TrainerForecast, ValueForecast
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
@@ -62,14 +59,11 @@ def _processes(
     for layout in schedule.layouts:
         model = models.get(layout.role, models[Role.POLICY])
         for rank, (name, device) in enumerate(layout.processes):
-            if layout.worker == "policy_trainer" and hands_over:
-                trainer = TrainerForecast(job, model, profile, layout, rank)
+            if layout.worker in ("policy_trainer", "value_trainer"):
+                hands_on = layout.worker == "policy_trainer" and hands_over
+                trainer = (TrainerForecast if hands_on else ValueForecast)(job, model, profile, layout, rank)
                 trainer.has_arena, trainer.stages_states = has_arena, stages_states
                 forecast: Forecast = trainer
-            elif layout.worker in ("policy_trainer", "value_trainer"):
-                value_trainer = ValueForecast(job, model, profile, layout, rank)
-                value_trainer.stages_states = stages_states
-                forecast = value_trainer
             elif layout.worker == "rollout_engine":
                 forecast = EngineForecast(job, model, profile, has_arena=has_arena)
             else:

@@ -227,6 +227,16 @@ class TrainerForecast(Forecast):
         return sync_staging_bytes(self.job, self.model)
 
 
+class ValueForecast(TrainerForecast):
+    """A trainer rank that hands nothing over: of a value model, or of a policy that nothing is generated with."""
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended: nothing of a weight sync."""
+        held = super().resident(action, run_phase)
+        held.pop(MemoryKind.SYNC_STAGING, None)
+        return held
+
+
 def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
     """The sum, kind by kind."""
     return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}

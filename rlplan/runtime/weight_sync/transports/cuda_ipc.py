@@ -3,7 +3,7 @@
 In: packets. Out: payloads that are views of the trainer's arena: one copy in all, on the device. The shared pages carry
 only counters and headers, as with shared memory. Left out: GPUs other than the sender's, and engines inside the
 trainer's own process (CUDA does not open its own handles).
-**Not yet run on a GPU**; run over the device layer's stand-in (device/host.py).
+**Not yet run on a GPU**; run over the stand-in of the tests (tests/runtime/device).
 
 CUDA works behind the processor's back: a packet is published, and given back, when the stream has come so far.
 """

@@ -3,7 +3,7 @@
 In: packets. Out: the same bytes in the readers' own arenas, on their devices. Headers go over vLLM's stateless group
 (TCP), payloads over a communicator of our own: a second NCCL group made by torch fails beside vLLM's.
 Left out: several sending ranks, sharded tensors. **Not yet run on a GPU**; run over the device layer's stand-in
-(device/host.py). Written against vLLM 0.32.
+(tests/runtime/device). Written against vLLM 0.32.
 
 NCCL cannot be interrupted: a broadcast that does not end in time fails the update, and the communicator with it.
 """

@@ -1,8 +1,9 @@
 """A stand-in for a GPU in the host's memory: a device of N bytes that runs out, whose memory other processes open.
 
-In: its size. Out: what cuda.py does, on tensors of the CPU: allocations are counted and end in torch's own
-OutOfMemoryError where the device is full (host_memory.py); shared memory takes the place of CUDA IPC; streams have
-nothing to wait for, as every operation is done when it returns. vLLM's engine sleeps on it with host_sleep.py.
+In: its size. Out: what rlplan/runtime/device/cuda.py does, on tensors of the CPU: allocations are counted and end in
+torch's own OutOfMemoryError where the device is full (host_memory.py); shared memory takes the place of CUDA IPC;
+streams have nothing to wait for, as every operation is done when it returns. vLLM's engine sleeps on it with
+host_sleep.py.
 Left out: kernels (a tensor computes as on a CPU), and the context.
 Counting holds in the thread that entered `host_device`; IPC and events in all.
 """
@@ -19,14 +20,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rlplan.runtime.device.host_memory import CountedMemory, SharedBytes
 from rlplan.runtime.device.layer import DeviceBytes, using
+from tests.runtime.device.host_memory import CountedMemory, SharedBytes
 
 CAPABILITY = (9, 0)
 
 
 class HostDevice:
-    """See layer.py. num_bytes: what it has. number: tells it from others on the same host.
+    """See rlplan/runtime/device/layer.py. num_bytes: what it has. number: tells it from others on the same host.
 
     shared: where the processes that share it count together; None where there is one.
     """

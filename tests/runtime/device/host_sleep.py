@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlplan.runtime.device.host import HostDevice
+from tests.runtime.device.host_device import HostDevice
 
 _DEFERRABLE = ("weights", "kv_cache")
 """Tags that wake only where they are named, or nothing is."""

@@ -1,7 +1,7 @@
 """What the runtime uses of vLLM, DeepSpeed, Ray and torch.cuda: the table that contracts are held against.
 
 In: the installed packages. Out: a signature of each name; `engine_api.json` is the table, as the CUDA builds say it,
-made by `python -m rlplan.runtime.host.engine_api` in an environment for GPUs. A name is `module:object` or
+made by `python -m tests.runtime.host.engine_api` in an environment for GPUs. A name is `module:object` or
 `module:Class.member`. Left out: types and values of defaults, and attributes of what the engines return.
 """
 
@@ -10,10 +10,10 @@ import inspect
 import json
 from contextlib import suppress
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+TABLE = Path(__file__).with_name("engine_api.json")
 ABSENT = "absent"
 LONGEST = 60
 """Arguments: a class with more has its names in emit/known_keys.json."""
@@ -22,7 +22,7 @@ LONGEST = 60
 @cache
 def recorded_api() -> dict[str, str]:
     """The table: a signature by name."""
-    text = (resources.files("rlplan.runtime.host") / "engine_api.json").read_text(encoding="utf-8")
+    text = TABLE.read_text(encoding="utf-8")
     table: dict[str, str] = json.loads(text)
     return table
 
@@ -65,4 +65,4 @@ def _word(parameter: inspect.Parameter) -> str:
 
 if __name__ == "__main__":
     table = {name: signature_of(name) for name in recorded_api()}
-    Path(__file__).with_name("engine_api.json").write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")
+    TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")

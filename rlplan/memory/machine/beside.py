@@ -1,0 +1,85 @@
+"""Processes beside the workers, on the driver's host: they judge responses, answer between the policy's turns, and hand
+metrics to other people's loggers.
+
+    w   responses judged at the same time, limits.num_reward_workers
+    m   what a reward's process, or a sandbox with all its processes and files, may take before it is ended
+
+In: a job, the host's profile. Out: bytes. Left out: pages of the interpreter and its libraries that processes share;
+what the job's own functions import, its MCP servers; chats that only the data have (a prompt file's rows are not
+read for a plan).
+"""
+
+from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec, RewardSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.units import MIB
+
+MATH_PROCESS_BYTES = 64 * MIB
+"""A process that has compared mathematics. Source: measured, math-verify 0.9.0, CPython 3.11: 62 MB resident."""
+FUNCTION_PROCESS_BYTES = 16 * MIB
+"""An interpreter before it has loaded a user's function. Source: CPython 3.11, resident 14 MB."""
+TOOLS_BYTES = 16 * MIB
+"""Of a worker with tools beyond one without: pydantic, which reads arguments. Measured: 15.1 MiB, CPython 3.11."""
+URL_BYTES = 5 * MIB
+"""Of a worker that asks over HTTP beyond one that does not. Measured: 4.7 MiB, CPython 3.11."""
+CHAT_BYTES = 72 * MIB
+"""Of the process that renders chats: transformers' templates, a tokenizer. Measured: 67.1 MiB with a small one."""
+SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
+"""tensorboard: an interpreter and nothing else (CPython 3.11, 14 MB resident). The other two: assumed, not measured."""
+
+
+def verifier_bytes(job: ResolvedJob) -> int:
+    """Bytes that the rewards' own processes may hold at any time, on the driver's host.
+
+    Counts: w x (process + m) of each reward that has processes; of mathematics without m, for answers are short.
+    Source: limits that runtime/rewards and runtime/sandbox set. Assumes: every worker is at its limit at once.
+
+    >>> from rlplan.spec.parts.rewards import FunctionSpec
+    >>> reward_bytes(FunctionSpec(kind="function", path="a.py:f", memory=100 * MIB)) // MIB
+    116
+    """
+    return job.limits.num_reward_workers * sum(reward_bytes(reward) for reward in job.rewards)
+
+
+def reward_bytes(reward: RewardSpec) -> int:
+    """Bytes of one reward in one worker; 0 where the driver computes it.
+
+    Counts: the process, and what the reward lets it take. Source: this module's constants; the job.
+    Assumes: as verifier_bytes.
+
+    >>> from rlplan.spec.parts.rewards import FormatCheckerSpec
+    >>> reward_bytes(FormatCheckerSpec(kind="format_checker"))
+    0
+    """
+    if isinstance(reward, CodeExecutorSpec):
+        return reward.memory
+    if isinstance(reward, FunctionSpec):
+        return FUNCTION_PROCESS_BYTES + reward.memory
+    return MATH_PROCESS_BYTES if isinstance(reward, AnswerMatcherSpec) and reward.compares == "math" else 0
+
+
+def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
+    """Bytes of all of them. worker_bytes: of one that answers with a function.
+
+    Counts: rollout.environment.num_workers processes, and one for chats. Source: the constants above.
+
+    >>> from types import SimpleNamespace as Some
+    >>> environment = Some(num_workers=2, has_tools=True, url=None)
+    >>> environment_bytes(Some(rollout=Some(environment=environment), data=None), 15 * MIB) // MIB
+    134
+    """
+    environment, has_tools = job.rollout.environment, job.rollout.environment.has_tools
+    has_chats = has_tools or (job.data is not None and job.data.system_prompt is not None)
+    each = worker_bytes + TOOLS_BYTES * has_tools + URL_BYTES * (environment.url is not None)
+    return environment.num_workers * each + CHAT_BYTES * has_chats
+
+
+def sink_bytes(job: ResolvedJob) -> int:
+    """Bytes of all sinks of a job.
+
+    Counts: a process each. Source: SINK_PROCESS_BYTES. Assumes: packages beside tensorboard's sink take 256 MiB.
+
+    >>> from types import SimpleNamespace as Some
+    >>> sink_bytes(Some(metrics=Some(sinks=("tensorboard", "wandb")))) // MIB
+    272
+    """
+    return sum(SINK_PROCESS_BYTES[sink] for sink in job.metrics.sinks)
