@@ -117,9 +117,7 @@ def traits_of(model: ModelSpec) -> Traits:
 
 
 @lru_cache(maxsize=256)
-def blocks_of(
-    model: ModelSpec, layers: range | None = None, *, has_own_modules: bool = False
-) -> tuple[Layers, ...]:
+def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules: bool = False) -> tuple[Layers, ...]:
     """The kinds of layers of a model (or of some of its layers), in the order in which they first appear.
 
     has_own_modules: the trainer has not transformers' (`OTHER_MODULES`). Raises: SpecError where refused.
