@@ -53,7 +53,7 @@ NO_CLASSIFIER = frozenset(
     f"{name}ForCausalLM"
     for name in (
         *("Cohere", "Cohere2", "Granite", "GraniteMoe", "Ernie4_5", "Ernie4_5_Moe", "Olmoe", "MiniMaxM2", "PhiMoE"),
-        *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4"),
+        *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4", "NemotronH"),
     )
 )
 """Families that transformers 5.19 has no sequence classifier of: no value or reward model can be one."""

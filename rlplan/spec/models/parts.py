@@ -9,8 +9,8 @@ from rlplan.spec.base import Spec
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS
 
 FULL, SLIDING, CHUNKED, LINEAR, NONE = "full", "sliding", "chunked", "linear", "none"
-"""What a layer attends to: all that came before, a window, a chunk, a state of constant size, or (Nemotron-H, whose layers
-are attention or an MLP, not both) nothing."""
+"""What a layer attends to: all that came before, a window, a chunk, a state of constant size, or nothing (Nemotron-H,
+whose layers are attention or an MLP, not both)."""
 
 
 class ExpertsSpec(Spec):

@@ -151,8 +151,9 @@ def attention_widths(model: ModelSpec, kind: str) -> int:
 def attention_flops(model: ModelSpec, lengths: Lengths) -> float:
     """FLOPs of one sequence's attention in all layers, forward: scores, and what they weigh.
 
-    Counts: 2 a (dq + dv) a pair and layer; linear layers `delta_rule_flops` or `state_space_flops` a token. Source: Narayanan et al. 2021,
-    appendix (4 h s^2 a layer without a mask); latent attention: DeepSeek-V2, as it trains, not absorbed.
+    Counts: 2 a (dq + dv) a pair and layer; linear layers `delta_rule_flops` or `state_space_flops` a token.
+    Source: Narayanan et al. 2021, appendix (4 h s^2 a layer without a mask); latent attention: DeepSeek-V2, as it
+    trains, not absorbed.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> attention_flops(find_model("Qwen/Qwen2.5-7B"), Lengths(1, 1))  # 28 layers * 4 * 3584, one pair

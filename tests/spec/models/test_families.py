@@ -28,6 +28,14 @@ FEW = {"num_hidden_layers": 4}
 NEW_FALCON = FEW | {"new_decoder_architecture": True, "num_kv_heads": 71}
 SIGLIP = {"vision_config": {"vision_use_head": False, "num_hidden_layers": 2}}
 GEMMA4 = {"text_config": FEW | {"hidden_size_per_layer_input": 0}, "vision_config": {"num_hidden_layers": 2}}
+SMALL_GEMMA4 = {
+    "text_config": FEW
+    | {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    | {"use_double_wide_mlp": True, "sliding_window": 512},
+    "vision_config": {"num_hidden_layers": 2},
+    "audio_config": {"num_hidden_layers": 2},
+}
+HYBRID = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "num_hidden_layers": 4}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", FEW | {"attention_bias": True, "mlp_bias": True}),
     ("MistralForCausalLM", FEW),
@@ -88,6 +96,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama4ForCausalLM", FEW),
     ("Llama4ForCausalLM", FEW | {"interleave_moe_layer_step": 2}),
     ("Llama4ForConditionalGeneration", {"text_config": FEW, "vision_config": {"num_hidden_layers": 2}}),
+    ("NemotronHForCausalLM", HYBRID),
+    ("NemotronHForCausalLM", HYBRID | {"moe_latent_size": 256, "use_conv_bias": False}),
     ("Qwen2_5_VLForConditionalGeneration", {"text_config": FEW, "vision_config": {"depth": 2}}),
     ("Qwen3VLForConditionalGeneration", {"text_config": FEW, "vision_config": {"depth": 2}}),
     ("Qwen3VLMoeForConditionalGeneration", {"text_config": FEW, "vision_config": {"depth": 2}}),
@@ -96,6 +106,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Gemma3ForConditionalGeneration", {"text_config": FEW} | SIGLIP),
     ("Mistral3ForConditionalGeneration", {"text_config": FEW, "vision_config": {"model_type": "pixtral"}}),
     ("Gemma4ForConditionalGeneration", GEMMA4),
+    ("Gemma4ForConditionalGeneration", SMALL_GEMMA4),
     (
         "Kimi_K25ForConditionalGeneration",
         {"text_config": FEW | {"model_type": "deepseek_v3"}, "vision_config": {"num_hidden_layers": 2}},

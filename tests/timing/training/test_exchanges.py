@@ -10,7 +10,7 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.training.exchanges import exchange_cost, stage_transfer_cost
+from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost, stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.optimizer import num_stepped
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
@@ -33,7 +33,8 @@ def setting(num_ranks: int, **axes: int) -> TrainSetting:
 
 
 def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network() -> None:
-    cost = exchange_cost(setting(8, tp=4, ep=8), BATCH, 3.0, cluster(8))
+    args = (setting(8, tp=4, ep=8), BATCH, 3.0, cluster(8))
+    cost = exchange_cost(*args) + expert_exchange_cost(*args)
     assert Resource.NETWORK not in cost.parts
     rate = 450e9 * cluster(8).efficiencies.device_link.value
     gathers = 4 * 48 * 3 * 3 / 4 * ROW * 8192 / rate
@@ -42,7 +43,7 @@ def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network
 
 
 def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() -> None:
-    cost = exchange_cost(setting(16, ep=16), BATCH, 1.0, cluster(16))
+    cost = expert_exchange_cost(setting(16, ep=16), BATCH, 1.0, cluster(16))
     network = 400e9 * cluster(16).node_efficiencies.network.value
     sent = 8 * ROW * 8192
     assert cost.parts[Resource.NETWORK] == pytest.approx(2 * 48 * 8 * sent * 8 / 16 / network)

@@ -1,6 +1,7 @@
 """Families whose language model sits beside a vision tower: which tower, and how its config is spelled.
 
-In: nothing. Out: `MULTIMODAL`, architecture -> Family. Left out: Gemma 3n. Source: transformers 5.19, configuration and modeling files of that name.
+In: nothing. Out: `MULTIMODAL`, architecture -> Family. Left out: Gemma 3n.
+Source: transformers 5.19, configuration and modeling files of that name.
 """
 
 from dataclasses import replace
@@ -196,7 +197,7 @@ self_attn.v_proj.weight   kvg h  ? full !shares_kv !shared_keys
 self_attn.o_proj.weight   h q    ? sliding
 self_attn.o_proj.weight   h qg   ? full
 """
-    + """[mlp]
+    """[mlp]
 mlp.gate_proj.weight   I h     ? !wide
 mlp.gate_proj.weight   2*I h   ? wide
 mlp.up_proj.weight     I h     ? !wide

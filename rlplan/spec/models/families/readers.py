@@ -138,11 +138,14 @@ def hybrid_layers(config: Config, num_layers: int) -> Fields:
 
 def _hybrid_names(config: Config) -> tuple[str, ...]:
     """What each layer is, in the config's words."""
-    for key in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
-        value = config.get(key)
-        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(word, str) for word in value)):
-            return tuple(value)
-    config.refuse_missing("layers_block_type")
+    keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    key = next((key for key in keys if config.get(key) is not None), None)
+    if key is None:
+        config.refuse_missing("layers_block_type")
+    value = config.get(key)
+    if not isinstance(value, str | list) or not all(isinstance(word, str) for word in value):
+        config.refuse(key, value, "a word or letter for each layer")
+    return tuple(value)
 
 
 def chunked_attention(config: Config, num_layers: int) -> Fields:

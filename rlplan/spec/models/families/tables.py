@@ -3,9 +3,10 @@
 In: nothing. Out: text. Left out: vision towers (`towers`) and the families themselves.
 
 Symbols: h hidden_size, V vocab_size, I intermediate_size, P positions, a heads, d head_dim, q = a*d, kv = k*d,
-E experts, Ie width of an expert, El width of its rows, Is width of the shared experts, rq and rkv ranks of MLA's latents, dr its rotary part,
-qm, kvm, om widths of MLA's up and output projections, lk, lv, lh keys, values and heads of linear attention, dl and K
-its head_dim and convolution kernel, ix, ia, id the sparse-attention indexer's width, heads and head_dim.
+E experts, Ie width of an expert, El width of its rows, Is width of the shared experts, rq and rkv ranks of MLA's
+latents, dr its rotary part, qm, kvm, om widths of MLA's up and output projections, lk, lv, lh keys, values and heads
+of linear attention, dl and K its head_dim and convolution kernel, ix, ia, id the sparse-attention indexer's width,
+heads and head_dim.
 Source: module names and shapes of transformers 5.19, compared with live modules on the meta device by the tests.
 """
 
