@@ -65,7 +65,7 @@ TRAINERS = (
 )
 """A trainer, and how its points begin."""
 
-LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/serving_constants.py`; settings
+LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/constants/serving.py`; settings
 that were measured more than once count once):"""
 
 

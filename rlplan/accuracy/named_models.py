@@ -97,7 +97,7 @@ def config_of(name: str) -> dict[str, Any]:
         if name in configs:
             return configs[name]
         by_key, plain = _by_key(), unquantized_name(name)
-        bare = re.sub(r"\s*\([^()]*\)\s*$", "", plain)  # a remark: `(hybrid Mamba MoE)`
+        bare = re.sub(r"\s*\((?:hybrid|dense|mamba\d?|moe|[\s-])+\)\s*$", "", plain, flags=re.IGNORECASE)  # a remark
         for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False), key_of(bare)):
             if wanted in by_key:
                 return configs[by_key[wanted]]

@@ -11,14 +11,12 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given
+from rlplan.foreign.table import given_trainers
 from rlplan.foreign.words import unknown
 from rlplan.reading import read_text
 
-GIVEN = {"SFT": "sft", "DPO": "dpo", "KTO": "kto", "Reward": "reward"}
-"""TRL's trainers that are given their answers, by the beginning of their classes' names."""
 CALLS = {"GRPOConfig": "", "ModelConfig": "", "GRPOTrainer": "trainer.", "LoraConfig": "lora."}
-CALLS |= {f"{name}Config": "" for name in GIVEN} | {f"{name}Trainer": "trainer." for name in GIVEN}
-"""Calls that are read, and what stands before their keywords."""
+"""Calls that are read, and what stands before their keywords; beside them `SFTConfig`, `SFTTrainer` and the like."""
 RENAMED = {
     "trainer.model": "model_name_or_path",
     "lora.r": "lora_r",
@@ -42,17 +40,21 @@ def read_python(path: Path) -> dict[str, Given]:
     found: dict[str, Given] = {}
     for node in ast.walk(tree):
         name = _name(node.func) if isinstance(node, ast.Call) else ""
-        if name not in CALLS or not isinstance(node, ast.Call):
+        kind = next((kind for kind in ("Config", "Trainer") if name.endswith(kind)), "")
+        trainer = name.removesuffix(kind).lower()
+        is_given = bool(kind) and trainer in given_trainers()
+        if not isinstance(node, ast.Call) or not (is_given or name in CALLS):
             continue
+        before = CALLS.get(name, "trainer." if kind == "Trainer" else "")
         place = f"{path.name}:{node.lineno}"
         if name == "LoraConfig":
             found["use_peft"] = Given(True, place)
-        if (trainer := GIVEN.get(name.removesuffix("Config").removesuffix("Trainer"))) is not None:
+        if is_given:
             found["trainer"] = Given(trainer, place)
         for keyword in node.keywords:
             if keyword.arg is None:
                 continue
-            key = RENAMED.get(CALLS[name] + keyword.arg, CALLS[name] + keyword.arg)
+            key = RENAMED.get(before + keyword.arg, before + keyword.arg)
             found[key] = Given(_value(keyword.value, constants), f"{path.name}:{keyword.value.lineno}")
     return {key: given for key, given in found.items() if not key.startswith("trainer.")}
 

@@ -13,7 +13,7 @@ from rlplan.foreign.documents import flat, read_document
 from rlplan.foreign.python_file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, load_table, table_name
+from rlplan.foreign.table import SOURCES, Table, given_trainers, load_table, table_name
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.parts.algorithm import ALGORITHMS
@@ -141,15 +141,10 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield word[1:].partition("=")[0], None, place
 
 
-_GIVEN = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "reward_modeling": "reward"}
-"""Programs of TRL (trl/scripts/) whose answers are given, and their trainers."""
-_PROGRAMS = (*ALGORITHMS, *_GIVEN)
-"""Of `trl grpo`: a program of the package that is named as its algorithm."""
-
-
 def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
     """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them."""
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in _PROGRAMS), len(words))
+    programs = {*ALGORITHMS, *given_trainers()}  # `trl grpo`: a program of the package, named as its trainer
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs), len(words))
     flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in _flags(words[:at])}
     found: dict[str, Given] = {}
@@ -159,7 +154,8 @@ def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) 
     program = folder / words[at][0] if at < len(words) else folder
     if program.suffix == ".py" and is_file(program):
         found |= read_python(program)
-    if at < len(words) and (trainer := _GIVEN.get(Path(words[at][0]).stem)) is not None:
+    trainer = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
+    if trainer in given_trainers():
         found["trainer"] = Given(trainer, words[at][1])
     return found | launcher | flags
 

@@ -148,3 +148,14 @@ def load_table(source: str) -> Table:
     """
     path = FOLDER / f"{source}.yaml"
     return validate(Table, parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table"), file=str(path))
+
+
+@cache
+def given_trainers() -> frozenset[str]:
+    """TRL's trainers whose answers are given, by the names of its programs.
+
+    >>> sorted(given_trainers())
+    ['dpo', 'kto', 'reward', 'sft']
+    """
+    rows = load_table("trl_given").rows["algorithm.name"]
+    return frozenset(name for row in rows if row.key == "trainer" for name in row.map or {})

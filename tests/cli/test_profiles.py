@@ -9,7 +9,7 @@ import pytest
 from rlplan_cli.render.terminal import PIPE_WIDTH, stdout
 
 from rlplan.runtime.measure import microbench
-from rlplan.runtime.measure.microbench import Measured, Measurement
+from rlplan.runtime.measure.rates import Measured, Rate
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import profile_paths
 from rlplan.spec.hardware.profile import GpuProfile
@@ -124,7 +124,7 @@ def test_measure_shows_rates_and_writes_a_profile_that_commands_find(
 ) -> None:
     """Of recorded measurements: tests/runtime/measure/test_microbench.py makes them, and stops the command at it."""
     rows = [("matmul_float32", 2e9, "FLOP/s"), ("memory_copy", 2e9, "B/s"), ("launch", 2e-6, "s")]
-    found = [Measurement(name, value, value / 2, value * 2, unit, 10, "of 1 GiB") for name, value, unit in rows]
+    found = [Rate(name, value, value / 2, value * 2, unit, 10, "of 1 GiB") for name, value, unit in rows]
     host = Measured("cpu", "Some CPU", 2, 64 * GIB, "2.13.0", tuple(found))
     monkeypatch.setattr(microbench, "measure", lambda *_: host)
     done = profiles("measure", "--quick", "--out", str(tmp_path / "this-host.yaml"))

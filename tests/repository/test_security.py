@@ -169,6 +169,7 @@ OPENED_OTHERWISE = {
     "rlplan/accuracy/named_models.py": "comes with rlplan",
     "rlplan/accuracy/rl_steps/weight_sync.py": "comes with rlplan",
     "rlplan/emit/flags.py": "comes with rlplan",
+    "rlplan/foreign/logs/read.py": "names.yaml, which comes with rlplan",
     "rlplan/foreign/table.py": "comes with rlplan",
     "rlplan/report/html.py": "comes with rlplan",
     "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",

@@ -21,13 +21,22 @@ from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Layers
 from rlplan.memory.model.logits import ROWS_ON_GPU, Loss
 from rlplan.memory.roles.gpu.rank import CAPPED
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, layer_bytes
+from rlplan.memory.trainers.micro_batch import IN_A_LAYER, MicroBatchShape, Place, layer_bytes
 from rlplan.memory.trainers.step_peak import UPDATE, MemorySnapshot, RankState, snapshots
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
 """Units of a statistic over steps that is no peak."""
+
+
+UNFUSED_UP_TO = (5, 11)
+"""The last version of transformers known to ask for grouped keys whatever the width of a head; 5.19 does not."""
+FUSED_HEAD_DIM = 256
+"""Flash attention's widest head; torch's other fused kernel takes no grouped keys."""
+SCORE_BYTES = 4 * 4
+"""In fp32 the softmax and its masked copy, saved, and the gradients of both; torch's
+`_scaled_dot_product_attention_math`."""
 
 
 @predicts("train_peak")
@@ -63,6 +72,9 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
 def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[MemorySnapshot]:
     """The snapshots of a step by the statistic that was measured."""
     named = snapshots(rank_state, shape)
+    for place in named.keys() & set(IN_A_LAYER):
+        scores = SCORE_BYTES * unfused_pairs(run)
+        named[place] |= {MemoryKind.ACTIVATIONS: named[place].get(MemoryKind.ACTIVATIONS, 0) + scores}
     if run.statistic is Statistic.MEAN_ALLOCATED:
         return [named[Place.STEP] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
     if run.trainer.holds_engine:
@@ -71,6 +83,24 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     elif run.statistic in (Statistic.RESERVED, Statistic.PROCESS):
         named[Place.LOSS] |= {MemoryKind.FRAGMENTATION: idle_bytes(named[Place.LOSS], shape)}
     return list(named.values())
+
+
+def unfused_pairs(run: Run) -> int:
+    """Pairs of tokens, times heads, of a layer for which transformers and torch have no fused attention; 0 for others.
+
+    Counts: heads wider than 256 that share keys, where no mask is passed, in transformers 5.11 and before.
+    Source: transformers pull request 46960. Assumes: AgileRL 2.8.0 passes no mask, later ones where a micro-batch has
+    several sequences, as their peaks of Gemma 4 say; other trainers where it has one; 5.12 has the pull request.
+    """
+    settings, tokens = run.settings, run.tokens
+    version = re.match(r"(\d+)\.(\d+)", settings.word("transformers"))
+    if version is None or tuple(map(int, version.groups())) > UNFUSED_UP_TO:
+        return 0
+    if tokens.sequences > 1 and not settings.word("framework").startswith("AgileRL 2.8.0"):
+        return 0
+    heads = [kind.block.num_heads for kind in run.layers
+             if kind.block.head_dim > FUSED_HEAD_DIM and kind.block.num_kv_heads < kind.block.num_heads]  # fmt: skip
+    return max(heads, default=0) * tokens.sequences * tokens.length**2
 
 
 def context_bytes(point: MeasuredPoint, run: Run) -> int:

@@ -112,11 +112,11 @@ def state_space_saved_bytes(space: StateSpace, element_bytes: int) -> int:
     """Bytes that Mamba-2 saves for one token.
 
     Counts: the projection of gates, inputs, B, C and steps e*(2v + 2k + a), the scan's output and the normed one 2*e*v;
-    states and the convolution are computed again going back. Source: mamba_ssm 2.2, ssd_combined.py,
+    states and the convolution are computed again going back. Source: mamba_ssm 2.2, ssd_combined,
     `MambaSplitConv1dScanCombinedFn`. Held to no measurement.
 
     >>> state_space_saved_bytes(StateSpace(num_heads=64, keys=1024, values=4096), 2)
-    37000
+    36996
     """
     return element_bytes * (4 * space.values + 2 * space.keys + space.num_heads) + 4
 

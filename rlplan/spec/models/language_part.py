@@ -43,8 +43,8 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
 
     >>> language_config({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 8,
     ...                  "rope_scaling": {"type": "mrope", "mrope_section": [1]}, "vision_config": {}})
-    {'rms_norm_eps': 1e-05, 'rope_theta': 1000000.0, 'hidden_size': 8, 'tie_word_embeddings': False, \
-'architectures': ['Qwen2ForCausalLM'], 'model_type': 'qwen2'}
+    {'rms_norm_eps': 1e-05, 'rope_theta': 1000000.0, 'architectures': ['Qwen2ForCausalLM'], 'hidden_size': 8, \
+'tie_word_embeddings': False, 'model_type': 'qwen2'}
     """
     decoder = _decoder_of(config)
     if decoder is None:

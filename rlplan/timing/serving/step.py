@@ -313,8 +313,8 @@ class EngineRates:
 def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
     """What the replica with the most work of a step has: even shares, but a prompt is one replica's.
 
-    >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4)
-    StepLoad(num_seqs=2.0, context_tokens=200.0, prefill_tokens=100.0, prefill_pairs=5000.0, num_prefills=1.0)
+    >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4) == StepLoad(2.0, 200.0, 100.0, 5000.0, 1.0)
+    True
     """
     if replicas == 1:
         return load

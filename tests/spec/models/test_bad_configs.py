@@ -87,10 +87,10 @@ OTHER_CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mpt attention list": ("mosaicml/mpt-7b", {"attn_config": []}, "attn_config"),
     "per-layer embeddings": (
         "google/gemma-4-26B-A4B",
-        {"text_config.hidden_size_per_layer_input": 256},
+        {"text_config.hidden_size_per_layer_input": -1},
         "hidden_size_per_layer_input",
     ),
-    "shared caches": ("google/gemma-4-26B-A4B", {"text_config.num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+    "shared caches": ("google/gemma-4-26B-A4B", {"text_config.num_kv_shared_layers": 30}, "num_kv_shared_layers"),
     "layer overrides": ("Qwen/Qwen2.5-7B", {"per_layer_config": {"3": {"head_dim": 64}}}, "per_layer_config"),
     "uneven full layers": (
         "google/gemma-4-26B-A4B",

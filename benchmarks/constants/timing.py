@@ -1,7 +1,7 @@
 """Constants of training time that were fitted, each with the source that it was fitted to left out.
 
 In: the bundled throughputs. Out: a table, printed: what a constant says of the sources that it was not fitted to,
-beside the same without it. `python -m benchmarks.timing_constants`; minutes, no network.
+beside the same without it. `python -m benchmarks.constants.timing`; minutes, no network.
 
 A constant stays where it is better than none for points that it has not seen.
 """
