@@ -26,7 +26,9 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
     """Of a sixth of the bundled points, and those that are looked for."""
     monkeypatch.setenv("COLUMNS", columns)
     points = bundled_points()
-    few = [point for at, point in enumerate(points) if at % 6 == 0 or point.id.startswith(("kvtok", "trtllm", "mb-nano3"))]
+    few = [
+        point for at, point in enumerate(points) if at % 6 == 0 or point.id.startswith(("kvtok", "trtllm", "mb-nano3"))
+    ]
     monkeypatch.setattr(accuracy, "bundled_points", lambda: few)
     answer = rlplan("accuracy")
     assert answer.exit_code == 0

@@ -163,7 +163,7 @@ def read_run(point: MeasuredPoint, *, has_passes: bool = True) -> Run:
         loss=_loss(settings, trainer, compiled),
         optimizer=read_optimizer(settings),
         precision=read_precision(settings, has_master=trainer.has_master),
-        statistic=point.measured.statistic,
+        statistic=trainer.reports if point.measured.statistic is Statistic.UNSTATED else point.measured.statistic,
         quantization=quantization,
         adapters=adapters,
         num_ranks=ranks,

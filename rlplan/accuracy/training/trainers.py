@@ -8,7 +8,7 @@ knowledge of them: but for DeepSpeed and transformers none of these trainers was
 import re
 from dataclasses import dataclass
 
-from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
 
@@ -74,6 +74,8 @@ class Trainer:
     """Of a step in its own tables, where a point does not say."""
     length: int = 0
     """Tokens of a sequence in its own recipes, where a point does not say; 0 where it must."""
+    reports: Statistic = Statistic.UNSTATED
+    """What its own log calls the peak, where a point does not say."""
     publishes_weights: bool = False
     """Each step of RL writes the trained weights to a file, and its tables count that time."""
     holds_engine: bool = False
@@ -184,12 +186,14 @@ PRIME_RL = Trainer(
     accumulates=True,
     is_fsdp_alone=True,
     micro_batches=2,
+    reports=Statistic.RESERVED,
     publishes_weights=True,
 )
 """Source: prime-rl 2026-02 src/prime_rl/trainer/models/layers/lm_head.py (`FusedOutputLinear` over chunks of 2,048
-words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2);
-benchmarks/scripts/run_single_benchmark.py (`micro_batches` 2), trainer/rl/train.py (`broadcast_weights` in the window
-of tokens per second), trainer/rl/broadcast/filesystem.py (rank 0 writes all weights, with LoRA the adapters)."""
+words in RL; `VanillaOutputLinear` in fp32 in SFT), trainer/model.py (fp32 parameters, bf16 under FSDP2),
+trainer/sft/train.py (`peak_memory` is torch's `max_memory_reserved`); benchmarks/scripts/run_single_benchmark.py
+(`micro_batches` 2), trainer/rl/train.py (`broadcast_weights` in the window of tokens per second),
+trainer/rl/broadcast/filesystem.py (rank 0 writes all weights, with LoRA the adapters)."""
 AUTOMODEL = Trainer("automodel", ("automodel",), has_master=True, is_sharded=True, recompute=Recompute.NONE)
 """Source: NeMo AutoModel docs/performance-summary.mdx (FSDP2, expert parallelism, Transformer Engine's modules)."""
 TORCH = Trainer("torch", ())
