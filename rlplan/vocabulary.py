@@ -5,6 +5,9 @@ Left out: anything with behaviour; these are names only.
 
 from enum import StrEnum
 
+TOKEN_VARIABLE = "RLPLAN_ENVIRONMENT_TOKEN"
+"""Environment variable with the token that goes to the addresses of a job's environment, where it is set."""
+
 
 class Role(StrEnum):
     """A model in play, or what stands in for one."""

@@ -19,8 +19,10 @@ FUNCTION_PROCESS_BYTES = 16 * MIB
 """An interpreter before it has loaded a user's function. Source: CPython 3.11, resident 14 MB."""
 TOOLS_BYTES = 16 * MIB
 """Of a worker with tools beyond one without: pydantic, which reads arguments. Measured: 15.1 MiB, CPython 3.11."""
-URL_BYTES = 5 * MIB
-"""Of a worker that asks over HTTP beyond one that does not. Measured: 4.7 MiB, CPython 3.11."""
+MCP_BYTES = 6 * MIB
+"""Of a worker with MCP servers beyond one with tools: jsonschema reads arguments. Measured, with both: 20.8 MiB."""
+URL_BYTES = 19 * MIB
+"""Of a worker that asks over HTTP beyond one that does not: urllib and TLS's certificates. Measured: 17.8 MiB."""
 CHAT_BYTES = 72 * MIB
 """Of the process that renders chats: transformers' templates, a tokenizer. Measured: 67.1 MiB with a small one."""
 SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
@@ -63,13 +65,14 @@ def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
     Counts: rollout.environment.num_workers processes, and one for chats. Source: the constants above.
 
     >>> from types import SimpleNamespace as Some
-    >>> environment = Some(num_workers=2, has_tools=True, url=None)
+    >>> environment = Some(num_workers=2, has_tools=True, mcp=(), url=None)
     >>> environment_bytes(Some(rollout=Some(environment=environment), data=None), 15 * MIB) // MIB
     134
     """
     environment, has_tools = job.rollout.environment, job.rollout.environment.has_tools
     has_chats = has_tools or (job.data is not None and job.data.system_prompt is not None)
-    each = worker_bytes + TOOLS_BYTES * has_tools + URL_BYTES * (environment.url is not None)
+    asks, speaks_mcp = environment.url is not None, bool(environment.mcp)
+    each = worker_bytes + TOOLS_BYTES * has_tools + MCP_BYTES * speaks_mcp + URL_BYTES * asks
     return environment.num_workers * each + CHAT_BYTES * has_chats
 
 

@@ -19,7 +19,7 @@ from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.line_process import Deadline, LateError, NoAnswerError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import run_file
-from rlplan.spec.parts.environment import TOKEN_VARIABLE
+from rlplan.vocabulary import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from rlplan.runtime.environments.mcp_tools import McpServer

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from rlplan.runtime.environments.protocols import as_answer
 from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError
-from rlplan.spec.parts.environment import TOKEN_VARIABLE, is_loopback
+from rlplan.vocabulary import TOKEN_VARIABLE
 
 MAX_BYTES = 1 << 20
 """Of an answer."""
@@ -110,7 +110,7 @@ def _late(deadline: Deadline) -> LateError:
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
     """The user's proxies are for other hosts than this one."""
-    proxies = urllib.request.ProxyHandler({} if is_loopback(urlsplit(url).hostname or "") else None)
+    proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)  # http is on this machine
     return urllib.request.build_opener(_NoRedirects, proxies)
 
 

@@ -16,11 +16,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlplan.spec.base import Spec
 from rlplan.spec.parts.rewards import pattern_with_group
+from rlplan.vocabulary import TOKEN_VARIABLE
 
 PATH_PATTERN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
-
-TOKEN_VARIABLE = "RLPLAN_ENVIRONMENT_TOKEN"
-"""Environment variable with the token that goes to the addresses of a job, where it is set."""
 
 
 def _names_something(path: str) -> str:

@@ -17,7 +17,8 @@ from rlplan.errors import SpecError
 from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, describe, read_answer
 from rlplan.runtime.environments.tool_calls import DIED, OK, RAISED, TIMED_OUT, TOO_LONG, WRONG
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.spec.parts.environment import TOKEN_VARIABLE, EnvironmentSpec
+from rlplan.spec.parts.environment import EnvironmentSpec
+from rlplan.vocabulary import TOKEN_VARIABLE
 from tests.waiting import wait_for
 
 TOKEN = "a-token-of-the-test"
