@@ -143,6 +143,7 @@ def hold(case: Mapping[str, Any], tp: int, folder: Path, store: Any) -> dict[str
         "kv_cache": memory_meter.storage_bytes(runner.kv_caches),
         "unnamed": unnamed_bytes(runner.model, runner.kv_caches),
         "has_tiles": has_tiles(),
+        "packs_bf16": packs_bf16(),
     }
     core.shutdown()
     return answer
@@ -202,6 +203,13 @@ def unnamed_bytes(model: Any, caches: Sequence[Any]) -> int:
     values = (value for module in model.modules() for value in vars(module).values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return memory_meter.storage_bytes(t for t in tensors if t.untyped_storage().data_ptr() not in known)
+
+
+def packs_bf16() -> bool:
+    """Whether oneDNN packs bf16 weights on this CPU: without AVX-512 vLLM multiplies with torch and keeps them."""
+    import torch
+
+    return bool(torch.cpu._is_avx512_supported())
 
 
 def has_tiles() -> bool:

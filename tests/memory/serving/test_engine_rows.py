@@ -154,6 +154,9 @@ def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before
     assert rank["unnamed"] <= model.num_layers * NOTHING_MORE_PER_LAYER
     if rank["has_tiles"] and (settings["dtype"] == "bf16" or model.latent_attention):
         return  # a CPU with tiles packs small bf16 weights and latent attention otherwise
+    if settings["dtype"] == "bf16" and not rank["packs_bf16"]:
+        assert rank["kept"] == sum(live.values())
+        return
     assert rank["kept"] == unpacked_remainder_bytes(model, element_bytes, tp)
     assert rank["packed"] == pytest.approx(pack(model, element_bytes, tp, packed_before), rel=PACK_TOLERANCE)
 
