@@ -6,6 +6,7 @@ JSON, dataframes, HTML. Left out: computing anything. Bytes are integers, second
 
 import html
 import json
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -29,20 +30,20 @@ MAX_SHOWN_ROWS = 12
 """Of a result in a notebook; `to_frame()` has them all."""
 
 
-class Result:
+class Result(ABC):
     """What every result can do."""
 
+    @abstractmethod
     def facts(self) -> dict[str, str]:
         """What it says first, in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
         """Its table, a mapping a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def as_json(self) -> dict[str, Any]:
         """What the command line prints with `--json`, where it has that verb."""
-        raise NotImplementedError
 
     def to_frame(self) -> "pd.DataFrame":
         """Its table as a dataframe. Raises: HostError without pandas."""

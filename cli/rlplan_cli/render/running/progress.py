@@ -4,6 +4,7 @@ In: RunEvents. Out: stderr.
 """
 
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from rlplan.runtime.driver.events import RunEvent
 
 
-class LiveDisplay:
+class LiveDisplay(ABC):
     """A context manager around a live frame, where there is a terminal for one."""
 
     live: Live | None = None
 
+    @abstractmethod
     def new_live(self) -> Live | None:
         """The frame; None where plain lines are printed."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self.live = self.new_live()
