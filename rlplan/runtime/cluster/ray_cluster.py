@@ -1,6 +1,7 @@
 """Cluster: Ray on this host for one run, or a Ray cluster that is running already; and the devices reserved on it.
 
-In: the bundle's Ray placement, and the address of a cluster or none. Out: placement groups, one an island.
+In: the bundle's Ray placement, and the address of a cluster or none. Out: placement groups, one an island. They stay
+while workers are lost and started again, for starting Ray anew takes seconds and leaves memory in the driver.
 Left out: the processes (worker_group.py). The hosts are chosen here (islands.py) and named to Ray, so that what cannot
 be satisfied is refused with its reason before anything starts, and never waits in Ray's queue.
 """
@@ -8,20 +9,30 @@ be satisfied is refused with its reason before anything starts, and never waits 
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
+from rlplan.runtime.processes.child_processes import child_processes, send_signal
 from rlplan.runtime.processes.interrupts import raise_received
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import ray_job
+
+if TYPE_CHECKING:
+    import psutil
+
+STOP_S = 5.0
+"""How long processes get to go by themselves before they are killed; scaled."""
 
 ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
@@ -48,23 +59,39 @@ _NODE_LABEL = "ray.io/node-id"
 
 
 class Cluster:
-    def __init__(self, placement: RayPlacement, address: str | None) -> None:
-        self.placement, self.address = placement, address
+    """See the module docstring. `close` always works, also half-way through the start.
+
+    foreign_pids: child processes of the driver that were there before.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        """address: of a running Ray cluster to join; None starts Ray on this host."""
+        self.address = address
+        self.placement: RayPlacement | None = None
         self.groups: list[Any] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        self._children: list[psutil.Process] = []
+        self.foreign_pids = {child.pid for child in child_processes()}
+
+    def reserve(self, placement: RayPlacement, timeout_s: float) -> None:
+        """Start or join Ray and reserve. A Ray of our own is kept from the workers before, with what is reserved on it;
+        of a cluster that was joined a host may have gone, so that hosts are chosen again. Raises: HostError.
+        """
+        if self.address is None and placement == self.placement and is_ray_up() and self.dead_service() is None:
+            return
+        self.close()
+        self.placement = placement
         self._places = {
             bundle: (island, offset)
             for island, bundles in enumerate(placement.islands)
             for offset, bundle in enumerate(bundles)
         }
-
-    def start(self, timeout_s: float) -> None:
-        """Start or join Ray and reserve. Raises: HostError with the reason."""
         _prepare_environment()
         if self.address is None:
-            _start_alone(self.placement)
+            _start_alone(placement)
         else:
             _join(self.address)
-        self._reserve(min(timeout_s, scaled(RESERVE_S)))
+        self._reserve(placement, min(timeout_s, scaled(RESERVE_S)))
 
     def strategy(self, bundle: int) -> Any:
         """Where a process of a bundle runs."""
@@ -81,8 +108,28 @@ class Cluster:
 
         return dead_service(ray._private.worker._global_node)
 
-    def release(self) -> None:
-        """Give back what is reserved and leave Ray; a Ray of our own ends."""
+    def children(self) -> "list[psutil.Process]":
+        """All processes that this run started, kept so that those whose parent died are still known."""
+        known = self.foreign_pids | {child.pid for child in self._children}
+        self._children += [child for child in child_processes() if child.pid not in known]
+        return self._children
+
+    def close(self) -> None:
+        """Give back what is reserved and leave Ray; a Ray of our own ends, and what it started with it."""
+        import psutil
+
+        children = self.children()
+        if self.dead_service() is not None:  # whoever was to be told to go would hear nothing, and be waited for
+            kill(children)
+        # In a thread of its own, for Ray's own end has no deadline.
+        ending = threading.Thread(target=self._leave, daemon=True)
+        ending.start()
+        ending.join(scaled(STOP_S))
+        _, alive = psutil.wait_procs(children, timeout=scaled(STOP_S / 2))
+        kill(alive)
+        self.placement, self.groups, self._children = None, [], []
+
+    def _leave(self) -> None:
         if not is_ray_up():
             return
         import ray
@@ -93,13 +140,13 @@ class Cluster:
                 remove_placement_group(group)
         ray.shutdown()
 
-    def _reserve(self, timeout_s: float) -> None:
+    def _reserve(self, placement: RayPlacement, timeout_s: float) -> None:
         """One placement group an island, on the host that was chosen for it."""
         from ray.util.placement_group import placement_group
 
-        islands = [[self.placement.bundles[bundle] for bundle in island] for island in self.placement.islands]
+        islands = [[placement.bundles[bundle] for bundle in island] for island in placement.islands]
         hosts = list_hosts()
-        dealt = deal_islands([add_up(island) for island in islands], hosts, self.placement.spreads_islands)
+        dealt = deal_islands([add_up(island) for island in islands], hosts, placement.spreads_islands)
         if isinstance(dealt, str):
             raise _unsatisfied(dealt, hosts)
         for island, host in zip(islands, dealt, strict=True):
@@ -109,6 +156,15 @@ class Cluster:
         for group in self.groups:
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 raise _unsatisfied(f"not reserved within {timeout_s:.0f} s", list_hosts())
+
+
+def kill(processes: "Sequence[psutil.Process]") -> None:
+    """End processes at once, and wait until they are gone."""
+    import psutil
+
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=scaled(STOP_S / 2))
 
 
 def list_hosts() -> list[Host]:

@@ -1,15 +1,14 @@
 """WorkerGroup: the worker processes of a run as Ray actors in one placement group.
 
-In: the bundle's Ray placement. Out: calls on processes by name, each with a deadline, each measured.
-Left out: what the calls mean (steps.py). An actor is never restarted: a lost trainer rank cannot rejoin its process
-group.
+In: the bundle's Ray placement, and the run's cluster. Out: calls on processes by name, each with a deadline, each
+measured. Left out: Ray itself (ray_cluster.py), what the calls mean (steps.py). A lost trainer rank cannot rejoin its
+process group: then all workers end, and another group starts on the same cluster.
 """
 
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.execution import ExecutionSpec
@@ -18,16 +17,10 @@ from rlplan.errors import HostError
 from rlplan.runtime.cluster.calls import CALLS_AT_ONCE, Call, Calls
 from rlplan.runtime.cluster.liveness import state_of
 from rlplan.runtime.cluster.network import Hello
-from rlplan.runtime.cluster.ray_cluster import Cluster, is_ray_up
+from rlplan.runtime.cluster.ray_cluster import STOP_S, Cluster, is_ray_up, kill
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.child_processes import child_processes, find_process, send_signal, with_their_children
+from rlplan.runtime.processes.child_processes import find_process, with_their_children
 from rlplan.runtime.processes.machine_speed import scaled
-
-if TYPE_CHECKING:
-    import psutil
-
-STOP_S = 5.0
-"""How long processes get to go by themselves before they are killed; scaled."""
 
 _WORKER_CLASSES = {
     "policy_trainer": "rlplan.runtime.workers.trainer.policy_trainer:PolicyTrainer",
@@ -44,35 +37,29 @@ class WorkerGroup(Calls):
     pids_outside_ray: asks for the driver's children that are neither workers nor Ray's.
     """
 
-    def __init__(self, spec: ExecutionSpec, log_folder: Path, address: str | None = None) -> None:
-        """address: of a running Ray cluster to join; None starts Ray on this host."""
+    def __init__(self, spec: ExecutionSpec, log_folder: Path, cluster: Cluster) -> None:
+        """cluster: of the run, which outlives its workers."""
         super().__init__(spec.job.limits, log_folder)
-        self.spec = spec
-        self.cluster = Cluster(spec.ray, address)
+        self.spec, self.cluster = spec, cluster
         self.pids: dict[str, int] = {}
         self.addresses: dict[str, str] = {}
         self.pids_outside_ray: Callable[[], list[int]] = list
-        self._children: list[psutil.Process] = []
-        self._foreign_pids = {child.pid for child in child_processes()}
 
     def start(self) -> None:
         """Start Ray, reserve the placement group and bring the processes up. Raises: HostError, RunError."""
-        timeout_s = self.limits.start_timeout_s
-        self.cluster.start(timeout_s)
+        self.cluster.reserve(self.spec.ray, self.limits.start_timeout_s)
         for worker in self.spec.ray.workers:
             self.actors[worker.process] = self._make_actor(worker)
         self._greet(list(self.actors))
 
     def restart(self, process: str) -> None:
         """Kill a process, wherever it is, and start it anew in the same place, empty. Raises: HostError, RunError."""
-        import psutil
         import ray
 
         ray.kill(self.actors[process], no_restart=True)
         old = find_process(self.pids[process]) if self.pids[process] in self._here() else None
         if old is not None:
-            send_signal(old, signal.SIGKILL)  # one that hangs does not hear Ray
-            psutil.wait_procs([old], timeout=scaled(STOP_S))
+            kill([old])  # one that hangs does not hear Ray
         self.pids[process] = 0  # none until it is up again
         (worker,) = [worker for worker in self.spec.ray.workers if worker.process == process]
         self.actors[process] = self._make_actor(worker)
@@ -114,9 +101,9 @@ class WorkerGroup(Calls):
 
         if self.cluster.address is not None:
             return None
-        mine = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self._foreign_pids})}
+        mine = {*self.pids.values(), *with_their_children({*self.pids_outside_ray(), *self.cluster.foreign_pids})}
         total = 0
-        for child in self._remember_children():
+        for child in self.cluster.children():
             try:
                 if child.pid not in mine:
                     total += child.memory_info().rss
@@ -125,38 +112,27 @@ class WorkerGroup(Calls):
         return total
 
     def close(self) -> None:
-        """End every process that this run started, by its id, and wait until they are gone."""
+        """End every worker, on this host by its id, and wait until they are gone; the cluster stays.
+
+        Where Ray itself has lost a process nobody is told to go: the cluster's end takes the workers with it.
+        """
         import psutil
 
         self._is_closed = True
-        self._remember_children()
-        self._children += [process for process in map(find_process, self._here()) if process is not None]
-        if self.dead_service() is not None:  # whoever was to be told to go would hear nothing, and be waited for
-            self._kill(self._children)
-        # In a thread of its own, for Ray's own end has no deadline.
-        ending = threading.Thread(target=self._leave, daemon=True)
-        ending.start()
-        ending.join(scaled(STOP_S))
-        _, alive = psutil.wait_procs(self._children, timeout=scaled(STOP_S / 2))
-        self._kill(alive)
+        if is_ray_up() and self.dead_service() is None:
+            workers = [process for process in map(find_process, with_their_children(self._here())) if process]
+            # In a thread of its own, for calls of Ray have no deadline.
+            ending = threading.Thread(target=self._end_actors, daemon=True)
+            ending.start()
+            ending.join(scaled(STOP_S))
+            kill(psutil.wait_procs(workers, timeout=scaled(STOP_S / 2))[1])
         self.actors.clear()
 
-    @staticmethod
-    def _kill(processes: "Sequence[psutil.Process]") -> None:
-        import psutil
+    def _end_actors(self) -> None:
+        import ray
 
-        for process in processes:
-            send_signal(process, signal.SIGKILL)
-        psutil.wait_procs(processes, timeout=scaled(STOP_S / 2))
-
-    def _leave(self) -> None:
-        """End the processes on every host, then leave or end Ray."""
-        if is_ray_up() and self.cluster.address is not None:
-            import ray
-
-            for actor in self.actors.values():
-                ray.kill(actor)
-        self.cluster.release()
+        for actor in list(self.actors.values()):
+            ray.kill(actor)
 
     def _make_actor(self, worker: WorkerPlacement) -> Any:
         import ray
@@ -199,12 +175,6 @@ class WorkerGroup(Calls):
 
     def dead_service(self) -> str | None:
         return self.cluster.dead_service()
-
-    def _remember_children(self) -> "list[psutil.Process]":
-        """All processes that this run started, kept so that those whose parent died are still known."""
-        known = self._foreign_pids | {child.pid for child in self._children}
-        self._children += [child for child in child_processes() if child.pid not in known]
-        return self._children
 
 
 def _unreadable(process: str, hello: Hello) -> HostError:

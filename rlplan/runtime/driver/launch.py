@@ -24,6 +24,7 @@ from rlplan.runtime.admission.proofs import check_admission
 from rlplan.runtime.checkpoints.finding import find_checkpoint
 from rlplan.runtime.checkpoints.identity import identity_of
 from rlplan.runtime.checkpoints.manifest import checkpoints_of
+from rlplan.runtime.cluster.ray_cluster import Cluster
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.facts import data_facts, lengths_as_json
 from rlplan.runtime.data.prompt_sets import load_prompts
@@ -174,17 +175,21 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
 
 def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
     """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
-    num_losses = 0
-    while True:
-        try:
-            return _run(task, recorder, listener)
-        except MisfitError as error:
-            task = _next_fallback(task, error, recorder)
-        except LostGroupError as error:
-            if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
-                raise
-            num_losses += 1
-            task = replace(task, resumption=go_back(error, task.identity, recorder))
+    num_losses, cluster = 0, Cluster(task.address)
+    try:
+        while True:
+            try:
+                return _run(task, cluster, recorder, listener)
+            except MisfitError as error:
+                task = _next_fallback(task, error, recorder)
+            except LostGroupError as error:
+                if num_losses >= task.spec.job.limits.max_restarts or not has_checkpoint(recorder.folder):
+                    raise
+                num_losses += 1
+                task = replace(task, resumption=go_back(error, task.identity, recorder))
+    finally:
+        with uninterrupted():
+            cluster.close()
 
 
 def _next_fallback(task: Task, error: MisfitError, recorder: Recorder) -> Task:
@@ -205,12 +210,12 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
     return (dump_plan(plan, folder) + "\n").encode()
 
 
-def _run(task: Task, recorder: Recorder, listener: Listener) -> None:
+def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -> None:
     spec = task.spec
     listener(RunEvent("phase", 0, "preparing the start checkpoint" if _has_own_start(spec) else "starting Ray"))
     model_folder = _start_checkpoint(spec, recorder.folder)
     runner: ActionRunner | None = None
-    worker_group = WorkerGroup(spec, recorder.folder / "logs", task.address)
+    worker_group = WorkerGroup(spec, recorder.folder / "logs", cluster)
     try:
         worker_group.start()
         listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised

@@ -1,20 +1,19 @@
-"""A worker group that closes: where Ray itself has lost a process, nobody is asked to go and waited for."""
+"""A cluster that closes, and one that stays: Ray is left once, and where it lost a process nobody is waited for."""
 
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlplan.emit.execution import execution_spec
-from rlplan.runtime.cluster import worker_group
-from rlplan.runtime.cluster.worker_group import WorkerGroup
-from tests.factories import make_plan
+from rlplan.emit.ray import RayPlacement
+from rlplan.runtime.cluster import ray_cluster
+from rlplan.runtime.cluster.ray_cluster import Cluster
 
 IGNORES_ITS_END = "trap '' TERM; while true; do sleep 0.1; done"
+ALONE = RayPlacement(bundles=(), islands=(), workers=())
+OTHER = RayPlacement(bundles=({"CPU": 1.0},), islands=(), workers=())
 
 
 @pytest.fixture
@@ -24,31 +23,54 @@ def worker() -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def closed(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str | None, worker: Any) -> tuple[list[bool], float]:
+def closed(monkeypatch: pytest.MonkeyPatch, said: str | None, worker: Any) -> tuple[list[bool], float]:
     """(whether the worker lived when Ray was left, seconds of closing). said: what has ended of Ray."""
-    monkeypatch.setattr(worker_group, "STOP_S", 1.0)
-    monkeypatch.setattr(worker_group, "scaled", float)
-    others = {child.pid for child in worker_group.child_processes()} - {worker.pid}
-    group, lived = WorkerGroup(execution_spec(make_plan()), folder), list[bool]()
-    stands_in: Any = SimpleNamespace(
-        address=None, dead_service=lambda: said, release=lambda: lived.append(worker.poll() is None)
-    )
-    group.cluster, group._foreign_pids = stands_in, others
+    monkeypatch.setattr(ray_cluster, "STOP_S", 1.0)
+    monkeypatch.setattr(ray_cluster, "scaled", float)
+    cluster, lived = Cluster(), list[bool]()
+    cluster.foreign_pids -= {worker.pid}
+    monkeypatch.setattr(cluster, "dead_service", lambda: said)
+    monkeypatch.setattr(cluster, "_leave", lambda: lived.append(worker.poll() is None))
     begun = time.monotonic()
-    group.close()
+    cluster.close()
     assert worker.poll() is not None
     return lived, time.monotonic() - begun
 
 
 def test_where_a_process_of_ray_s_is_gone_workers_end_before_ray_is_left(
-    worker: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    worker: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert closed(monkeypatch, tmp_path, "Ray's gcs_server (process 7) is gone", worker)[0] == [False]
+    assert closed(monkeypatch, "Ray's gcs_server (process 7) is gone", worker)[0] == [False]
 
 
 def test_where_ray_lives_they_get_their_time(
-    worker: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    worker: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lived, seconds = closed(monkeypatch, tmp_path, None, worker)
+    lived, seconds = closed(monkeypatch, None, worker)
     assert lived == [True]
     assert seconds >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("address", "then", "dead", "num_starts"),
+    [
+        pytest.param(None, ALONE, None, 1, id="kept for the next workers"),
+        pytest.param(None, OTHER, None, 2, id="started anew for another placement"),
+        pytest.param(None, ALONE, "Ray's raylet (process 7) is gone", 2, id="started anew where it lost a process"),
+        pytest.param("10.0.0.1:6379", ALONE, None, 2, id="joined anew, as a host of it may have gone"),
+    ],
+)
+def test_ray_stays_while_workers_come_and_go(
+    address: str | None, then: RayPlacement, dead: str | None, num_starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    for start in ("_start_alone", "_join"):
+        monkeypatch.setattr(ray_cluster, start, begun.append)
+    monkeypatch.setattr(ray_cluster, "is_ray_up", lambda: bool(begun))
+    cluster = Cluster(address)
+    monkeypatch.setattr(cluster, "_reserve", lambda *_: None)
+    monkeypatch.setattr(cluster, "_leave", lambda: None)
+    monkeypatch.setattr(cluster, "dead_service", lambda: dead)
+    cluster.reserve(ALONE, 1.0)
+    cluster.reserve(then, 1.0)
+    assert len(begun) == num_starts

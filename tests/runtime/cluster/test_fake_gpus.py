@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.emit.bundle import read_bundle, write_bundle
-from rlplan.emit.ray import RayPlacement
+from rlplan.emit.ray import RayPlacement, WorkerPlacement
 from rlplan.errors import HostError
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.search import best_plan
@@ -78,9 +78,9 @@ def together(*sizes: int) -> RayPlacement:
 def test_every_gpu_of_the_cluster_is_reserved_and_each_island_on_one_host(fake_hosts: FakeHosts) -> None:
     from ray.util import placement_group_table
 
-    cluster = Cluster(together(*[2, 4, 2] * fake_hosts.count), fake_hosts.address)
+    cluster = Cluster(fake_hosts.address)
     try:
-        cluster.start(60.0)
+        cluster.reserve(together(*[2, 4, 2] * fake_hosts.count), 60.0)
         tables = [placement_group_table(group) for group in cluster.groups]
         used: Counter[str] = Counter()
         for table in tables:
@@ -88,35 +88,35 @@ def test_every_gpu_of_the_cluster_is_reserved_and_each_island_on_one_host(fake_h
             used.update(table["bundles_to_node_id"].values())
         assert sorted(used.values()) == [GPUS_PER_HOST] * fake_hosts.count
     finally:
-        cluster.release()
+        cluster.close()
 
 
 @pytest.mark.engine
 def test_the_bundle_of_an_example_has_its_gpus_or_is_refused(fake_hosts: FakeHosts, tmp_path: Path) -> None:
     """64 GPUs on 8 nodes: each GPU holds two trainers, an engine's rank and two scorers."""
-    cluster = Cluster(placement("ppo-70b-64xh100.yaml", tmp_path), fake_hosts.address)
+    cluster, asked = Cluster(fake_hosts.address), placement("ppo-70b-64xh100.yaml", tmp_path)
     try:
         if fake_hosts.count < 8:
             with pytest.raises(HostError, match="asks for 64 GPUs, 16 GPUs free"):
-                cluster.start(60.0)
+                cluster.reserve(asked, 60.0)
             return
-        cluster.start(60.0)
+        cluster.reserve(asked, 60.0)
         assert len(cluster.groups) == 8
-        assert [island(worker.bundle) for worker in cluster.placement.workers if worker.worker == "rollout_engine"] == [
+        assert [island(worker.bundle) for worker in asked.workers if worker.worker == "rollout_engine"] == [
             bundle // GPUS_PER_HOST for bundle in range(64)
         ]
-        seen = _gpus_seen_on_one_bundle(cluster)
+        seen = _gpus_seen_on_one_bundle(cluster, [worker for worker in asked.workers if worker.bundle == 0])
         assert len(seen) == 5
         assert len(set(seen)) == 1
     finally:
-        cluster.release()
+        cluster.close()
 
 
 def island(bundle: int) -> int:
     return bundle // GPUS_PER_HOST
 
 
-def _gpus_seen_on_one_bundle(cluster: Cluster) -> list[tuple[str, ...]]:
+def _gpus_seen_on_one_bundle(cluster: Cluster, mine: list[WorkerPlacement]) -> list[tuple[str, ...]]:
     """What Ray tells each process on the first GPU that it may see."""
     import ray
 
@@ -125,7 +125,6 @@ def _gpus_seen_on_one_bundle(cluster: Cluster) -> list[tuple[str, ...]]:
         def look(self) -> tuple[str, ...]:
             return tuple(str(gpu) for gpu in ray.get_gpu_ids())
 
-    mine = [worker for worker in cluster.placement.workers if worker.bundle == 0]
     actors = [
         Looker.options(  # type: ignore[attr-defined]
             num_cpus=worker.num_cpus, num_gpus=worker.num_gpus, scheduling_strategy=cluster.strategy(0)
@@ -146,10 +145,10 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(fake_h
         ([GPUS_PER_HOST] * fake_hosts.count + [1], f"asks for {total + 1} GPUs, {total} GPUs free in the cluster"),
         ([2 * GPUS_PER_HOST], "no other host has the 16 GPUs and 16 CPUs free"),
     ):
-        cluster = Cluster(together(*sizes), fake_hosts.address)
+        cluster = Cluster(fake_hosts.address)
         try:
             with pytest.raises(HostError, match=reason):
-                cluster.start(60.0)
+                cluster.reserve(together(*sizes), 60.0)
             assert cluster.groups == []
         finally:
-            cluster.release()
+            cluster.close()

@@ -28,10 +28,10 @@ def test_a_signal_while_ray_starts_is_no_failure_of_ray(is_wrapped: bool, monkey
 
     monkeypatch.setattr(ray_cluster, "_init", init)
     with pytest.raises(InterruptedRunError) as caught, interruptible():
-        Cluster(ALONE, None).start(1.0)
+        Cluster().reserve(ALONE, 1.0)
     assert caught.value.exit_code == 128 + signal.SIGTERM
 
 
 def test_where_the_import_of_ray_was_broken_off_there_is_no_ray_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    Cluster(ALONE, None).release()
+    Cluster().close()

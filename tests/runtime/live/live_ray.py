@@ -45,8 +45,8 @@ def gives_metrics(port: int) -> bool:
 
 
 def main(log_folder: str) -> None:
-    cluster = Cluster(execution_spec(make_plan()).ray, None)
-    cluster.start(60.0)
+    cluster = Cluster()
+    cluster.reserve(execution_spec(make_plan()).ray, 60.0)
     import ray
 
     worker = ray.remote(WorkerProcess).options(scheduling_strategy=cluster.strategy(0))
@@ -67,7 +67,7 @@ def main(log_folder: str) -> None:
         "metrics_port": node["MetricsExportPort"],
         "metrics_answered": [port for port in listening if gives_metrics(port[2])],
     }
-    cluster.release()
+    cluster.close()
     print(json.dumps(answer))
 
 
