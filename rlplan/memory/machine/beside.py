@@ -5,7 +5,7 @@ metrics to other people's loggers.
     m   what a reward's process, or a sandbox with all its processes and files, may take before it is ended
 
 In: a job, the host's profile. Out: bytes. Left out: pages of the interpreter and its libraries that processes share;
-what the job's own functions import, its MCP servers; chats that only the data have (a prompt file's rows are not
+what the job's own functions and MCP servers import; chats that only the data have (a prompt file's rows are not
 read for a plan).
 """
 
@@ -21,6 +21,8 @@ TOOLS_BYTES = 16 * MIB
 """Of a worker with tools beyond one without: pydantic, which reads arguments. Measured: 15.1 MiB, CPython 3.11."""
 MCP_BYTES = 6 * MIB
 """Of a worker with MCP servers beyond one with tools: jsonschema reads arguments. Measured, with both: 20.8 MiB."""
+MCP_SERVER_BYTES = 56 * MIB
+"""Of a server over stdio, one a worker and file. Measured: 54.3 MiB (proportional), mcp 2.3.0, one tool."""
 URL_BYTES = 19 * MIB
 """Of a worker that asks over HTTP beyond one that does not: urllib and TLS's certificates. Measured: 17.8 MiB."""
 CHAT_BYTES = 72 * MIB
@@ -62,17 +64,20 @@ def reward_bytes(reward: RewardSpec) -> int:
 def environment_bytes(job: ResolvedJob, worker_bytes: int) -> int:
     """Bytes of all of them. worker_bytes: of one that answers with a function.
 
-    Counts: rollout.environment.num_workers processes, and one for chats. Source: the constants above.
+    Counts: rollout.environment.num_workers processes, each with its MCP servers over stdio, and one for chats.
+    Source: the constants above.
 
     >>> from types import SimpleNamespace as Some
-    >>> environment = Some(num_workers=2, has_tools=True, mcp=(), url=None)
+    >>> environment = Some(num_workers=2, has_tools=True, mcp=("codes.py", "https://example.org/mcp"), url=None)
     >>> environment_bytes(Some(rollout=Some(environment=environment), data=None), 15 * MIB) // MIB
-    134
+    258
     """
     environment, has_tools = job.rollout.environment, job.rollout.environment.has_tools
     has_chats = has_tools or (job.data is not None and job.data.system_prompt is not None)
     asks, speaks_mcp = environment.url is not None, bool(environment.mcp)
+    num_servers = sum("://" not in place for place in environment.mcp)
     each = worker_bytes + TOOLS_BYTES * has_tools + MCP_BYTES * speaks_mcp + URL_BYTES * asks
+    each += MCP_SERVER_BYTES * num_servers
     return environment.num_workers * each + CHAT_BYTES * has_chats
 
 

@@ -1,10 +1,14 @@
 """Whole runs with an environment: engine and trainer agree on the policy's own tokens, and nothing is left behind."""
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
+from tests.factories import EXAMPLES
 from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.waiting import wait_for
 
@@ -43,6 +47,34 @@ def test_a_game_of_several_turns_is_played_and_learned_from(tmp_path: Path) -> N
     predicted = {row.process: row.resident_bytes for row in run.plan.ledger.rows if row.process == "environment"}
     assert 0 < measured["environment"] <= predicted["environment"]
     assert alive(children) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["mcp", "http"])
+def test_an_example_whose_tools_or_game_are_behind_a_server_learns_from_them(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    overrides = ("workload.num_steps=2", "workload.num_heldout_prompts=8", "workload.evaluate_every=2", NO_REHEARSAL)
+    if name == "http":
+        overrides += (f"rollout.environment.url=http://127.0.0.1:{port}/play",)
+    server = subprocess.Popen([sys.executable, EXAMPLES / "environments" / "guess_digit_server.py", str(port)])
+    try:
+        process = start("run", f"examples/environments/{name}.yaml", *overrides, *FEW_PROCESSES, "--out", str(folder))
+        run = finish(process, folder)
+    finally:
+        server.kill()
+        server.wait()
+    assert run.exit_code == 0, run.stderr
+    rows = [row for row in run.metrics if row["step"] > 0]
+    assert all(row["environment/failed_fraction"] == 0 for row in rows)
+    assert all(row["environment/turns_mean"] > 1 for row in rows)
+    assert all(row["tools/ok"] > 0 for row in rows if name == "mcp")
+    assert max(row["sync/logprob_difference_max"] for row in rows) < 1e-4
+    measured = [sample.num_bytes for sample in run.trace.samples if sample.process == "environment"]
+    predicted = [row.resident_bytes for row in run.plan.ledger.rows if row.process == "environment"]
+    assert 0 < max(measured) <= max(predicted)
 
 
 FAULTY = '''
