@@ -169,24 +169,31 @@ def simulate(
 def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
     """Write the bundle that will run; with a target, what another stack or a cluster is started with.
 
-    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay.
-    Raises: EmitError for what the target cannot say, NoFeasiblePlanError, SpecError.
+    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay. For another stack a job is
+    planned with what that has, where the job leaves it open. Raises: EmitError for what the target cannot say,
+    NoFeasiblePlanError, SpecError.
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
     from rlplan.planner.executable import check_memory, executable_plan
 
-    found, out = _asked("emit", job, overrides).answer(), Path(folder)
+    question, out = _asked("emit", job, overrides), Path(folder)
+    found, settled = question.answer(), tuple[str, ...]()
     if target is None:
         write_bundle(executable_plan(found), out)
     elif target in LAUNCHERS:
         write_launcher(executable_plan(found), target, out)
     else:
-        from rlplan.foreign.export.folders import write_export
+        from rlplan.foreign.export.folders import check_stack, write_export
+        from rlplan.foreign.export.planned import planned_for
 
+        stack = check_stack(target, tuple(LAUNCHERS))
+        if question.plan is None:
+            found, settled = planned_for(question.job, found, stack)
         check_memory(found)
-        write_export(found, target, out, tuple(LAUNCHERS))
-    return EmitResult(out, tuple(sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())))
+        write_export(found, stack, out)
+    files = sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())
+    return EmitResult(out, tuple(files), settled)
 
 
 def load_run(folder: str | Path) -> RunResult:

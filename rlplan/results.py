@@ -324,6 +324,8 @@ class EmitResult(Result):
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
+    settled: tuple[str, ...] = ()
+    """For another stack: what the job left open and the stack has one value for, as overrides."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""
@@ -335,7 +337,12 @@ class EmitResult(Result):
 
     def as_json(self) -> dict[str, Any]:
         """As `rlplan emit --json`."""
-        return {"schema_version": 1, "folder": str(self.folder), "files": list(self.files)}
+        return {
+            "schema_version": 1,
+            "folder": str(self.folder),
+            "files": list(self.files),
+            "settled": list(self.settled),
+        }
 
 
 def _dataframes() -> Any:

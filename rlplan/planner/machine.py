@@ -64,6 +64,8 @@ class Search(Protocol):
 
 def search_of(asked: JobSpec) -> Search:
     """The search of a job. Raises: SpecError for the first thing in it that could not run."""
+    if asked.target == "auto":
+        return _with_its_target(asked)
     if asked.placement.max_staleness == "auto":
         return _one_by_one(asked, "placement.max_staleness")
     if asked.rollout.speculative_tokens == "auto":
@@ -87,6 +89,25 @@ def search_of(asked: JobSpec) -> Search:
             raise
         other.instead_of = error.what
         return other
+    return search
+
+
+def _with_its_target(asked: JobSpec) -> Search:
+    """The search for rlplan's own runtime, or where that does not run the policy, for a trainer of others."""
+    own = asked.model_copy(update={"target": "rlplan"})
+    if asked.device_kind == "cpu":
+        return search_of(own)
+    from rlplan.planner.gpu.search import GpuSearch
+    from rlplan.planner.rules import model_refusals
+
+    job = settle(own)
+    reason = next(model_refusals(job), None)
+    if reason is None:
+        return search_of(own)
+    target = "fsdp2" if job.load_model().experts is None else "megatron"
+    search = search_of(asked.model_copy(update={"target": target}))
+    assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
+    search.chosen_words = (f"target auto is {target}: {reason}", *search.chosen_words)
     return search
 
 

@@ -36,10 +36,10 @@ _FOR_OTHERS = "rlplan emit JOB --target verl -o FOLDER writes it for a stack wit
 def job_refusals(job: SettledJob) -> Iterator[str]:
     """Why rlplan's own runtime does not run a job whatever is chosen."""
     if job.target != "rlplan":
-        yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan)"
+        but = next((f"; that refuses {reason}" for reason in model_refusals(job)), "")
+        yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan){but}"
         return
-    yield from _models(job)
-    yield from _towers(job)
+    yield from model_refusals(job)
     yield from _trainer_of(job)
     if job.rollout.engine == "sglang":
         yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
@@ -74,7 +74,9 @@ def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
     where = reason.split(maxsplit=1)[0].rstrip(":")
-    another = "another value of the key (docs/job.md); for an estimate alone another target: fsdp2 or megatron"
+    another = (
+        "another value of the key (docs/job.md); target=megatron or target=fsdp2 plans for trainers of other stacks"
+    )
     return EmitError(
         f"refused: {reason}",
         where=where,
@@ -90,6 +92,16 @@ def stage_refusal(job: SettledJob, choice: Choice) -> str:
         trainer.zero_stage, (trainer.ulysses, trainer.tp), (trainer.offloads_optimizer, trainer.offloads_parameters)
     )
     return next((one.reason for one in asked.contradictions()), "")
+
+
+def model_refusals(job: SettledJob) -> Iterator[str]:
+    """Why it does not run the job's models."""
+    yield from _models(job)
+    yield from _towers(job)
+    model = _policy(job) if job.device_kind == "cuda" else None
+    if model and (model.experts is not None or set(model.attention_kinds) - {FULL}):
+        has = "experts" if model.experts is not None else "attention windows"
+        yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
 
 
 def _models(job: SettledJob) -> Iterator[str]:
@@ -135,10 +147,6 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
-    model = _policy(job)
-    if model and (model.experts is not None or set(model.attention_kinds) - {FULL}):
-        has = "experts" if model.experts is not None else "attention windows"
-        yield f"policy.path {model.architecture}: {has}, which are proved on CPU hosts alone; on GPUs dense layers run"
     if hardware.generation is not None:
         yield "hardware: a run has GPUs of one kind, and these are two groups"
     if hardware.link is not None:

@@ -48,8 +48,9 @@ class JobParts(Spec):
     policy: PolicySpec
     hardware: HardwareSpec
     algorithm: AlgorithmSpec = AlgorithmSpec()
-    target: Target = "rlplan"
-    """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only estimated."""
+    target: Target | Literal["auto"] = "auto"
+    """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only planned for. `auto`: its own runtime if
+    that runs the models, else `megatron` for a mixture of experts and `fsdp2` for others."""
     objective: Objective = "step_time"
     """What is made small on GPUs, or large (tokens per second)."""
     workload: WorkloadSpec = WorkloadSpec()

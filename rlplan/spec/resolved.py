@@ -17,6 +17,7 @@ from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
+from rlplan.spec.job_parts import Target
 from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
@@ -119,6 +120,7 @@ class SettledHardware(HardwareSpec):
 class SettledJob(JobSpec):
     """A job with its machine's defaults."""
 
+    target: Target = "rlplan"
     hardware: SettledHardware
     training: SettledTraining = SettledTraining()
     rollout: SettledRollout = SettledRollout()
@@ -243,9 +245,14 @@ class ResolvedJob(SettledJob):
 
 
 def settle(job: JobSpec) -> SettledJob:
-    """The job with its machine's defaults. Raises: SpecError for an unknown profile."""
+    """The job with its machine's defaults, for rlplan's own runtime where it names no target (planner/machine.py does).
+
+    Raises: SpecError for an unknown profile.
+    """
     if isinstance(job, SettledJob):
         return job
+    if job.target == "auto":
+        job = job.model_copy(update={"target": "rlplan"})
     kind: Kind = job.device_kind
     found: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
     for key, values in RULES.items():

@@ -48,8 +48,37 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def asked(parts: dict[str, Any]) -> JobSpec:
-    whole = {"policy": "Qwen/Qwen2.5-1.5B", "algorithm": "grpo", "hardware": "8xH100", "workload": SHORT, "data": DATA}
+    """A job for rlplan's own runtime but for its parts."""
+    whole = {
+        "target": "rlplan",
+        "policy": "Qwen/Qwen2.5-1.5B",
+        "algorithm": "grpo",
+        "hardware": "8xH100",
+        "workload": SHORT,
+        "data": DATA,
+    }
     return job_from({**whole, "rewards": [{"kind": "answer_matcher"}], **parts})
+
+
+@pytest.mark.parametrize(
+    ("policy", "hardware", "target"),
+    [
+        ("Qwen/Qwen2.5-1.5B", "8xH100", "rlplan"),
+        ("Qwen/Qwen3-30B-A3B", "16xH200", "megatron"),
+        ("google/gemma-2-9b", "8xH100", "fsdp2"),
+    ],
+)
+def test_a_job_that_names_no_target_is_planned_for_one_that_runs_its_policy(
+    policy: str, hardware: str, target: str
+) -> None:
+    parts = {"policy": policy, "hardware": hardware, "target": "auto"}
+    found = best_plan(asked(parts), with_others=False)
+    assert (found.job.target, found.verdict) == (target, Verdict.FITS)
+    said = [note for note in found.notes if note.startswith(f"target auto is {target}: policy.path ")]
+    assert bool(said) is (target != "rlplan")
+    if target != "rlplan":
+        with pytest.raises(EmitError, match=r"target=rlplan\); that refuses policy.path .*proved on CPU hosts alone"):
+            executable_plan(found)
 
 
 @pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)

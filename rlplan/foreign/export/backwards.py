@@ -22,6 +22,20 @@ SAME_CACHE = 0.02
 """By which part the KV cache may differ: shares have four digits."""
 
 
+class UnsaidError(EmitError):
+    """What a stack cannot say of a plan. read_back: its own values for those of our keys."""
+
+    def __init__(self, table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> None:
+        words = [f"{key} = {wanted[key]} ({word_of(value)} is read back)" for key, value in lost.items()]
+        super().__init__(
+            f"{table.title} cannot say {', '.join(words[:4])}",
+            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
+            rule="what is read back from the settings is the plan's job",
+            way_out=f"plan the job with what it can say: {' '.join(f'{k}={word_of(one)}' for k, one in lost.items())}",
+        )
+        self.read_back = lost
+
+
 @dataclass(frozen=True)
 class Export:
     """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
@@ -229,15 +243,9 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
         ) from None
     keys = [key for key in table.rows if key in wanted and not key.startswith("hardware.")]
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
-    lost = [key for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID]
+    lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
     if lost:
-        words = ", ".join(f"{key} = {wanted[key]} ({word_of(back.get(key))} is read back)" for key in lost[:4])
-        raise EmitError(
-            f"{table.title} cannot say {words}",
-            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-            rule="what is read back from the settings is the plan's job",
-            way_out=f"plan the job with what it can say, such as {lost[0]}={word_of(back.get(lost[0]))}",
-        )
+        raise UnsaidError(table, plan, lost, wanted)
     return back
 
 

@@ -120,20 +120,23 @@ def _listed(value: Any) -> Any:
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
-def write_export(plan: Plan, target: str, folder: Path, others: Sequence[str] = ()) -> list[Path]:
-    """The folder with the files that start a stack, and a README. others: targets that are not written here.
-
-    Raises: EmitError, SpecError.
-    """
-    form, known = _FORMS.get(table_name(target)), (*TARGETS, *others)
-    if form is None:
+def check_stack(target: str, others: Sequence[str] = ()) -> str:
+    """The name of a stack's table. others: targets that are not written here. Raises: SpecError."""
+    known = (*TARGETS, *others)
+    if table_name(target) not in TARGETS:
         raise SpecError(
             f"'{target}' is no stack that a plan can be written for",
             where="command line: --target",
             rule=f"one of {', '.join(known)}.{did_you_mean(table_name(target), known)}",
             way_out="leave it out for rlplan's own bundle",
         )
-    export = exported(plan, table_name(target))
+    return table_name(target)
+
+
+def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
+    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
+    stack = check_stack(target)
+    form, export = _FORMS[stack], exported(plan, stack)
     texts = {**form.files(export), "README.md": _readme(plan, export, form)}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ def list_families(plan: Plan) -> Iterator[Change]:
                 yield Change((f"placement.placement={placement}",), placement.value)
     yield from _switches(spec, plan, words)
     yield from _passes(plan)
-    for name in AXES[spec.target]:
+    for name in AXES[plan.job.target]:
         if getattr(spec.training, name) == "auto":
             most = min(plan.num_devices, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
             yield from _neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)

@@ -1,6 +1,7 @@
 """A plan in another stack's own keys: what is read back from its files is the plan's job."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from rlplan.api import emit
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.documents import flat
+from rlplan.foreign.export.backwards import exported
 from rlplan.foreign.export.folders import TARGETS, write_export
+from rlplan.foreign.export.planned import planned_for
 from rlplan.foreign.source import read_source
+from rlplan.planner.answers.changes import changed
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import load_job
+from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, GRID, plan_of
 
@@ -101,6 +105,23 @@ def test_what_a_stack_cannot_say_is_refused_by_its_key(
     assert what in caught.value.what
     assert caught.value.way_out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("policy", ["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"])
+@pytest.mark.parametrize("target", ["verl", "trl", "openrlhf", "slime", "nemo_rl"])
+def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str) -> None:
+    asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})
+    plan, settled = planned_for(asked, best_plan(asked, with_others=False), target)
+    assert exported(plan, target).settings
+    assert all(attrgetter(override.partition("=")[0])(asked) == "auto" for override in settled)
+    assert plan.asked == changed(asked, settled).model_copy(update={"target": plan.job.target})
+
+
+def test_what_a_job_says_itself_is_never_changed_for_a_stack() -> None:
+    asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "target": "rlplan"})
+    with pytest.raises(EmitError, match="verl cannot say target = rlplan") as caught:
+        planned_for(asked, best_plan(asked, with_others=False), "verl")
+    assert "plan the job with what it can say: target=fsdp2" in caught.value.way_out
 
 
 def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""The plan of a job for another stack: what the job leaves open takes values that the stack has.
+
+In: a JobSpec, its best plan, the name of a stack. Out: the best plan that the stack can say, and the overrides that
+make it so. Left out: what a stack can say (backwards.py).
+"""
+
+from rlplan.foreign.export.backwards import UnsaidError, exported
+from rlplan.foreign.settings import word_of
+from rlplan.planner.answers.changes import changed
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.spec.job import JobSpec
+
+MAX_ROUNDS = 8
+"""Searches at most: a value that one round settles may open another difference."""
+
+
+def planned_for(asked: JobSpec, plan: Plan, stack: str) -> tuple[Plan, tuple[str, ...]]:
+    """(a plan of the job that the stack can say, what the job left open and is settled for that, as overrides).
+
+    plan: the job's best one. Raises: EmitError where something that the job itself says is in the way.
+    """
+    settled: tuple[str, ...] = ()
+    for _ in range(MAX_ROUNDS):
+        try:
+            exported(plan, stack)
+            return plan, settled
+        except UnsaidError as error:
+            job = changed(asked, settled)
+            found = tuple(f"{key}={word_of(value)}" for key, value in error.read_back.items() if _is_open(job, key))
+            if not found:
+                raise
+            settled += found
+            plan = best_plan(changed(asked, settled), with_others=False)
+    exported(plan, stack)
+    return plan, settled
+
+
+def _is_open(job: JobSpec, key: str) -> bool:
+    part: object = job
+    for name in key.split("."):
+        part = getattr(part, name, None)
+    return part == "auto"
