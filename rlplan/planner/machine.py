@@ -3,7 +3,8 @@
 In: a JobSpec. Out: its Search. Left out: what is asked of a search (search.py, remedies.py, answers/).
 """
 
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
@@ -94,7 +95,7 @@ def search_of(asked: JobSpec) -> Search:
 
 def _with_its_target(asked: JobSpec) -> Search:
     """The search for rlplan's own runtime, or where that does not run the policy, for a trainer of others."""
-    own = asked.model_copy(update={"target": "rlplan"})
+    own = _with(asked, "target", "rlplan")
     if asked.device_kind == "cpu":
         return search_of(own)
     from rlplan.planner.gpu.search import GpuSearch
@@ -105,7 +106,7 @@ def _with_its_target(asked: JobSpec) -> Search:
     if reason is None:
         return search_of(own)
     target = "fsdp2" if job.load_model().experts is None else "megatron"
-    search = search_of(asked.model_copy(update={"target": target}))
+    search = search_of(_with(asked, "target", target))
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"target auto is {target}: {reason}", *search.chosen_words)
     return search
@@ -139,6 +140,20 @@ def _can_win(asked: JobSpec, key: str) -> bool:
     return asked.rollout.acceptance_rate is not None
 
 
-def _with(asked: JobSpec, key: str, value: int) -> JobSpec:
+def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
+    """The job with what `search_of` settles before it searches, where it leaves that open: as the job of a plan has it.
+
+    A plan keeps the job that was asked about but for these keys.
+    """
+    for key in ("target", *ONE_BY_ONE):
+        value = attrgetter(key)
+        if value(asked) == "auto":
+            asked = _with(asked, key, value(planned))
+    return asked
+
+
+def _with(asked: JobSpec, key: str, value: Any) -> JobSpec:
     part, _, name = key.partition(".")
+    if not name:
+        return asked.model_copy(update={key: value})
     return asked.model_copy(update={part: getattr(asked, part).model_copy(update={name: value})})

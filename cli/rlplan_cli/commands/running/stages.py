@@ -138,9 +138,11 @@ class StagesRun:
 
     def _check_same(self, folder: Path, asked: Sequence[str]) -> None:
         """Raises: SpecError where the stage that was begun there is another job."""
+        from rlplan.planner.machine import settled_like
         from rlplan.planner.plan import read_plan
 
-        begun, now = read_plan(folder / "plan.json").asked, self._job(asked)
+        begun = read_plan(folder / "plan.json").asked
+        now = settled_like(self._job(asked), begun)
         if begun != now:
             changed = [key for key in type(now).model_fields if getattr(now, key) != getattr(begun, key)]
             raise SpecError(
