@@ -22,7 +22,9 @@ def build(folder: Path) -> Path:
     for page in DOCS.rglob("*.md"):
         copy = pages / page.relative_to(DOCS)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(without_links_outside(page), encoding="utf-8")
+        copy.write_text(with_tables_of_keys(without_links_outside(page)), encoding="utf-8")
+    for style in DOCS.glob("*.css"):
+        shutil.copyfile(style, pages / style.name)
     shutil.copyfile(DOCS / "site.toml", folder / "zensical.toml")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(folder / "zensical.toml")]
     subprocess.run(command, check=True, capture_output=True, text=True, env={"NO_COLOR": "1", "PATH": ""})
@@ -38,6 +40,11 @@ def without_links_outside(page: Path) -> str:
         return f"{match[1]} (`{target.relative_to(ROOT)}`)" if is_outside else match[0]
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, page.read_text("utf-8"))
+
+
+def with_tables_of_keys(text: str) -> str:
+    """A page whose tables of keys have a class of their own, which docs/site.css draws as a list on a phone."""
+    return re.sub(r"(?m)^\| key \| type.*\n(?:\|.*\n)+", r'<div class="keys" markdown>\n\n\g<0>\n</div>\n', text)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Number:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        word = {int: "a whole number", float: "a number", str: "digits in quotes,"}[self.kind]
+        word = {int: "an integer", float: "a number", str: "digits in quotes,"}[self.kind]
         return f"{word} from {_short(self.low)} to {_short(self.high)}"
 
 

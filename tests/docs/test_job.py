@@ -35,8 +35,9 @@ REWARDS = {
 
 
 def key_rows(text: str) -> dict[str, list[str]]:
-    """Rows of a table of keys: key, type with limits, default, meaning."""
-    return {words(row[0])[0]: row for row in rows(text) if len(row) == 4}
+    """Rows of a table of keys: key, type with limits, default, meaning. A table has type and default in one cell."""
+    split = [(row, re.fullmatch(r"(.*) \((required|`.+`)\)", row[1])) for row in rows(text) if len(row) == 3]
+    return {words(row[0])[0]: [row[0], cell[1], cell[2], row[2]] for row, cell in split if cell}
 
 
 EVERY_REWARD = key_rows(section(JOB_PAGE, "rewards").partition("#### kind:")[0])
@@ -74,15 +75,21 @@ def test_a_documented_default_is_the_default(row: list[str], field: FieldInfo) -
 @pytest.mark.parametrize(("row", "field"), FIELDS)
 def test_documented_limits_are_the_limits(row: list[str], field: FieldInfo) -> None:
     said = set(words(row[1]))
-    comparisons = {word for word in said if word[0] in "<>"}
-    assert {comparison(word) for word in comparisons} == set(bounds(field))
-    assert allowed_values(field.annotation) <= said - comparisons
+    limits = {word for word in said if comparisons(word)}
+    assert {limit for word in limits for limit in comparisons(word)} == set(bounds(field))
+    assert allowed_values(field.annotation) <= said - limits
 
 
-def comparison(word: str) -> tuple[str, float]:
-    sign, number = word.split()
-    base, _, exponent = number.partition("^")
-    return sign, float(base) ** float(exponent or 1)
+def comparisons(word: str) -> list[tuple[str, float]]:
+    """What a limit says: `>=1`, `<2^31`, or `1..8` with both ends."""
+    ends = re.fullmatch(r"(-?[\d.^]+?)\.\.([\d.^]+)", word)
+    signed = [(">=", ends[1]), ("<=", ends[2])] if ends else re.findall(r"^([<>]=?)([\d.^]+)$", word)
+    return [(sign, number(text)) for sign, text in signed]
+
+
+def number(text: str) -> float:
+    base, _, exponent = text.partition("^")
+    return float(base) ** float(exponent or 1)
 
 
 def bounds(field: FieldInfo) -> Iterator[tuple[str, float]]:

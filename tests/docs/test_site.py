@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import docs_site
+from benchmarks.pages.chromium import WIDTHS, Chromium
 from tests.docs.documentation import DOCS
 
 
@@ -23,12 +24,30 @@ def test_every_page_stands_in_the_navigation_once() -> None:
     assert sorted(files_of(nav)) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
-def test_the_site_builds_with_strict_links_and_asks_no_other_server(tmp_path: Path) -> None:
-    site = docs_site.build(tmp_path)
+@pytest.fixture(name="site", scope="module")
+def _site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return docs_site.build(tmp_path_factory.mktemp("site"))
+
+
+def test_the_site_builds_with_strict_links_and_asks_no_other_server(site: Path) -> None:
     assert (site / "guides" / "out-of-memory" / "index.html").is_file()
     home = (site / "index.html").read_text("utf-8")
     assert "fonts.googleapis.com" not in home
     assert not [line for line in home.splitlines() if '<script src="http' in line]
+
+
+def test_on_a_phone_no_page_scrolls_sideways_and_every_key_of_a_job_is_read_whole(site: Path) -> None:
+    width, height = WIDTHS["phone"]
+    with Chromium() as browser:
+        browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
+        for page in ("job", "runtime"):
+            browser.ask("Page.navigate", url=(site / page / "index.html").as_uri())
+            browser.wait("document.readyState === 'complete'")
+            assert browser.says("document.documentElement.scrollWidth") == width
+            cells = "[...document.querySelectorAll('.keys td')].map(cell => cell.getBoundingClientRect().right)"
+            rights = browser.says(cells)
+            assert bool(rights) == (page == "job")
+            assert not [right for right in rights if right > width]
 
 
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
