@@ -115,11 +115,13 @@ def put_back(policy: Path, model_folder: Path) -> None:
     from safetensors.torch import save_file
 
     config = read_config(model_folder / "config.json")
-    is_its_part = read_config(policy / "config.json").get("architectures") == language_config(config)["architectures"]
-    if not has_tower(config) or not is_its_part or not has_weights(model_folder):
+    if not has_tower(config) or not has_weights(model_folder):
+        return
+    if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
         return  # such as a reward model, whose head the whole model has no place for
     trained_file, whole = policy / "model.safetensors", policy / "whole"
     with writing_file(trained_file), safe_open(trained_file, framework="pt") as trained:
+        shutil.rmtree(whole, ignore_errors=True)  # of an export that was ended
         whole.mkdir()
         held = {name: name for name in trained.keys()}  # noqa: SIM118 - no dictionary
         held.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice

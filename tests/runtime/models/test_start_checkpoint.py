@@ -53,7 +53,7 @@ def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_m
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.add_(0.01)
-    policy.mkdir()
+    (policy / "whole").mkdir(parents=True)  # of an export that was ended
     save_policy(part.config, part.named_parameters(), policy, folder)
     put_back(policy, folder)
     again = AutoModelForImageTextToText.from_pretrained(policy, dtype=torch.float32).eval()
