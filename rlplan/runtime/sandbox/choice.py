@@ -43,6 +43,9 @@ class Bare(Sandbox):
         command = (INTERPRETER, *self._runner.flags)
         return run_in(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
 
+    def clean(self) -> None:
+        """Nothing is kept between runs."""
+
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:
     """A tested sandbox for so many programs at once. Raises: HostError when there is none; SpecError for its name."""

@@ -6,6 +6,7 @@ Never in: what would have been right. Whoever judges compares outside (rewards/c
 
 import os
 import queue
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ class Report:
     seconds: float = 0.0
 
 
-class Sandbox:
+class Sandbox(ABC):
     """One way to run programs that nobody has read, some at a time. name: as `rlplan run --sandbox` has it."""
 
     name: str
@@ -134,16 +135,17 @@ class Sandbox:
         with suppress(queue.Empty):
             for _ in range(self._num_slots):
                 self._slots.get(timeout=scaled(CLOSE_S))
-        self._slots.put(0)  # whoever comes now is told
+        self._slots.put(0)  # for callers that come after it was closed: they get a report that says so
         os.close(self.stop)
         self.clean()
 
+    @abstractmethod
     def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        """Run a program in a slot that no other has meanwhile."""
-        raise NotImplementedError
+        """Run a program in a slot that no other program has at the same time."""
 
+    @abstractmethod
     def clean(self) -> None:
-        """Remove what was kept between runs; none is at work any more."""
+        """Remove what was kept between runs; no program runs any more."""
 
 
 def unknown(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:

@@ -15,8 +15,8 @@ def test_a_folder_survives_another_process_that_takes_an_adapter_while_it_is_mad
     monkeypatch.setattr(adapter, "SHARED_FOLDER", str(tmp_path))
     make = tempfile.mkdtemp
 
-    def make_beside_another(prefix: str, dir: str) -> str:
-        made = make(prefix=prefix, dir=dir)
+    def make_beside_another(**asked: str) -> str:
+        made = make(**asked)
         with monkeypatch.context() as inner:
             inner.setattr(tempfile, "mkdtemp", make)
             with adapter._folder_in_memory(1):
