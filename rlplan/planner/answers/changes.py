@@ -105,7 +105,7 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
 
 
 def check_change(spec: JobSpec, change: Change) -> None:
-    """Raises: SpecError where a change that somebody typed is wrong in itself, not just too large."""
+    """Raises: SpecError where a typed change is invalid, not just too large."""
     other = changed(spec, change.overrides)
     search_of(other)
     if other == spec:
@@ -118,7 +118,7 @@ def check_change(spec: JobSpec, change: Change) -> None:
 
 
 def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
-    """Changes that somebody typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
+    """Changes that were typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
     changes = [Change((one,)) for one in typed]
     changes += [Change(tuple(typed), "together")] if len(typed) > 1 else []
     for change in changes:

@@ -42,7 +42,7 @@ class MeasuredStep:
     num_steps: int
     """That were timed."""
     step_s: float | None
-    """None where nobody wrote it."""
+    """None where it was not recorded."""
     phases: dict[Phase, float]
     """Seconds; those that were written."""
     lengths: dict[str, float]
@@ -52,7 +52,7 @@ class MeasuredStep:
 
     @property
     def seconds(self) -> float:
-        """Of the step, or of its phases together where nobody wrote that."""
+        """Of the step, or of its phases together where that was not recorded."""
         return sum(self.phases.values()) if self.step_s is None else self.step_s
 
 

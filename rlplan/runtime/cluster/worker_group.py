@@ -131,7 +131,7 @@ class WorkerGroup(Calls):
         self._is_closed = True
         self._remember_children()
         self._children += [process for process in map(find_process, self._here()) if process is not None]
-        if self.dead_service() is not None:  # whoever was to be told to go would hear nothing, and be waited for
+        if self.dead_service() is not None:  # a process that is asked to exit would not hear it
             self._kill(self._children)
         # In a thread of its own, for Ray's own end has no deadline.
         ending = threading.Thread(target=self._leave, daemon=True)

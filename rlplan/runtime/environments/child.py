@@ -138,7 +138,7 @@ def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[Mc
 
 
 def main(setting: dict[str, Any]) -> None:
-    """Answer until nobody asks any more."""
+    """Answer until standard input closes."""
     die_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the job's code prints is no answer

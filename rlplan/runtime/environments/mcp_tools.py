@@ -5,7 +5,7 @@ templates take them, and what calls gave, as text. It speaks JSON-RPC itself: in
 Left out: resources, prompts, sampling. A server's own requests are answered over stdio alone: `ping` with a result, any
 other with an error.
 
-Run as a module it is the process of a server over stdio, which ends with whoever has started it.
+Run as a module it is the process of a server over stdio, which ends with the process that started it.
 """
 
 import contextlib

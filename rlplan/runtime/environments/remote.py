@@ -37,7 +37,7 @@ class RemoteEnvironment:
         self.url, self.run, self.timeout_s = url.rstrip("/"), run, timeout_s
 
     def check(self, deadline: Deadline) -> None:
-        """Raises: NoAnswerError where nobody answers."""
+        """Raises: NoAnswerError where the server does not answer."""
         self._ask("close", {"session": f"{self.run}/check"}, deadline)
 
     def answer(self, question: Mapping[str, Any]) -> Any:

@@ -40,7 +40,7 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
-    model.config.architectures = [type(model).__name__]  # what it is now, for whoever saves it
+    model.config.architectures = [type(model).__name__]  # what it is now, for when it is saved
     return model.eval()
 
 

@@ -111,7 +111,7 @@ class LineProcess:
         return said
 
     def kill(self) -> None:
-        """End it with everything that it started in its group; whoever waits for its answer hears that it is gone."""
+        """End it with everything that it started in its group; a thread that waits for its answer gets an error."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -27,7 +27,7 @@ NAMES = (AUTO, *BACKENDS, NONE)
 
 
 class Bare(Sandbox):
-    """No sandbox at all: the runner in a plain process, with rlimits only. Whoever runs this trusts every program.
+    """No sandbox at all: the runner in a plain process, with rlimits only. For trusted programs only.
 
     Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
     """
@@ -80,7 +80,7 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
 
 
 CANARY = "RLPLAN_CANARY"
-"""A variable of the driver's, for as long as the self-test lasts: nobody inside sees it."""
+"""A variable of the driver's, for as long as the self-test lasts: programs inside do not see it."""
 _ADDS = "print(sum(map(int, input().split())))"
 _TRIES = """
 import os, socket

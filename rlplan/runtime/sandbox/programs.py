@@ -1,7 +1,7 @@
 """What goes into a sandbox and what comes out, as plain values; and what all sandboxes have in common.
 
 In: a program's source, and cases: what it reads, or a call of one of its functions. Out: what it printed or gave back.
-Never in: what would have been right. Whoever judges compares outside (rewards/code_executor.py).
+Never in: what would have been right. The comparison is done outside (rewards/code_executor.py).
 """
 
 import os
@@ -97,7 +97,7 @@ class Report:
 
 
 class Sandbox(ABC):
-    """One way to run programs that nobody has read, some at a time. name: as `rlplan run --sandbox` has it."""
+    """One way to run untrusted programs, some at a time. name: as `rlplan run --sandbox` has it."""
 
     name: str
     cannot_hold: str

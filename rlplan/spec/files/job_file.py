@@ -132,7 +132,7 @@ def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecE
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
-    """What `algorithm.path` declares becomes part of the job, so that nobody after has to read the file."""
+    """What `algorithm.path` declares becomes part of the job, so that later steps need not read the file."""
     part = data.get("algorithm") if isinstance(data, dict) else None
     if isinstance(part, dict) and isinstance(part.get("path"), str):
         part["path"], part["custom"] = read_declaration(part["path"], folder)

@@ -1,4 +1,4 @@
-"""A run that somebody watches: a frame that is drawn again in a terminal, a line for each new step in a pipe.
+"""A run that is watched: a frame that is redrawn in a terminal, a line for each new step in a pipe.
 
 In: a plan, and how the run stands. Out: stdout. Left out: reading the run folder, waiting.
 """

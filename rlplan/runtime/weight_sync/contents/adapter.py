@@ -71,7 +71,7 @@ def _folder_in_memory(version: int) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises: OSError where somebody else holds it, or it is gone."""
+    """Raises: OSError where another process holds the lock, or the folder is gone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
