@@ -124,7 +124,7 @@ def test_a_lock_that_is_held_says_that_a_run_goes_on_wherever_its_process_is(hol
     assert is_going_on(holder)
 
 
-def test_a_lock_that_nobody_holds_says_nothing(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_held_says_nothing(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("4194304999\n")
     assert not is_going_on(tmp_path)
     assert not is_going_on(tmp_path / "nowhere")
