@@ -98,7 +98,7 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
-        why = next(iter(plan.refusals), "") or what_binds(plan)
+        why = next(iter(plan.refusals), "") or bottleneck_of(plan)
     if plan.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
         way_out = _first_way_out(plan, change)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
@@ -126,7 +126,7 @@ def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
     return changes
 
 
-def what_binds(plan: Plan) -> str:
+def bottleneck_of(plan: Plan) -> str:
     """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
     short = plan.shortage
     if short is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import changed, what_binds
+from rlplan.planner.answers.changes import bottleneck_of, changed
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import StepError, nearest_error
@@ -236,6 +236,6 @@ def _no_prediction(plan: Plan) -> NoFeasiblePlanError:
     if plan.timing is None:
         what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
     else:
-        what, rule = "the job does not fit where it ran", what_binds(plan) or "; ".join(plan.refusals)
+        what, rule = "the job does not fit where it ran", bottleneck_of(plan) or "; ".join(plan.refusals)
     way_out = "name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile"
     return NoFeasiblePlanError(what, where="the job", rule=rule, way_out=way_out)

@@ -52,7 +52,7 @@ class Standing:
     alarms: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
 
     @property
-    def goes_on(self) -> bool:
+    def is_going_on(self) -> bool:
         """Whether more may come."""
         return self.state in GOING_ON
 
@@ -86,7 +86,7 @@ class Follower:
         now.state = str(status.get("state", now.state))
         now.exit_code, now.message = status.get("exit_code"), str(status.get("message", ""))
         now.seconds = max(now.seconds, float(status.get("seconds") or 0.0))
-        if now.goes_on and not is_going_on(self.folder):
+        if now.is_going_on and not is_going_on(self.folder):
             # it may have ended between the two looks
             status = self._status()
             now.state = status["state"] if status.get("state", "running") not in GOING_ON else "gone"

@@ -65,7 +65,7 @@ class Bubblewrap(Sandbox):
                 watch=watch_of(program, group),
                 stop=self.stop,
             )
-            return blamed(report, *(group.ended() if group else (False, False)))
+            return attributed(report, *(group.ended() if group else (False, False)))
         finally:
             os.close(descriptor)
 
@@ -94,7 +94,7 @@ class Bubblewrap(Sandbox):
         )
 
 
-def blamed(report: Report, was_ended: bool, was_full: bool) -> Report:
+def attributed(report: Report, was_ended: bool, was_full: bool) -> Report:
     """A report with a failure that no program brings about as `broken`. was_ended, was_full: TreeGroup.ended.
 
     Inside, the runner is the first process: no signal reaches it from there, no other process may set its limits

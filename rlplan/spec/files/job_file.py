@@ -114,7 +114,7 @@ def job_from(
 
 
 def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
-    """The refusal of a key, blamed on the override that said it where one did: the last one that did holds."""
+    """The refusal of a key, attributed to the last override that gives it, where one does."""
     path = error.where.removeprefix(f"{file}: ")
     for override in reversed(overrides):
         key = override.partition("=")[0].strip()

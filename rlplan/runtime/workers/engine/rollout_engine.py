@@ -109,7 +109,7 @@ class RolloutEngine(Worker):
             fix_temperature_expansion()
         self.llm.update_weight_version(str(version))
         if address:
-            self._fall_into_step(rank, address, store)
+            self._run_in_lock_step(rank, address, store)
 
     def stop(self) -> None:
         """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
@@ -283,7 +283,7 @@ class RolloutEngine(Worker):
         timeout = timedelta(seconds=self.job.limits.rank_timeout_s)
         return join(rank, world_size, address, timeout, self.take_listener())
 
-    def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
+    def _run_in_lock_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader
 
         if rank == 0:
