@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RlplanError
-from rlplan.planner.answers.changes import Listener, what_binds
+from rlplan.planner.answers.changes import Listener, bottleneck_of
 from rlplan.planner.answers.clusters import Bill, bill_of, hardware_words, nothing_to_rent, pareto_front, read_clusters
 from rlplan.planner.machine import search_of
 from rlplan.results import OfPlan, PlanResult, Result
@@ -100,7 +100,7 @@ class CompareResult(Result):
             | {
                 "hardware": hardware_words(one.plan),
                 "is_on_front": is_on_front,
-                "why": next(iter(one.plan.refusals), "") or what_binds(one.plan),
+                "why": next(iter(one.plan.refusals), "") or bottleneck_of(one.plan),
                 "overrides": " ".join(f"{key}={value}" for key, value in one.overrides.items()),
             }
             for one, bill, is_on_front in zip(self.results, self.bills, self.front, strict=True)

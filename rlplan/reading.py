@@ -1,4 +1,4 @@
-"""Reading: the one way in which a file that somebody else may have made is opened.
+"""Reading: the one way in which an untrusted file is opened.
 
 In: a path, and how many bytes are read of it at most. Out: bytes, text or lines, or a SpecError. A pipe or a device is
 refused before a byte of it is read: it may have no end, and opening one may wait for a writer for ever.

@@ -60,7 +60,7 @@ class Question:
 
 
 def read_question(verb: str, asked: JobWords, objective: str | None = None, fetch: Fetch | None = None) -> Question:
-    """The question that somebody asks. fetch: brings models; by default their configs. Raises: SpecError, HostError."""
+    """The question that was asked. fetch: brings models; by default their configs. Raises: SpecError, HostError."""
     fetch = fetch or fetched
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     given = {key: value for key, value in keys.items() if value is not None}

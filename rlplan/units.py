@@ -37,7 +37,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `64MiB`, `1.5GiB`, `80GB` or an integer; a bare `80G` is refused, for nobody knows which G it is.
+    """Bytes from `64MiB`, `1.5GiB`, `80GB` or an integer; a bare `80G` is refused: it is ambiguous.
 
     Raises: ValueError with the rule.
 

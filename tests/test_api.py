@@ -72,7 +72,7 @@ def test_a_written_plan_and_a_result_are_asked_like_a_job(tmp_path: Path) -> Non
         rlplan.plan(plan, ["seed=1"])
 
 
-def test_what_does_not_fit_is_an_answer_until_somebody_needs_the_plan() -> None:
+def test_what_does_not_fit_is_an_answer_until_the_plan_is_needed() -> None:
     small = rlplan.estimate(QUICKSTART, {"hardware.memory": "2GiB"})
     assert (small.fits, small.verdict) == (False, "does not fit")
     assert small.remedies

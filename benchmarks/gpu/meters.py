@@ -7,11 +7,13 @@ are counted, so that a dry run compares real numbers.
 
 import gc
 import subprocess
-from typing import Self
+import threading
+import weakref
+from typing import Any, Self
 
 import torch
-
-from tests.runtime.device.host_memory import CountedMemory
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 SMI = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 SMI_TIMEOUT_S = 20.0
@@ -53,7 +55,69 @@ class CudaMeter:
         return int(torch.cuda.memory_allocated())
 
 
-class TracedMeter(CountedMemory):
+class CountedTensors(TorchDispatchMode):
+    """Bytes of the storages behind the results of every operation inside the block, in the threads that entered it.
+
+    torch's own MemTracker does not take frozen parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._living: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        self._lock = threading.RLock()
+
+    @property
+    def now(self) -> int:
+        """In tensors that live. A storage that was resized without an operation is seen here."""
+        with self._lock:
+            for key, reference in list(self._living.items()):
+                if (storage := reference()) is not None:
+                    self._note(key, storage.nbytes())
+            return self._total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                self.count(leaf)
+        return result
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage until it is gone."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        with self._lock:
+            is_new = key not in self._living
+            if is_new:
+                self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
+            if self._note(key, storage.nbytes()):
+                self._grown(key, storage.nbytes(), is_new=is_new)
+
+    def _grown(self, key: int, num_bytes: int, *, is_new: bool) -> None:
+        """Note the peak from the exact sum: what was counted last may have shrunk since without an operation."""
+        if self._total > self.peak:
+            self.peak = max(self.peak, self.now)
+
+    def _note(self, key: int, num_bytes: int) -> bool:
+        """Whether a storage has grown."""
+        change = num_bytes - self._sizes.get(key, 0)
+        self._sizes[key] = num_bytes
+        self._add(change)
+        return change > 0
+
+    def _forget(self, key: int) -> None:
+        with self._lock:
+            self._living.pop(key, None)
+            self._add(-self._sizes.pop(key, 0))
+
+    def _add(self, num_bytes: int) -> None:
+        self._total += num_bytes
+
+
+class TracedMeter(CountedTensors):
     """`allocated` alone: the storages behind the results of every operation, and those that live when it is entered."""
 
     def __enter__(self) -> Self:

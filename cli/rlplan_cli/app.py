@@ -190,7 +190,7 @@ def main() -> NoReturn:
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether what is written there reaches nobody, as after `head`."""
+    """Whether the reader of a pipe has gone, as after `head`."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -1,4 +1,4 @@
-"""What a shell completes: ids of models, GPUs, algorithms and keys of a job. Called by typer while somebody types.
+"""What a shell completes: ids of models, GPUs, algorithms and keys of a job. Called by typer on Tab.
 
 In: the word so far. Out: words that begin so. Left out: files, which the shell completes itself where nothing comes.
 """

@@ -1,4 +1,4 @@
-"""A tool for the caller model: a table that nobody knows by heart."""
+"""A tool for the caller model: a table that a model cannot know."""
 
 import hashlib
 

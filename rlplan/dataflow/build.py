@@ -50,7 +50,7 @@ def build_step_graph(
 
 
 def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
-    """What is left where answers are given: nobody evaluates, but where the trainer itself scores held-out answers."""
+    """What is left where answers are given: no evaluation, but where the trainer itself scores held-out answers."""
     gone = (ActionKind.START_ENGINE, ActionKind.SYNC_WEIGHTS, *(() if scores else (ActionKind.EVALUATE,)))
 
     def kept(calls: tuple[Call, ...]) -> tuple[Call, ...]:

@@ -139,4 +139,4 @@ NO_ENGINE = EngineChoice(1, 0)
 NO_TRAINER = TrainerChoice(
     zero_stage=0, gradient_checkpointing=False, offloads_optimizer=False, offloads_parameters=False, micro_batch=1
 )
-"""Stand in for the half of a choice that somebody does not look at."""
+"""Stand in for the half of a choice that is not looked at."""

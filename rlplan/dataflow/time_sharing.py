@@ -157,5 +157,5 @@ def _chained(calls: list[Call]) -> tuple[Call, ...]:
             continue
         beside = tuple(name for name in call.after if any(c.id == name and c.kind in _BESIDE for c in done))
         done.append(replace(call, after=tuple(dict.fromkeys((*before, *beside)))))
-        before = (call.id,) if call.every == 1 else (*before, call.id)  # one that is left out holds nobody up
+        before = (call.id,) if call.every == 1 else (*before, call.id)  # one that is left out blocks nothing
     return tuple(done)

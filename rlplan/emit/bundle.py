@@ -149,7 +149,7 @@ def _unlike(folder: Path, what: str, name: str) -> SpecError:
 
 
 def _refuse_links(folder: Path, name: str) -> None:
-    """A link leads to a file that nobody looked at, and writing over it would write there. Raises: SpecError."""
+    """A link leads to a file that was not checked, and writing to it would overwrite that file. Raises: SpecError."""
     for place in (name, name.rpartition("/")[0]):
         if place and (folder / place).is_symlink():
             raise SpecError(

@@ -1,4 +1,4 @@
-"""What starts a bundle on machines that somebody else hands out: SLURM, SkyPilot, KubeRay.
+"""What starts a bundle on a cluster with a scheduler: SLURM, SkyPilot, KubeRay.
 
     DIR/bundle/       as `rlplan emit` writes it (bundle.py)
     DIR/train.sbatch, task.yaml or rayjob.yaml

@@ -66,7 +66,7 @@ _WORKER_ON_GPUS = {
     },
 }
 THREADS_A_GPU = 4
-"""OpenMP threads of a process on a GPU whose node nobody has described."""
+"""OpenMP threads of a process on a GPU whose node has no profile."""
 
 
 class WorkerPlacement(Spec):

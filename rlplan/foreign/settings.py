@@ -28,7 +28,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of one configuration. given: by key. defaults: what upstream takes for what nobody gives."""
+    """The keys of one configuration. given: by key. defaults: upstream's defaults for keys that are not given."""
 
     table: Table
     file: str

@@ -251,7 +251,7 @@ class _Reader:
         if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
             word = " ".join(self.words.fields(node.children[-1], quoted=True))
             if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
-                word = ""  # of a variable that nobody set
+                word = ""  # of an unset variable
             return bool(word) is (text_of(node.children[0]) == "-n")
         return {"true": True, "false": False}.get(text_of(node))
 

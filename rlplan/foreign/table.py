@@ -103,7 +103,7 @@ class Table(Spec):
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
     unsaid: tuple[Any, ...] = ()
-    """Values that say nothing: whoever reads them finds one."""
+    """Values that mean: not given."""
     has_suffixes: bool = False
     """Whether `16k` is 16,000 and `16K` 16,384."""
     roots: tuple[str, ...]

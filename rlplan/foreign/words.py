@@ -1,6 +1,6 @@
 """Words of a shell: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes, expanded as bash does.
 
-In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, a variable that nobody set)
+In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, an unset variable)
 stays in the word between two marks, so that who needs its value can say which one is missing. Nothing is executed.
 """
 

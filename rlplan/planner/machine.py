@@ -17,8 +17,8 @@ from rlplan.spec.resolved import on_a_cpu_host, settle
 from rlplan.units import format_seconds
 
 STALENESS = (0, 1, 2, 4, 8)
-"""Versions that are tried where a job leaves them open. Source: beyond 8 nobody reports that training still learns as
-well (AReaL, arXiv 2505.24298; ScaleRL, arXiv 2510.13786)."""
+"""Versions that are tried where a job leaves them open. Source: no report of training that learns as well beyond 8
+(AReaL, arXiv 2505.24298; ScaleRL, arXiv 2510.13786)."""
 
 DRAFTS = (0, 1, 2, 3, 4, 6, 8)
 """Tokens drafted at a time that are tried where a job leaves them open."""

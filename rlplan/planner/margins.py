@@ -49,7 +49,7 @@ ERRORS = {
     "training": StepError("throughput_train", 0.8739, 1.5697, 148, 10),
 }
 """Errors of steps on GPUs, with rollouts and without. Source: rlplan/accuracy/data/errors_by_kind.json, to which
-tests/planner/test_margins.py holds them. Steps of CPU hosts that nobody measured have none."""
+tests/planner/test_margins.py holds them. Steps of CPU hosts that were not measured have none."""
 
 
 def reserve_of(gpu: GpuProfile) -> int:
@@ -92,7 +92,7 @@ def _less(row: LedgerRow, num_bytes: int) -> LedgerRow:
 
 
 def assumed_host(job: SettledJob) -> NodeProfile | None:
-    """The machine whose memory nobody stated: the job does not, and its profile only assumes it; else None."""
+    """The machine whose memory is only assumed by its profile, and not stated by the job; else None."""
     if job.device_kind == "cpu" or job.hardware.host_memory is not None:
         return None
     found = find_profile(job.hardware.profile, where="hardware.profile")

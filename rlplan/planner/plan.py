@@ -74,7 +74,7 @@ class Plan(Spec):
     runners_up: tuple[Alternative, ...] = ()
     """The next best candidates."""
     pareto: tuple[Alternative, ...] = ()
-    """Every trade of time against headroom, where somebody asked for it."""
+    """Every trade of time against headroom, where it was asked for."""
     considered: tuple[Considered, ...] = ()
     """Placements and stages that were not chosen, and why."""
     remedies: tuple[Remedy, ...] = ()

@@ -12,7 +12,7 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
-from rlplan.spec.model import ModelSpec, is_beside_a_tower, load_model, load_scalar_base
+from rlplan.spec.model import ModelSpec, has_vision_tower, load_model, load_scalar_base
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
@@ -120,12 +120,12 @@ def _towers(job: SettledJob) -> Iterator[str]:
     """Vision-language models where their language part is not taken out of them."""
     for key, path in job.named_models.items():
         try:
-            is_beside = is_beside_a_tower(Path(path))
+            has_vision = has_vision_tower(Path(path))
         except SpecError:
             continue  # who reads it says what is wrong
-        if is_beside and key != "policy.path":
+        if has_vision and key != "policy.path":
             yield f"{key}: of vision-language models the policy alone can be one; {key} takes a language model"
-        elif is_beside and job.device_kind == "cuda":
+        elif has_vision and job.device_kind == "cuda":
             yield f"{key}: a vision-language policy's language part is proved on CPU hosts alone, not on GPUs"
 
 

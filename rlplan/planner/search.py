@@ -25,7 +25,7 @@ from rlplan.spec.resolved import LEAST_SECONDS
 from rlplan.units import format_bytes, format_seconds
 
 DEADLINE_FACTOR = 4.0
-"""Deadline over predicted seconds: twice for a prediction on a machine that nobody measured, twice for a policy whose
+"""Deadline over predicted seconds: twice for a prediction on a machine that was not measured, twice for a policy whose
 responses are far longer than the job says (an untrained one runs to the limit)."""
 
 
@@ -47,7 +47,7 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
 
 
 def _assumptions(plan: Plan) -> Iterator[str]:
-    """A host's memory that nobody stated, and what the job comes to without it."""
+    """A host's memory that is only assumed, and what the job comes to without it."""
     node = assumed_host(plan.job)
     if node is None:
         return

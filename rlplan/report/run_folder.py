@@ -29,7 +29,7 @@ class RunStatus:
     """How a run ended."""
 
     state: str
-    """`finished`, `interrupted`, `failed`, `running`, or `unknown` when nobody wrote it."""
+    """`finished`, `interrupted`, `failed`, `running`, or `unknown` when it was not recorded."""
     exit_code: int | None = None
     """Of `rlplan run`; None before it ended."""
     message: str = ""
@@ -150,7 +150,7 @@ def without_absolute_paths(text: str) -> str:
 
 
 def _usual(rows: tuple[dict[str, Any], ...], key: str) -> float | None:
-    """The median over steps, the first apart where there are others; None where nobody wrote it."""
+    """The median over steps, the first apart where there are others; None where it was not recorded."""
     found = [float(row[key]) for row in rows if row["step"] >= 1 and row.get(key) is not None]
     return median(found[1:] or found) if found else None
 

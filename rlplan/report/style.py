@@ -56,7 +56,7 @@ RESOURCE_COLORS = {
 
 
 def phase_color(phase: str) -> str:
-    """The colour of a phase; a phase that nobody knows is grey."""
+    """The colour of a phase; an unknown phase is grey."""
     return PHASE_COLORS[Phase(phase)] if phase in list(Phase) else MUTED
 
 

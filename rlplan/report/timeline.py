@@ -155,18 +155,16 @@ def measured_levels(traced: TracedSchedule) -> Levels:
     return _levels(traced, stays)
 
 
-def measured_points(
-    traced: TracedSchedule, processes: Iterable[str], kinds: Iterable[str] = (TOTAL,)
-) -> tuple[Bytes, Bytes]:
-    """(seconds, bytes): the sum of what those processes held of those kinds, each time an action had been measured.
+def measured_points(traced: TracedSchedule, processes: Iterable[str]) -> tuple[Bytes, Bytes]:
+    """(seconds, bytes): the sum of what those processes held in all, each time an action had been measured.
 
     A point needs a sample of every process that had begun by then, so that no point is a part that looks like a whole.
     """
-    wanted, known = set(processes), set(kinds)
+    wanted = set(processes)
     samples = [
         sample
         for sample in sorted(traced.trace.samples, key=lambda sample: sample.at_s)
-        if sample.process in wanted and sample.kind in known and sample.statistic == "resident"
+        if sample.process in wanted and sample.kind == TOTAL and sample.statistic == "resident"
     ]
     begun = {process: min(span[0] for span in spans.values()) for process, spans in _by_process(traced).items()}
     awaited = {sample.process for sample in samples if sample.process in begun}

@@ -36,7 +36,7 @@ VERSION, QUEUE = -1, -2
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
     """Simulate the whole run. Raises: SpecError where the setting makes no sense.
 
-    Garbage collection is off meanwhile: it would take half the time, and reference counts free what is done with.
+    Garbage collection is off during a simulation: it would take half the time, and reference counts free memory too.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,10 +1,10 @@
-"""A simulation of very many rollouts: a part of the engines with its share of the prompts stands for all of them.
+"""A simulation of very many rollouts: a sample of the engines, with its share of the prompts, stands for all of them.
 
 In: a SimulationSetting, a seed. Out: a SimulationResult of the whole. Left out: settings with few rollouts, which are
 simulated whole.
 
-Engines are alike and take prompts as they come, so that each has as many rollouts in a part as in the whole, of the
-same lengths. What differs: the slowest of fewer engines is less slow, by 0.6 to 1.0 % of a step in half of them and
+Engines are alike and take prompts as they come, so an engine of the sample has as many rollouts as one of the whole, of
+the same lengths. What differs: the slowest of fewer engines is faster, by 0.6 to 1.0 % of a step in half of them and
 1.6 % in a quarter (docs/decisions.md, A part of the engines). Costs of other actions are those of the whole.
 """
 
@@ -15,16 +15,13 @@ from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import SimulationSetting, StepRollouts
 
 MOST_ROLLOUTS = 1 << 16
-"""Of a step that is simulated whole: some 25 microseconds each."""
+"""Of a step that is simulated whole: each takes some 25 microseconds."""
 LEAST_ENGINES = 16
-"""Of a part."""
+"""Of a sample."""
 
 
 def simulate_sampled(setting: SimulationSetting, seed: int = 0, most: int = MOST_ROLLOUTS) -> SimulationResult:
-    """Simulate the whole run, or a part of it that stands for all. Raises: SpecError as `simulate` does.
-
-    most: rollouts of a step from which on a part is simulated.
-    """
+    """Simulate all engines, or a sample where a step has more than `most` rollouts. Raises: SpecError as `simulate`."""
     work = setting.rollouts
     part = work and part_of(work, most)
     if part is None or work is None or part is work or _counts_more(setting):
@@ -42,13 +39,14 @@ def simulate_sampled(setting: SimulationSetting, seed: int = 0, most: int = MOST
 
 
 def part_of(work: StepRollouts, most: int) -> StepRollouts:
-    """The part with about `most` rollouts; all of it where that is no more, or where there are few engines.
+    """The sample with about `most` rollouts; everything where a step has no more, or where engines or prompts are few.
 
-    Counts: e of E engines with p = P e / E of P prompts, where e is that of 16 E most / (P samples) and upwards whose p
-    is nearest to a whole number.
+    Counts: e of E engines with p = P e / E of P prompts, p >= 1. e is at least 16 and E most / (P samples), and at most
+    twice that: the one whose p is nearest to a whole number.
     """
     num_engines = work.num_engines
-    least = max(LEAST_ENGINES, round(num_engines * most / (work.num_prompts * work.num_samples)))
+    share = max(most / (work.num_prompts * work.num_samples), 1 / work.num_prompts)
+    least = max(LEAST_ENGINES, round(num_engines * share))
     if least >= num_engines or work.num_prompts * work.num_samples <= most:
         return work
 

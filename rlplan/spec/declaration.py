@@ -1,7 +1,7 @@
 """Algorithm: the torch-free declaration of an algorithm, and how one is read from a user's own file.
 
 In: keywords, or a Python file in which `NAME = Algorithm(...)` stands. Out: a frozen value that the memory model, the
-planner, the simulator and the runtime all read. A file is parsed, never executed, for planning must run nobody's code.
+planner, the simulator and the runtime all read. A file is parsed, never executed, for planning must run no user code.
 Left out: the loss and the advantage themselves, found by name in `rlplan.runtime.losses` or in the user's file.
 """
 

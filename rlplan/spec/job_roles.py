@@ -24,7 +24,7 @@ class JobRoles(JobParts):
 
     @property
     def num_generated_per_prompt(self) -> int:
-        """Rollouts of a prompt that engines make, the baselines that nobody trains on among them."""
+        """Rollouts of a prompt that engines make, the baselines that are not trained on among them."""
         return self.workload.num_samples_per_prompt + self.algorithm.declaration.num_baseline_samples
 
     @property

@@ -1,7 +1,7 @@
 """Lengths that a run has measured, as overrides of the next job's workload.
 
 In: a run folder (`data.json` has the prompts' lengths, `lengths.json` the responses'). Out: dotted overrides.
-Left out: whether the next run's data are alike; whoever names the run says so.
+Left out: whether the next run's data are alike: naming the run says so.
 """
 
 import json

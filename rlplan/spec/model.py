@@ -19,7 +19,7 @@ from rlplan.spec.base import Spec, shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.towers import tower_tensors
-from rlplan.spec.models.language_part import has_tower, language_config
+from rlplan.spec.models.language_part import is_vision_language, language_config
 from rlplan.spec.models.parts import (
     FULL,
     NONE,
@@ -42,7 +42,7 @@ __all__ = [
     "Layout",
     "ModelSpec",
     "Parameter",
-    "is_beside_a_tower",
+    "has_vision_tower",
     "load_model",
     "load_scalar_base",
     "model_from_config",
@@ -242,9 +242,9 @@ def load_model(folder: Path) -> ModelSpec:
     return _runnable(_config_in(folder), str(folder / "config.json"))
 
 
-def is_beside_a_tower(folder: Path) -> bool:
-    """Whether a folder's model is a vision-language one, of which a run takes the language part. Raises: SpecError."""
-    return has_tower(_config_in(folder))
+def has_vision_tower(folder: Path) -> bool:
+    """Whether a folder holds a vision-language model, of which a run trains the language part alone. Raises: SpecError."""
+    return is_vision_language(_config_in(folder))
 
 
 def load_scalar_base(folder: Path) -> ModelSpec:

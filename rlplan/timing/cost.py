@@ -1,7 +1,7 @@
 """Cost: the seconds of one action, by what takes them.
 
 In: seconds of each resource, computed elsewhere in timing/. Out: a frozen value that adds up.
-Left out: what runs at the same time: whoever makes a cost has already taken the larger of two that overlap.
+Left out: what runs at the same time: a cost already has the larger of two that overlap.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ MATH_S = 0.003
 
 
 def judged_s(reward: RewardSpec) -> float:
-    """Seconds of a core that one response takes; 0 where the driver computes it, or nobody can know.
+    """Seconds of a core that one response takes; 0 where the driver computes it, or it cannot be known.
 
     Counts: a sandbox, or a comparison of mathematics. Source: this module's constants.
     Assumes: short programs and answers.

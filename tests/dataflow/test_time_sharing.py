@@ -111,7 +111,7 @@ def saving_of(stages: bool) -> Call:
     )
 
 
-def test_what_a_step_leaves_out_holds_nobody_up_and_lets_nobody_pass() -> None:
+def test_what_a_step_leaves_out_neither_blocks_an_action_nor_releases_one() -> None:
     calls = {call.id: call for call in made(**{"checkpoints.every": 5}).step}
     assert calls["save_weights"].after == ("optimizer_step", "save_states")
     assert calls["start_engine"].after == ("save_weights",)

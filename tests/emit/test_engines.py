@@ -108,7 +108,7 @@ def test_workers_stay_offline_and_give_memory_back() -> None:
         assert environment["OMP_NUM_THREADS"] == str(worker.num_threads)
 
 
-def test_whoever_works_alone_may_use_every_thread_of_its_group() -> None:
+def test_a_process_that_works_alone_may_use_every_thread_of_its_group() -> None:
     threads = {worker.process: worker.num_threads for worker in placement().workers}
     assert threads == {"policy_trainer/0": 1, "policy_trainer/1": 1, "rollout_engine/0": 2, "scorer/reference/0": 2}
 

@@ -52,8 +52,7 @@ def test_deepspeed_reads_its_configs_and_counts_what_the_forecast_counts(bundle:
             choice = TrainerChoice(layout.zero_stage, False, False, False, 1)
             training = SettledTraining(reduce_bucket_size=job.training.reduce_bucket_size)
             counted = zero_settings(training, choice, len(layout.devices))
-            assert zero.reduce_bucket_size == counted.reduce_bucket_size
-            assert zero.allgather_bucket_size == counted.allgather_bucket_size
+            assert zero.reduce_bucket_size == zero.allgather_bucket_size == counted.reduce_bucket_size
             assert zero.overlap_comm == counted.overlaps
             if zero.stage == 3:
                 assert zero.prefetch_bucket_size == counted.prefetch_bucket_size

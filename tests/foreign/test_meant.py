@@ -74,5 +74,5 @@ def test_a_misspelt_word_is_answered_with_the_new_one_which_parses(override: str
     assert apply_overrides({}, [new])
 
 
-def test_a_word_of_nobody_s_keeps_the_usual_way_out() -> None:
+def test_an_unknown_word_keeps_the_usual_way_out() -> None:
     assert way_out("foo.bar=1") == "docs/job.md shows every key and a whole job"

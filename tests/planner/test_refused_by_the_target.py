@@ -105,7 +105,7 @@ def test_a_target_that_has_it_does_not_refuse_it(name: str, target: str) -> None
     assert not found.refusals
 
 
-def test_a_change_that_leads_to_a_refusal_says_so_and_helps_nobody() -> None:
+def test_a_change_that_leads_to_a_refusal_says_so_and_is_no_remedy() -> None:
     outcome = ask(asked({}), Change(("training.optimizer=muon",)), finds_way_out=True)
     assert outcome.verdict is Verdict.REFUSED
     assert not outcome.fits

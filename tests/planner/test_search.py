@@ -176,6 +176,13 @@ def test_two_blocks_are_enough_for_one_short_sequence() -> None:
     assert make_plan(**{"rollout.kv_cache_memory": 131_072}).ledger.process_peak("rollout_engine/0").num_bytes > 0
 
 
+def test_each_of_two_ranks_caches_half_of_the_heads_and_needs_half_of_the_memory() -> None:
+    two_ranks = {"rollout.tp": 2, "hardware.num_devices": 4, "rollout.kv_cache_memory": 65_536}
+    assert make_plan(**two_ranks).job.rollout.tp == 2
+    with pytest.raises(SpecError, match=r"rollout\.kv_cache_memory=1MiB or more"):
+        make_plan(**two_ranks | {"rollout.kv_cache_memory": 65_535})
+
+
 def test_what_does_not_fit_is_a_plan_with_that_verdict_and_remedies_that_were_tried() -> None:
     plan = best_plan(load_job(QUICKSTART, ["hardware.memory=2000MiB"]))
     assert plan.verdict is Verdict.DOES_NOT_FIT

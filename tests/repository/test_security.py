@@ -53,11 +53,11 @@ PROMISES = {
         "tests/trust/test_fuzz.py::test_no_reader_breaks_on_some_hostile_files",
         "tests/runtime/data/test_model_text.py::test_a_tokenizer_that_takes_gigabytes_is_stopped_and_a_run_does_not_begin",
         "tests/runtime/data/test_model_text.py::test_a_hostile_template_is_one_message",
-        "test_no_file_of_somebody_else_s_is_opened_in_another_way",
+        "test_no_untrusted_file_is_opened_in_another_way",
     ),
     "What is read is not obeyed by a terminal.": (
         "tests/test_printable.py::test_what_would_move_colour_hide_or_reorder_is_written_out",
-        "tests/trust/test_printable_output.py::test_what_a_stranger_wrote_is_printed_and_not_obeyed",
+        "tests/trust/test_printable_output.py::test_untrusted_text_is_printed_without_its_control_characters",
     ),
     "Nothing is imported from the current folder": (
         "tests/runtime/processes/test_own_host.py::test_no_process_of_ours_is_started_with_the_current_folder_on_its_path",
@@ -183,7 +183,7 @@ OPENED_OTHERWISE = {
 """Files of ours that open files without rlplan/reading.py, and what those are."""
 
 
-def test_no_file_of_somebody_else_s_is_opened_in_another_way() -> None:
+def test_no_untrusted_file_is_opened_in_another_way() -> None:
     opens = re.compile(r"(?<!def )\b(open|read_text|read_bytes|safe_open|fdopen)\(")
     found = set()
     for path in [*(ROOT / "rlplan").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:

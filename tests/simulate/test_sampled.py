@@ -1,4 +1,4 @@
-"""A part of the engines stands for all: the same seconds within 1 %, counts of the whole."""
+"""A sample of the engines stands for all: the same seconds within 1 %, counts of the whole."""
 
 from dataclasses import replace
 
@@ -37,6 +37,11 @@ def test_few_rollouts_and_few_engines_are_simulated_whole() -> None:
     assert part_of(WORK, 1024 * 4) is WORK
     few = make_work(num_prompts=100_000, num_engines=16)
     assert part_of(few, 1024) is few
+
+
+def test_a_sample_has_a_whole_prompt_however_many_its_samples_are() -> None:
+    work = make_work(num_prompts=2, num_samples=50_000, num_engines=64)
+    assert [part_of(replace(work, num_prompts=prompts), 1024).num_prompts for prompts in (1, 2)] == [1, 1]
 
 
 @pytest.mark.parametrize(("prompts", "engines"), [(100_000, 12_500), (65_536, 12_497), (9_973, 3_001)])

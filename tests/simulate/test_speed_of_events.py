@@ -9,7 +9,7 @@ from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 
 
 @pytest.mark.parametrize("num_engines", [64])
-def test_more_engines_do_not_make_events_dearer(num_engines: int) -> None:
+def test_more_engines_do_not_make_events_slower(num_engines: int) -> None:
     few, _ = seconds_per_event(setting(8, num_steps=4))
     many, _ = seconds_per_event(setting(num_engines, num_steps=1))
     assert many < 2.5 * few

@@ -357,7 +357,7 @@ def test_ppo_has_a_value_model_with_processes_of_its_own_or_the_policys() -> Non
         ),
     ],
 )
-def test_roles_that_nobody_would_use_are_refused(overrides: dict[str, Any], reason: str) -> None:
+def test_roles_that_would_not_be_used_are_refused(overrides: dict[str, Any], reason: str) -> None:
     with pytest.raises(SpecError, match=reason):
         make_job(**overrides)
 

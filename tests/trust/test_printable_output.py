@@ -73,7 +73,7 @@ def snapshot(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_a_stranger_wrote_is_printed_and_not_obeyed(rlplan: Call, tmp_path: Path, place: str) -> None:
+def test_untrusted_text_is_printed_without_its_control_characters(rlplan: Call, tmp_path: Path, place: str) -> None:
     answer = rlplan(*PLACES[place](tmp_path))
     assert answer.exit_code in (0, 1, 2, 3), answer.err
     written = answer.out + answer.err

@@ -15,7 +15,7 @@ EXAMPLES = (
     "rlplan plan --model Qwen/Qwen2.5-7B --algorithm ppo --gpus 8xH100 --objective cost",
 )
 SHOWN_FIRST = 3
-"""Next best layouts that are shown unless somebody asks for more."""
+"""Next best layouts that are shown by default."""
 
 Objective = Annotated[
     str | None,

@@ -88,7 +88,7 @@ def _show_prices(rows: list[dict[str, Any]]) -> None:
         words = f"Older than {OLD_DAYS} days: {', '.join(old)}. They may well be others by now: {WAY_OUT}."
         stdout.print(words, style="bold yellow")
     if unknown := dict.fromkeys(gpu for row in rows for gpu in row["unpriced"]):
-        stdout.print(f"Nobody says a price of {', '.join(unknown)}: {WAY_OUT}.", style="bold")
+        stdout.print(f"No price is known for {', '.join(unknown)}: {WAY_OUT}.", style="bold")
     if stdout.width < NARROW:
         return
     if any(row["kwh_per_run"] is not None for row in rows):

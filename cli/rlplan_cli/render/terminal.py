@@ -21,7 +21,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import MemoryKind, words_of
 
 PIPE_WIDTH = 120
-"""Columns where nobody says how many there are: in a pipe or a file."""
+"""Columns where the width is not known: in a pipe or a file."""
 NARROW = 112
 """Columns below which a table leaves out what another one or `--json` says too."""
 
@@ -167,10 +167,10 @@ def name_of(resource: Resource, *, is_on_host: bool) -> str:
     return (ON_A_HOST if is_on_host else RESOURCES)[resource]
 
 
-def made_of(cost: Cost, *, is_on_host: bool, limit: int = 3) -> list[str]:
-    """`compute 12.1 s` and so on, largest first; what is below a hundredth is left out."""
+def made_of(cost: Cost, *, is_on_host: bool) -> list[str]:
+    """`compute 12.1 s` and so on, the three largest first; what is below a hundredth is left out."""
     parts = sorted(cost.parts.items(), key=lambda item: -item[1])
-    shown = [(resource, part) for resource, part in parts if part >= 0.01 * cost.seconds][:limit]
+    shown = [(resource, part) for resource, part in parts if part >= 0.01 * cost.seconds][:3]
     return [f"{name_of(resource, is_on_host=is_on_host)} {format_seconds(part)}" for resource, part in shown]
 
 

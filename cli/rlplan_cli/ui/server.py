@@ -2,8 +2,8 @@
 
 In: a port. Out: a server that answers the page and its questions until it is closed. Left out: answers (answer.py).
 
-Who may ask: whoever has the token, which is in the printed address alone. A page of another site has neither the token
-nor our Host, so it can read nothing and plan nothing.
+Who may ask: a client with the token, which is in the printed address alone. A page of another site has neither the
+token nor our Host, so it can read nothing and plan nothing.
 """
 
 import hmac

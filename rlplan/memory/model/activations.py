@@ -243,9 +243,9 @@ def mlp_freed_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     return num_tokens * (mlp_saved_bytes(block, element_bytes) + 2 * element_bytes * block.hidden)
 
 
-def forward_working_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = FLOAT_BYTES) -> int:
-    """Bytes in flight inside one layer's forward pass when nothing is saved, at most.
+def forward_working_bytes(model: ModelSpec, num_tokens: int) -> int:
+    """Bytes in flight inside one layer's forward pass in fp32 when nothing is saved, at most.
 
     Counts, for a token: residual, normed input and output 3h; gate, its activation and up 3I, beside the product I.
     """
-    return num_tokens * element_bytes * (4 * model.intermediate_size + 3 * model.hidden_size)
+    return num_tokens * FLOAT_BYTES * (4 * model.intermediate_size + 3 * model.hidden_size)

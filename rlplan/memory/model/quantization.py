@@ -97,15 +97,6 @@ MXFP4 = WeightFormat("mxfp4", 4, block=(1, 32), scale_bytes=1)
 NVFP4 = WeightFormat("nvfp4", 4, block=(1, 16), scale_bytes=1, tensor_bytes=8)
 """4.5 bits a weight: an E4M3 scale for 16, two fp32 a matrix. Source: NVIDIA ModelOpt; vLLM 0.32 modelopt.py."""
 
-FORMATS = {
-    form.name: form
-    for form in (
-        *(FP8_TENSOR, FP8_CHANNEL, FP8_BLOCK, INT8_CHANNEL, NF4, NF4_DOUBLE, HQQ),
-        *(AWQ, GPTQ, GPTQ_8, INT4_GROUP_32, INT4_GROUP_128, MXFP4, NVFP4),
-    )
-}
-"""Every format by its name."""
-
 
 @dataclass(frozen=True)
 class Quantization:

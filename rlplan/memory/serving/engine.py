@@ -32,7 +32,7 @@ from rlplan.spec.models.shards import stage_layers
 from rlplan.units import MIB, format_bytes
 
 DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
-"""The fraction where nobody says, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
+"""The default fraction, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
 CONTEXT = 500 * MIB
 COMMUNICATOR = 400 * MIB
 """A process's CUDA context and its NCCL buffers, where the caller has no profile that says. A100 and H100 measure
@@ -79,7 +79,7 @@ class EngineMemory:
 
     weights: with rope_table, what `Model loading took` says. activation_peak: the largest of prefill, sampler and
     encoder. kv_budget: left for the cache; kv_cache: allocated of it, in whole blocks. num_tokens: what the log calls
-    the size of the cache. counts_graphs: whether cuda_graphs come out of the fraction, or lie beyond it.
+    the size of the cache.
     """
 
     requested: int
@@ -90,7 +90,6 @@ class EngineMemory:
     encoder_peak: int
     non_torch: int
     cuda_graphs: int
-    counts_graphs: bool
     kv_budget: int
     kv_cache: int
     num_blocks: int
@@ -227,7 +226,6 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         encoder_peak=encoder,
         non_torch=other,
         cuda_graphs=graphs,
-        counts_graphs=version.counts_cuda_graphs,
         kv_budget=max(budget, 0),
         kv_cache=blocks * pool.bytes_per_block,
         num_blocks=blocks,

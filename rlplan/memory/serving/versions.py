@@ -128,7 +128,7 @@ class BatchLimits:
 def default_limits(
     version: VllmVersion, total_bytes: int, max_model_len: int, *, is_a100: bool = False, is_offline: bool = False
 ) -> BatchLimits:
-    """What vLLM takes where nobody says. is_offline: the `LLM` class, not the server.
+    """vLLM's defaults. is_offline: the `LLM` class, not the server.
 
     Source: vLLM 0.32.0 arg_utils.py `get_batch_defaults`; 0.6.4 and 0.8.4 config.py and arg_utils.py.
     Counts: V0 takes max(length, 2048) tokens, and 512 (2048 from 0.7) in chunks where the length is beyond 32,768.

@@ -55,7 +55,7 @@ def saved_numel(states: ZeroStates) -> int:
 
 
 def saved_bytes(states: ZeroStates) -> int:
-    """Bytes that this rank writes, and of the copy that it makes first where it trains on meanwhile.
+    """Bytes that this rank writes, and of the copy that it makes first where training goes on during the write.
 
     Counts: `SAVED_BYTES` an element; with moments in 8 bits 4 an element for the master weights, and the moments of all
     that the rank steps as they are (`optimizers.quantized_bytes`), in stage 0 on every rank.

@@ -145,7 +145,7 @@ def kept_layer_bytes(shape: MicroBatchShape) -> int:
     """Bytes of one layer that stay until its backward pass, averaged over layers.
 
     Counts: none everything; full its input e*h; alternate half of each; selective the outputs of every second matmul
-    (queries, values, gate, and the MLP's last unless a compiler sees that nobody reads it), attention's own output with
+    (queries, values, gate, and the MLP's last unless a compiler sees that it is not read), attention's own output with
     its log-sums, and the input.
     Source: torchtitan 2024-12, parallelize_llama.py (`_save_list`, `mm_count % 2`).
     """

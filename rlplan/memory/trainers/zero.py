@@ -49,9 +49,6 @@ class ZeroSettings:
     reduce_bucket_size: int = 500_000_000
     """Elements."""
 
-    allgather_bucket_size: int = 500_000_000
-    """Elements."""
-
     overlaps_communication: bool | None = None
     """`overlap_comm`; None: DeepSpeed's own, on at stage 3 alone."""
 

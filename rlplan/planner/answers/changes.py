@@ -98,14 +98,14 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
-        why = next(iter(plan.refusals), "") or what_binds(plan)
+        why = next(iter(plan.refusals), "") or bottleneck_of(plan)
     if plan.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
         way_out = _first_way_out(plan, change)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
 
 
 def check_change(spec: JobSpec, change: Change) -> None:
-    """Raises: SpecError where a change that somebody typed is wrong in itself, not just too large."""
+    """Raises: SpecError where a typed change is invalid, not just too large."""
     other = changed(spec, change.overrides)
     search_of(other)
     if other == spec:
@@ -118,7 +118,7 @@ def check_change(spec: JobSpec, change: Change) -> None:
 
 
 def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
-    """Changes that somebody typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
+    """Changes that were typed: each alone, and of several all together. Raises: SpecError as `check_change`."""
     changes = [Change((one,)) for one in typed]
     changes += [Change(tuple(typed), "together")] if len(typed) > 1 else []
     for change in changes:
@@ -126,7 +126,7 @@ def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
     return changes
 
 
-def what_binds(plan: Plan) -> str:
+def bottleneck_of(plan: Plan) -> str:
     """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
     short = plan.shortage
     if short is None:

@@ -69,7 +69,7 @@ class Bill:
     quotes: tuple[Quote, ...]
     """The prices that it follows from."""
     unpriced: tuple[str, ...]
-    """GPUs of which nobody says a price."""
+    """GPUs without a known price."""
     unmetered: tuple[str, ...]
     """GPUs whose profiles say no power."""
 
@@ -210,7 +210,7 @@ def _bought(word: str, prices: Prices, budget: float) -> tuple[str, str]:
     cluster = f"1x{name}" if is_kind else _checked(word)
     dollars = _hourly(cluster, prices)
     if dollars is None:
-        return "", f"nobody says its price: {WAY_OUT}"
+        return "", f"its price is not known: {WAY_OUT}"
     if dollars > budget:
         return "", f"${dollars:.2f} an hour, more than the budget of ${budget:g}"
     if not is_kind:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan import __version__
 from rlplan.errors import SpecError
-from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, what_binds
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
@@ -167,7 +167,7 @@ def explain(
             _phase(name, cost, plan.seconds) for name, cost in _costs(plan.timing.step if plan.timing else None).items()
         ),
         memory=_memory(plan),
-        why_not=next(iter(plan.refusals), "") or what_binds(plan),
+        why_not=next(iter(plan.refusals), "") or bottleneck_of(plan),
         runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
         families=of_families,
         what_ifs=answer(what_ifs),

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import changed, what_binds
+from rlplan.planner.answers.changes import bottleneck_of, changed
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import StepError, nearest_error
@@ -42,7 +42,7 @@ class MeasuredStep:
     num_steps: int
     """That were timed."""
     step_s: float | None
-    """None where nobody wrote it."""
+    """None where it was not recorded."""
     phases: dict[Phase, float]
     """Seconds; those that were written."""
     lengths: dict[str, float]
@@ -52,7 +52,7 @@ class MeasuredStep:
 
     @property
     def seconds(self) -> float:
-        """Of the step, or of its phases together where nobody wrote that."""
+        """Of the step, or of its phases together where that was not recorded."""
         return sum(self.phases.values()) if self.step_s is None else self.step_s
 
 
@@ -236,6 +236,6 @@ def _no_prediction(plan: Plan) -> NoFeasiblePlanError:
     if plan.timing is None:
         what, rule = "no seconds are predicted for this job", f"profile '{plan.job.hardware.profile}' has no rates"
     else:
-        what, rule = "the job does not fit where it ran", what_binds(plan) or "; ".join(plan.refusals)
+        what, rule = "the job does not fit where it ran", bottleneck_of(plan) or "; ".join(plan.refusals)
     way_out = "name the layout that ran (`rlplan plan JOB` lists what makes it fit), or another profile"
     return NoFeasiblePlanError(what, where="the job", rule=rule, way_out=way_out)

@@ -1,7 +1,7 @@
 """Sensitivity: what the step would take, and which layout would be best, if an uncertain constant were another.
 
 In: a Plan, its search, and the layouts that stand against each other. Out: a Sensitivity for each constant that is not
-measured. Left out: constants of memory, whose intervals the ledger carries; layouts that nobody named.
+measured. Left out: constants of memory, whose intervals the ledger carries; layouts that were not named.
 
 Which layouts fit does not depend on these constants, so that it is enough to compute the seconds of each again.
 """
@@ -100,7 +100,7 @@ def list_sensitivities(plan: Plan, search: Search, others: Sequence[Layout]) -> 
 
 
 def constants(profiles: Sequence[Profile]) -> Iterator[Constant]:
-    """Every constant of time that nobody measured on such a machine."""
+    """Every constant of time that was not measured on such a machine."""
     for profile in profiles:
         for block_name in BLOCKS:
             block = getattr(profile, block_name, None)

@@ -14,7 +14,7 @@ from math import gcd
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
-from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, what_binds
+from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.base import shorten
@@ -212,4 +212,4 @@ def _breaking(value: int, one: Outcome) -> Breaking:
     phase = next((action.phase.value for _, part in one.plan.schedule.parts for action in part
                   if action.id == short.peak.action_id), "")  # fmt: skip
     needed, room = short.needed_bytes, short.available_bytes
-    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, what_binds(one.plan))
+    return Breaking(value, phase, short.peak.action_id, short.peak.scope, needed, room, bottleneck_of(one.plan))

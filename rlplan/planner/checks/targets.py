@@ -306,7 +306,7 @@ def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Several hosts, or pools, of which nobody knows how they are joined."""
+    """Several hosts, or pools, whose network is not known."""
     for group, pool in (("training", setting.pools[0]), (GENERATION, setting.pools[-1])):
         is_alone = pool.num_hosts == 1 and setting.pools[0].gpu == setting.pools[-1].gpu
         if not is_alone and pool.node is None:

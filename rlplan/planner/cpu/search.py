@@ -16,7 +16,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
-from rlplan.memory.serving.generation import kv_bytes_per_token, num_kv_blocks
+from rlplan.memory.serving.generation import kv_block_bytes, num_kv_blocks
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner import rules
@@ -230,14 +230,15 @@ def _why_not(one: _Built, best: _Built) -> str:
 def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:
     """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
     rollout = job.rollout
-    blocks = num_kv_blocks(model, rollout.dtype.num_bytes, rollout.block_size, rollout.kv_cache_memory)
+    element_bytes = rollout.dtype.num_bytes
+    blocks = num_kv_blocks(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, rollout.tp)
     return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
 
 
 def _small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
     rollout, length = job.rollout, job.workload.max_seq_len
     needed = ceil_div(length, rollout.block_size) + 1
-    least = needed * rollout.block_size * kv_bytes_per_token(model, rollout.dtype.num_bytes)
+    least = needed * kv_block_bytes(model, rollout.dtype.num_bytes, rollout.block_size, rollout.tp)
     return SpecError(
         f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
         f"{needed - _missing_kv_cache(job, model)} blocks of {rollout.block_size} tokens, "

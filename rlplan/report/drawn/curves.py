@@ -87,7 +87,7 @@ def _curves(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Curve]:
 def _panel(
     curves: Sequence[Curve], title: str, key: str, form: str, *, is_evaluation: bool = False
 ) -> dict[str, Any] | None:
-    """A chart of one metric; None where nobody recorded a number of it."""
+    """A chart of one metric; None where no number of it was recorded."""
     drawn = [index for index, curve in enumerate(curves) if key in curve.frame and len(known_values(curve.frame, key))]
     if not drawn:
         return None

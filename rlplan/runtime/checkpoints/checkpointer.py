@@ -135,7 +135,7 @@ class Checkpointer:
             if not self._is_closed:
                 best = state.best_checkpoint.step if state.best_checkpoint else None
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts), best)
-        except Exception as error:  # in a thread of its own, where nobody else would hear of it
+        except Exception as error:  # in a thread of its own, where the error would be lost
             shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
             if not self._is_closed:
                 with suppress(RunError):  # the run's next line will not be taken either, and ends it

@@ -23,7 +23,12 @@ from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
 from rlplan.runtime.models.adapters import MergedWeights, add_adapters, save_adapter
-from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, put_back, save_policy
+from rlplan.runtime.models.start_checkpoint import (
+    load_language_model,
+    load_scalar_model,
+    merge_into_whole_model,
+    save_policy,
+)
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.base import shorten, writing
 from rlplan.spec.resolved import ResolvedJob
@@ -47,7 +52,7 @@ def export_policy(run_folder: Path, out: Path, *, takes_best: bool = False) -> R
         source = MergedWeights(model) if job.training.trains_adapters else WeightSource(model)
         with writing(out):
             save_policy(model.config, source, out, Path(job.policy.path))
-            put_back(out, Path(job.policy.path))
+            merge_into_whole_model(out, Path(job.policy.path))
             if job.training.trains_adapters:
                 save_adapter(model, job, out / "adapter")
     return found

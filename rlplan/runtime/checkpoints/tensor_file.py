@@ -165,7 +165,7 @@ class TensorFile:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ: of two tensors with one name nobody knows which is meant."""
+    """A JSON object whose keys differ: of two tensors with one name it is not clear which is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name stands twice")

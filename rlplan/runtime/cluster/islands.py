@@ -18,7 +18,7 @@ class Host:
 
     address: str
     free: Resources
-    """What nobody has reserved, by Ray's names of resources."""
+    """What is not reserved, by Ray's names of resources."""
 
     total: Resources
 

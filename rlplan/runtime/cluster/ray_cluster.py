@@ -38,7 +38,7 @@ ANSWER_S = 10.0
 """A cluster that is there answers within this time."""
 
 RESERVE_S = 60.0
-"""What is free is reserved within this time, scaled by the machine's slowdown, or somebody else took it."""
+"""What is free is reserved within this time, scaled by the machine's slowdown, or another program took it."""
 
 _NO_METRICS = {"AUTOSCALER_METRIC_PORT": "70000"}
 """No port has this number, so Ray's monitor, whose metrics ask for no token, logs that it cannot serve them and goes on
@@ -101,7 +101,7 @@ class Cluster:
         return PlacementGroupSchedulingStrategy(self.groups[island], placement_group_bundle_index=offset)
 
     def dead_service(self) -> str | None:
-        """Which process of a Ray of our own has ended, in words; None where all live, or Ray is somebody else's."""
+        """Which process of a Ray of our own has ended, in words; None where all live, or Ray was started by others."""
         if self.address is not None or not is_ray_up():
             return None
         import ray
@@ -119,7 +119,7 @@ class Cluster:
         import psutil
 
         children = self.children()
-        if self.dead_service() is not None:  # whoever was to be told to go would hear nothing, and be waited for
+        if self.dead_service() is not None:  # a process that is asked to exit would not hear it
             kill(children)
         # In a thread of its own, for Ray's own end has no deadline.
         ending = threading.Thread(target=self._leave, daemon=True)

@@ -47,7 +47,7 @@ class BadRowError(ValueError):
 class NoText:
     """A cell that JSON does not know.
 
-    Fit for a column beside, and for no prompt and no answer: nobody would write it as it would stand there.
+    Fit for a column beside, and for no prompt and no answer.
     """
 
     value: Any

@@ -134,7 +134,7 @@ class _Answers:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer until standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the driver's to handle
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no answer

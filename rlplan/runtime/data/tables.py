@@ -99,7 +99,7 @@ class UnreadableTextError(ValueError):
 
 
 class _Doubled(dict[str, Any]):
-    """An object in which a key stands twice; of the two nobody knows which is meant."""
+    """An object in which a key stands twice; of the two it is not clear which is meant."""
 
     key = ""
 

@@ -29,11 +29,11 @@ class DetectedGpu:
     """The name of the hardware profile that matches."""
 
     num_nvlinks: int | None = None
-    """That are active; None where nobody could be asked."""
+    """That are active; None where it could not be read."""
 
 
 def ask_nvml(host_bytes: int) -> tuple[list[DetectedGpu], str]:
-    """(the GPUs, why nobody answered). host_bytes: memory of the host, which some GPUs share."""
+    """(the GPUs, why none could be read). host_bytes: memory of the host, which some GPUs share."""
     try:
         import pynvml
     except ImportError:

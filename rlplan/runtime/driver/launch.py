@@ -54,7 +54,7 @@ from rlplan.runtime.run_folder.run_files import replace_whole
 from rlplan.runtime.sandbox.choice import AUTO, NONE
 from rlplan.runtime.sinks.followers import Followers
 from rlplan.spec.base import writing
-from rlplan.spec.model import is_beside_a_tower
+from rlplan.spec.model import has_vision_tower
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -
 
 def _has_own_start(spec: ExecutionSpec) -> bool:
     """Whether the run begins from weights that lie in its own folder."""
-    return spec.job.policy.init == "random" or is_beside_a_tower(Path(spec.job.policy.path))
+    return spec.job.policy.init == "random" or has_vision_tower(Path(spec.job.policy.path))
 
 
 def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:

@@ -21,7 +21,7 @@ class MisfitError(HostError):
     """A host's memory is too small for what was rehearsed: another plan may fit."""
 
     def after(self, changes: list[str]) -> "MisfitError":
-        tried = f"; tried in vain: {', '.join(changes)}" if changes else ""
+        tried = f"; tried without success: {', '.join(changes)}" if changes else ""
         return MisfitError(self.what + tried, where=self.where, rule=self.rule, way_out=self.way_out)
 
 

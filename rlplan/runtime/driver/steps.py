@@ -52,7 +52,7 @@ class ActionRunner:
         reward_pool: RewardPool,
         resumption: Resumption | None = None,
     ) -> None:
-        """announce: called before a process is restarted. reward_pool: computes rewards; whoever opened it closes it.
+        """announce: called before a process is restarted. reward_pool: computes rewards; the caller closes it.
 
         resumption: the checkpoint that the run goes on from.
         """
@@ -95,7 +95,7 @@ class ActionRunner:
         return None
 
     def handler_of(self, action: Action) -> Handler:
-        """Who does an action; what is in nobody's hands is a switch."""
+        """Who does an action; what no other class does is a switch."""
         return self._handlers().get(action.kind, lambda action, step: self.switches.perform(action))
 
     def _handlers(self) -> dict[ActionKind, Handler]:
@@ -131,7 +131,7 @@ class ActionRunner:
         return self.supervisor.watch(call, async_action, self.weight_sync.version)
 
     def _alone(self, handler: Handler, action: Action) -> Handler:
-        """The same, while nobody beside the steps asks the trainers: their ranks must hear everything in one order."""
+        """The same, while only the steps ask the trainers: their ranks must hear everything in one order."""
         is_trainers = any("_trainer/" in process for process in action.processes)
         if self.stream is None or not is_trainers or action.kind is ActionKind.SYNC_WEIGHTS:
             return handler
@@ -169,7 +169,7 @@ class ActionRunner:
         self.weight_sync.close()
 
     def _take_rollouts(self, action: Action, step: int) -> list[Measurement]:
-        """What the engine did meanwhile counts as the async action."""
+        """What the engine does at the same time counts as the async action."""
         self.collector.take_rollouts(step)
         if self.stream is None:
             return []

@@ -37,7 +37,7 @@ class Switches:
         return self.worker_group.everywhere(action, lambda rank: method)[1]
 
     def save_weights(self, action: Action, version: int, tokenizer_folder: str) -> list[Measurement]:
-        """Write the policy into a folder of its own; the one before goes, for nobody will start from it again."""
+        """Write the policy into a folder of its own; the one before is removed: nothing starts from it again."""
         folder = self.run_folder / "weights" / f"version-{version}"
         saving = ("save", str(folder), tokenizer_folder)
         written, measurements = self.worker_group.everywhere(action, lambda rank: saving)

@@ -43,7 +43,7 @@ class _MissingError(Exception):
 class Answers:
     """What the setting names: path, tools (FILE.py:NAME), url, mcp. describes: whether schemas are asked for.
 
-    owners: by the name of a server's tool, the server's number. run: a word of this run's own.
+    run: an id of this run, which is part of the sessions' ids at a server.
     """
 
     def __init__(self, setting: dict[str, Any]) -> None:
@@ -51,6 +51,8 @@ class Answers:
         self.environment: Environment | None = None
         self.remote, self.servers = _remote(setting)
         self.tools: dict[str, Tool] = {}
+        self.served: dict[str, McpServer] = {}
+        """The server of each tool that MCP servers have, by the tool's name."""
         self.sessions: dict[str, Any] = {}
         self._asked = ("path", setting["path"])
         try:
@@ -80,30 +82,27 @@ class Answers:
         self._asked = ("path", path) if path else self._asked
         methods = self.environment.tools(str(path)) if self.environment else {}
         schemas = describe_tools([*self.tools.values(), *methods.values()]) if describes else []
-        owners: dict[str, int] = {}
         if describes and self.remote is not None:
             self._asked = ("url", self.setting["url"])
             self.remote.check(Deadline(scaled(CONNECT_S)))
-        for number, server in enumerate(self.servers):
+        for server in self.servers:
             self._asked = ("mcp", server.place)
             described = server.described(Deadline(scaled(CONNECT_S)))
             schemas += described if describes else []
-            owners |= {schema["function"]["name"]: number for schema in described}
+            self.served |= {schema["function"]["name"]: server for schema in described}
         return {
             "is_stateful": self.remote is not None or (self.environment is not None and self.environment.is_stateful),
             "has_tools_alone": self.environment is not None and self.environment.has_tools_alone,
             "methods": [*methods],
             "schemas": schemas,
-            "owners": owners,
         }
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         session = question["session"]
         if "call" in question:
             name, arguments = question["call"], question["arguments"]
-            if name in self.setting["owners"]:
-                server: McpServer = self.servers[self.setting["owners"][name]]
-                return server.call(name, arguments, Deadline(self.setting["timeout_s"]))
+            if name in self.served:
+                return self.served[name].call(name, arguments, Deadline(self.setting["timeout_s"]))
             tool = self.tools[name] if session is None else self._session(session).tool(name)
             return tool.call(arguments)
         if self.remote is not None:
@@ -139,7 +138,7 @@ def _remote(setting: dict[str, Any]) -> "tuple[RemoteEnvironment | None, list[Mc
 
 
 def main(setting: dict[str, Any]) -> None:
-    """Answer until nobody asks any more."""
+    """Answer until standard input closes."""
     die_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the job's code prints is no answer

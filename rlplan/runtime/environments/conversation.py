@@ -13,7 +13,7 @@ from rlplan.runtime.rollout.experience import Completion, Prompt, RolloutRequest
 TURN_STRIDE = 1 << 40
 """How far the seeds of one turn lie from the next one's: no turn draws what another drew."""
 ANSWERED, FINAL, MAX_TURNS, CONTEXT, FAILED = "answered", "final", "max_turns", "context", "failed"
-"""Why a rollout goes no further: the environment said so; a turn called no tool and nobody else answers; there were
+"""Why a rollout goes no further: the environment said so; a turn called no tool and there is no environment; there were
 enough turns; the next one does not fit; something failed."""
 
 

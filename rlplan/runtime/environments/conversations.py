@@ -39,14 +39,14 @@ COLLECT_S = 0.2
 """How long engines wait for a turn to end before they answer with none."""
 
 ANSWER_S = 0.01
-"""The same while an environment may answer meanwhile."""
+"""The same while an environment may answer at the same time."""
 
 
 class Conversations:
     """See the module docstring. It is asked like a Fleet. prompt_of: the prompt of a request, by the request's id.
 
     Requests are told apart by the first part of their ids (`generate/...`), so that two threads may each wait for
-    theirs: whoever collects moves everybody's rollouts on.
+    theirs: each call of `collect` moves all rollouts on.
     """
 
     def __init__(

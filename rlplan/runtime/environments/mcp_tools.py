@@ -2,9 +2,10 @@
 
 In: places, each a Python file that is a server over stdio or an address (streamable HTTP). Out: schemas as chat
 templates take them, and what calls gave, as text. It speaks JSON-RPC itself: initialize, tools/list, tools/call.
-Left out: resources, prompts, sampling; a server's own questions are answered with an error, `ping` excepted.
+Left out: resources, prompts, sampling. A server's own requests are answered over stdio alone: `ping` with a result, any
+other with an error.
 
-Run as a module it is the process of a server over stdio, which ends with whoever has started it.
+Run as a module it is the process of a server over stdio, which ends with the process that started it.
 """
 
 import contextlib
@@ -20,12 +21,21 @@ from rlplan.runtime.environments.remote import MAX_BYTES, as_json, post
 from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
 from rlplan.runtime.environments.tools import MAX_RESULT
 from rlplan.runtime.processes.child_processes import die_with_parent
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, LineProcess, NoAnswerError
+from rlplan.runtime.processes.line_process import (
+    Deadline,
+    GarbledError,
+    LateError,
+    LineProcess,
+    NoAnswerError,
+    TooLongError,
+)
 from rlplan.runtime.processes.safe_path import module_command
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128
 """Of one server."""
+MAX_NAME = 128
+"""Characters of a tool's name."""
 _NO_METHOD, _WRONG_PARAMETERS = -32601, -32602
 """JSON-RPC 2.0, section 5.1."""
 
@@ -94,11 +104,8 @@ class McpServer:
     def _listed(self, wire: "_Stdio | _Http", deadline: Deadline) -> dict[str, dict[str, Any]]:
         try:
             client = {"name": "rlplan", "version": __version__}
-            wire.ask(
-                "initialize",
-                {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client},
-                deadline,
-            )
+            hello = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
+            wire.ask("initialize", hello, deadline)
             wire.tell("notifications/initialized", deadline)
             found: dict[str, dict[str, Any]] = {}
             cursor: dict[str, Any] = {}
@@ -162,7 +169,7 @@ class _Http:
         is_stream = headers.get_content_type() == "text/event-stream"
         said = _event(text, number) if is_stream else as_json(text)
         if not isinstance(said, dict) or said.get("id") != number:
-            raise GarbledError("an answer that is none to what was asked")
+            raise GarbledError("an answer to another request")
         result = _result(said)
         if method == "initialize":
             self._headers["MCP-Protocol-Version"] = str(result.get("protocolVersion", PROTOCOL_VERSION))
@@ -207,7 +214,7 @@ def _list_in(page: dict[str, Any], name: str) -> list[Any]:
 def _schema(tool: Any) -> dict[str, Any]:
     """As chat templates take it. Raises: McpError."""
     name, parameters = (tool.get("name"), tool.get("inputSchema")) if isinstance(tool, dict) else (None, None)
-    if not isinstance(name, str) or not name or len(name) > MAX_TOOLS or not isinstance(parameters, dict):
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not isinstance(parameters, dict):
         raise McpError(0, f"a tool without a name or without an inputSchema: {str(tool)[:200]}")
     described = {"name": name, "description": str(tool.get("description") or name), "parameters": parameters}
     return {"type": "function", "function": described}
@@ -232,7 +239,7 @@ def _wrong(arguments: dict[str, Any], schema: dict[str, Any]) -> str:
 def _as_text(name: str, result: dict[str, Any]) -> dict[str, Any]:
     blocks = result.get("content")
     if not isinstance(blocks, list) or not all(_is_text(block) for block in blocks):
-        return {"error": f"{name} gave what is no text", "kind": WRONG_RESULT}
+        return {"error": f"{name} gave something other than text", "kind": WRONG_RESULT}
     text = "\n".join(block["text"] for block in blocks)
     if result.get("isError"):
         return {"error": f"{name}: {text[:300]}", "kind": RAISED}
@@ -249,7 +256,7 @@ def _kind(error: NoAnswerError) -> str:
     if isinstance(error, LateError):
         return TIMED_OUT
     if isinstance(error, GarbledError):
-        return TOO_LONG if "bytes" in str(error) else WRONG_RESULT
+        return TOO_LONG if isinstance(error, TooLongError) else WRONG_RESULT
     return DIED
 
 

@@ -28,7 +28,7 @@ from rlplan.spec.parts.environment import EnvironmentSpec
 
 MAX_ANSWER_BYTES = 1 << 20
 GRACE_S = 1.0
-"""A process that itself waits for a server may say so, before it is killed. Scaled."""
+"""After a deadline, for a process that waits for a server to report the timeout before it is killed. Scaled."""
 START_S, CLOSE_S = 60.0, 5.0
 """For the job's own imports, which come before the first question; for threads to end. Both scaled."""
 
@@ -49,21 +49,18 @@ class Described:
     schemas: tuple[Any, ...] = ()
     """Of every tool, as a chat template takes them."""
 
-    owners: tuple[tuple[str, int], ...] = ()
-    """(tool, place of its server in rollout.environment.mcp), of those that servers have."""
-
     @property
     def tool_names(self) -> list[str]:
         return [schema["function"]["name"] for schema in self.schemas]
 
 
 NOTHING = Described()
-"""Neither."""
+"""No environment and no tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a process has said to a question. failure: why it has not; kind: that in a word of tool_calls.OUTCOMES."""
+    """A process's answer to a question. failure: why there is none; kind: the same as one of tool_calls.OUTCOMES."""
 
     value: Any = None
     failure: str = ""
@@ -85,7 +82,7 @@ class Answer:
 
 def describe(spec: EnvironmentSpec) -> Described:
     """Start one process, have it say what it has found, and end it. Raises: SpecError when that cannot be used."""
-    child = _Child(spec, None, run=uuid.uuid4().hex)
+    child = _Child(spec, None, uuid.uuid4().hex, describes=True)
     try:
         child.start()
         found = child.hello
@@ -110,8 +107,7 @@ def describe(spec: EnvironmentSpec) -> Described:
             rule="functions, methods of the environment and tools of MCP servers each have a name of their own",
             way_out="rename one",
         )
-    schemas, owners = tuple(found["schemas"]), tuple(found["owners"].items())
-    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), schemas, owners)
+    return Described(found["is_stateful"], found["has_tools_alone"], tuple(found["methods"]), tuple(found["schemas"]))
 
 
 class EnvironmentPool:
@@ -126,8 +122,8 @@ class EnvironmentPool:
         self._pinned: list[deque[tuple[Any, str]]] = [deque() for _ in range(spec.num_workers)]
         self._place: dict[str, int] = {}
         self._answers: queue.SimpleQueue[tuple[Any, Said]] = queue.SimpleQueue()
-        run, owners = uuid.uuid4().hex, dict(described.owners)
-        self._children = [_Child(spec, log, run=run, owners=owners) for _ in range(spec.num_workers)]
+        run = uuid.uuid4().hex
+        self._children = [_Child(spec, log, run) for _ in range(spec.num_workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=place, daemon=True) for place in enumerate(self._children)
         ]
@@ -189,13 +185,11 @@ class EnvironmentPool:
 class _Child:
     """One process, started when it is first needed. hello: what it has said of itself."""
 
-    def __init__(
-        self, spec: EnvironmentSpec, log: Path | None, *, run: str = "", owners: dict[str, int] | None = None
-    ) -> None:
-        """run: names sessions at a server. owners: of tools; None where the process is asked for them."""
-        self.spec, self.log, self.describes = spec, log, owners is None
+    def __init__(self, spec: EnvironmentSpec, log: Path | None, run: str, *, describes: bool = False) -> None:
+        """run: an id of this run, part of the sessions' ids at a server. describes: whether it gives tools' schemas."""
+        self.spec, self.log, self.describes = spec, log, describes
         named = {"path": spec.path, "tools": spec.tools, "url": spec.url, "mcp": spec.mcp, "timeout_s": spec.timeout_s}
-        self.setting = {**named, "describes": self.describes, "run": run, "owners": owners or {}}
+        self.setting = {**named, "describes": describes, "run": run}
         self.process: LineProcess | None = None
         self.hello: dict[str, Any] = {}
         self._is_closed = False

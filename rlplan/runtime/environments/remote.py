@@ -22,7 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from rlplan.runtime.environments.protocols import as_answer
-from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError
+from rlplan.runtime.processes.line_process import Deadline, GarbledError, LateError, NoAnswerError, TooLongError
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 MAX_BYTES = 1 << 20
@@ -31,13 +31,13 @@ _CHUNK_BYTES = 1 << 16
 
 
 class RemoteEnvironment:
-    """See the module docstring. run: a word of this run's own, so that two runs share no session."""
+    """See the module docstring. run: an id of this run, part of each session's id, so that two runs share none."""
 
     def __init__(self, url: str, run: str, timeout_s: float) -> None:
         self.url, self.run, self.timeout_s = url.rstrip("/"), run, timeout_s
 
     def check(self, deadline: Deadline) -> None:
-        """Raises: NoAnswerError where nobody answers."""
+        """Raises: NoAnswerError where the server does not answer."""
         self._ask("close", {"session": f"{self.run}/check"}, deadline)
 
     def answer(self, question: Mapping[str, Any]) -> Any:
@@ -63,7 +63,7 @@ def post(
 ) -> tuple[bytes, HTTPMessage]:
     """What a server answers to a JSON object, and its headers. is_enough: of what was read so far.
 
-    Raises: LateError, GarbledError where it is too long, NoAnswerError.
+    Raises: LateError, TooLongError, NoAnswerError.
     """
     sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
     if token := os.environ.get(TOKEN_VARIABLE, "").strip():
@@ -75,7 +75,7 @@ def post(
             while not is_enough(read) and (part := answer.read1(_CHUNK_BYTES)):
                 read += part
                 if len(read) > MAX_BYTES:
-                    raise GarbledError(f"an answer of more than {MAX_BYTES} bytes")
+                    raise TooLongError(f"an answer of more than {MAX_BYTES} bytes")
                 _left_s(deadline)
             return read, answer.headers
     except HTTPError as error:

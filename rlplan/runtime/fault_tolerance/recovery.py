@@ -25,7 +25,7 @@ SELF_SUFFICIENT = (ActionKind.START_ENGINE, ActionKind.STOP_ENGINE)
 
 
 class Recovery:
-    """See the module docstring. trainers: held by whoever asks the trainers for what all ranks do together."""
+    """See the module docstring. trainers: held by the caller of what all ranks of the trainers do together."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Not where the trainer's states may be away while an engine sleeps: nobody could send the weights again."""
+        """Not where the trainer's states may be away while an engine sleeps: the weights could not be sent again."""
         return not any(action.kind is ActionKind.SLEEP_ENGINE for action in self.spec.schedule.step)
 
     def recover(self, process: str, action: Action, step: int) -> None:
@@ -76,6 +76,6 @@ class Recovery:
             self.fleet.submit_again(ranks, timeout_s)
             return
         self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
-        with self.trainers, self.fleet.paused(timeout_s):  # nobody else asks the trainers for anything
+        with self.trainers, self.fleet.paused(timeout_s):  # no other thread asks the trainers for anything
             self.weight_sync.resend()
             self.fleet.submit_again(ranks, timeout_s)

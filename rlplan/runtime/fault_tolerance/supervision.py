@@ -23,7 +23,7 @@ RESTARTED = ("rollout_engine", "scorer")
 """Workers that hold nothing which cannot be made again: weights come from the trainer or from a folder."""
 
 TRAINERS = ("policy_trainer", "value_trainer")
-"""Workers whose ranks hold what nobody else has: they are lost together, and come back from a checkpoint."""
+"""Workers whose ranks hold what no other process has: they are lost together, and come back from a checkpoint."""
 
 REPEATED = (
     *(ActionKind.GENERATE, ActionKind.EVALUATE, ActionKind.SCORE, ActionKind.SYNC_WEIGHTS),
@@ -63,7 +63,7 @@ Result = TypeVar("Result")
 class Supervisor:
     """Does actions, again where a process was lost that can be restarted. max_restarts: of each process in a run.
 
-    is_replaced: whether somebody has started a lost process anew since. num_open: requests under way in a process.
+    is_replaced: whether a lost process has been restarted since. num_open: requests under way in a process.
     """
 
     def __init__(self, max_restarts: int, recover: Callable[[str, Action, int], None], announce: Announce) -> None:
@@ -105,7 +105,7 @@ class Supervisor:
         return is_kind and self._restarts[lost.process] < self.max_restarts
 
     def _start_anew(self, lost: LostProcessError, action: Action, step: int, attempt: int) -> None:
-        """Raises: RunError where it may not be, LostProcessError where it is lost again meanwhile."""
+        """Raises: RunError where it may not be, LostProcessError where it is lost again."""
         with self._restarting:
             if self.is_replaced(lost):
                 return

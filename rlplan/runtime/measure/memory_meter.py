@@ -127,7 +127,7 @@ def touched_length(address: int, num_bytes: int) -> int:
 
 
 def touched_bytes(address: int, num_bytes: int) -> int:
-    """Bytes of a piece of memory whose pages are resident: memory that nobody has written to is none.
+    """Bytes of a piece of memory whose pages are resident: memory that was never written to is none.
 
     Only pages that lie wholly inside count, and the parts of pages at both ends do if one of those does: the page where
     glibc notes the size of a mapping is touched when the mapping is made. Raises: OSError.

@@ -1,7 +1,7 @@
 """Microbenchmarks: what this machine reaches, as rates: matmuls, memory, copies, launches, collectives, disk.
 
 In: a device and how long each benchmark may take. Out: Rates with median and spread (rates.py).
-Left out: other hosts (a network needs several), clocks and power, and what else runs meanwhile.
+Left out: other hosts (a network needs several), clocks and power, and what else runs at the same time.
 
 Each benchmark warms up, then repeats until it has enough samples or its seconds are over; a size that would not fit
 into a quarter of the free memory is passed over. The paths for CUDA are written like those for the CPU and have not yet

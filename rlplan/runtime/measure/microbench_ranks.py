@@ -3,7 +3,7 @@
 In: a number of ranks and bytes. Out: seconds of each repetition on rank 0. Left out: other hosts.
 
 Each rank is this module run as a program. They meet through a file, so no port is asked for. A rank ends itself when
-its standard input closes, so that none outlives whoever started it, however that ended. Not yet run on GPUs.
+its standard input closes, so that none outlives the process that started it. Not yet run on GPUs.
 """
 
 import contextlib

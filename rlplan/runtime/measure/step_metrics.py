@@ -59,7 +59,7 @@ class StepMetrics:
             self._add_turns(rollouts)
 
     def _add_turns(self, rollouts: Sequence[Rollout]) -> None:
-        """How often the policy spoke, how much it was told, and how often nobody answered."""
+        """How often the policy spoke, how much it was told, and how often there was no answer."""
         all_of_them = [rollout.completion for rollout in rollouts]
         count = len(all_of_them)
         self.learning["environment/turns_mean"] = sum(each.num_turns for each in all_of_them) / count

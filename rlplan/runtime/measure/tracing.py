@@ -104,7 +104,7 @@ def _build(config: Mapping[str, Any]) -> Any:
             model = kind._from_config(parsed, attn_implementation=_attention_of(kind))
     except Exception as error:  # whatever transformers says to a broken config
         raise _refuse(config, "build", error) from None
-    model.tie_weights()  # without initialisation nobody has
+    model.tie_weights()  # else done by the initialisation, which is skipped
     model.train()
     for module in model.modules():
         if hasattr(module, "layerdrop"):

@@ -51,7 +51,7 @@ def fetch_config(name: str, key: str = "model") -> Path:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(content)
-            partial.replace(path)  # whoever reads meanwhile finds a whole one or none
+            partial.replace(path)  # a reader finds a whole file or none
     return path
 
 

@@ -99,7 +99,7 @@ class LogprobModel(nn.Module):
 
     entropies: `none` takes them not at all, `seen` without gradient, `learned` with one.
 
-    The head's own forward is replaced: it gives log-probs. Called as a module, so that whoever hooks into modules to
+    The head's own forward is replaced: it gives log-probs. Called as a module, so that code that hooks into modules to
     bring parameters along (ZeRO-3) still can.
 
     sharing: ranks that compute a pass together. Every one gets the whole pack and gives the numbers of all its tokens.

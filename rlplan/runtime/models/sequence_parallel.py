@@ -5,7 +5,7 @@ Source: Jacobs et al. 2023, arXiv:2309.14509, section 3. DeepSpeed's own (`Ulyss
 sequence; packed ones need each sequence's end on every rank, so the exchange is ours. DeepSpeed shares states over all
 ranks as ever: a rank's gradient is that of its own tokens, and their sum over all ranks is the whole one.
 
-A pack that the ranks do not divide is filled up with tokens of a sequence that nobody reads.
+A pack that the ranks do not divide is filled up with tokens of a sequence that is not read.
 """
 
 from dataclasses import dataclass, replace

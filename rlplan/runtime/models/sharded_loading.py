@@ -38,7 +38,7 @@ def build_cut(folder: str, config: dict[str, Any], dtype: Any, *, is_scalar: boo
         _compute_buffers(model, build)
     model.tie_weights()
     _fill(model, Path(folder))
-    model.config.architectures = [type(model).__name__]  # what it is now, for whoever saves it
+    model.config.architectures = [type(model).__name__]  # what it is now, for when it is saved
     return model.eval()
 
 

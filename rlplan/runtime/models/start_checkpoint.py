@@ -15,7 +15,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.run_folder.disk_errors import disk_number, writing_file
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.headers import has_weights, read_index
-from rlplan.spec.models.language_part import decoder_name, has_tower, language_config
+from rlplan.spec.models.language_part import decoder_name, is_vision_language, language_config
 
 INDEX = "model.safetensors.index.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -40,7 +40,7 @@ def load_scalar_model(folder: str, dtype: Any = None) -> Any:
     )
     if "score.weight" in information["missing_keys"]:
         torch.nn.init.zeros_(model.score.weight)
-    model.config.architectures = [type(model).__name__]  # what it is now, for whoever saves it
+    model.config.architectures = [type(model).__name__]  # what it is now, for when it is saved
     return model.eval()
 
 
@@ -78,7 +78,7 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
     data = read_config(model_folder / "config.json")
     config = (
         AutoConfig.for_model(**language_config(data))
-        if has_tower(data)
+        if is_vision_language(data)
         else AutoConfig.from_pretrained(str(model_folder), trust_remote_code=False)
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -106,7 +106,7 @@ def write_language_part(model_folder: Path, out: Path) -> None:
     _copy(TOKENIZER_FILES, model_folder, out)
 
 
-def put_back(policy: Path, model_folder: Path) -> None:
+def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
     """Make a saved policy the whole model again, where it is the language part of one with weights.
 
     The files are the model's own, with the trained weights in place of those that they held. The language part's go.
@@ -115,11 +115,13 @@ def put_back(policy: Path, model_folder: Path) -> None:
     from safetensors.torch import save_file
 
     config = read_config(model_folder / "config.json")
-    is_its_part = read_config(policy / "config.json").get("architectures") == language_config(config)["architectures"]
-    if not has_tower(config) or not is_its_part or not has_weights(model_folder):
+    if not is_vision_language(config) or not has_weights(model_folder):
+        return
+    if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
         return  # such as a reward model, whose head the whole model has no place for
     trained_file, whole = policy / "model.safetensors", policy / "whole"
     with writing_file(trained_file), safe_open(trained_file, framework="pt") as trained:
+        shutil.rmtree(whole, ignore_errors=True)  # of an export that was ended
         whole.mkdir()
         held = {name: name for name in trained.keys()}  # noqa: SIM118 - no dictionary
         held.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice

@@ -1,4 +1,4 @@
-"""Child processes of a driver: found, and ended, whatever becomes of them or of the driver meanwhile.
+"""Child processes of a driver: found, and ended, whatever happens to them or to the driver at the same time.
 
 In: process ids. Out: psutil's processes. Left out: processes of other hosts, which only Ray reaches.
 """

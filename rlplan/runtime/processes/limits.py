@@ -1,6 +1,6 @@
 """Limits: how much a process that reads what a stranger made may take; set by itself, after its imports.
 
-In: bytes. Out: a process whose further allocations fail, or end it. Left out: seconds, which whoever asks it watches.
+In: bytes. Out: a process whose further allocations fail, or end it. Left out: seconds, which the caller watches.
 """
 
 import resource

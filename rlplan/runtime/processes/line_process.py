@@ -33,6 +33,10 @@ class GarbledError(NoAnswerError):
     """What came is no answer."""
 
 
+class TooLongError(GarbledError):
+    """What came is longer than an answer may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """So many seconds from now. during: what took longer, for the message."""
@@ -96,7 +100,7 @@ class LineProcess:
                 raise NoAnswerError(self._death())
             self.unread += piece
             if len(self.unread) > self.max_bytes:
-                raise GarbledError(f"an answer of more than {self.max_bytes} bytes")
+                raise TooLongError(f"an answer of more than {self.max_bytes} bytes")
         line, _, self.unread = self.unread.partition(b"\n")
         try:
             said = json.loads(line)
@@ -107,7 +111,7 @@ class LineProcess:
         return said
 
     def kill(self) -> None:
-        """End it with everything that it started in its group; whoever waits for its answer hears that it is gone."""
+        """End it with everything that it started in its group; a thread that waits for its answer gets an error."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -20,7 +20,7 @@ REFERENCE_S = 0.05
 MOST = 20.0
 """However slow the machine is: a wait ends."""
 FRESH_S = 10.0
-"""How long a measurement holds: one each ten seconds is half a percent of a core, while somebody asks."""
+"""How long a measurement holds: one each ten seconds is half a percent of a core."""
 
 Result = TypeVar("Result")
 _measuring = threading.Lock()

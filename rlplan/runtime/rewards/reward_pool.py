@@ -113,7 +113,7 @@ class RewardPool:
     def exhausted(self, notes: Counter[str], num_judged: int) -> str | None:
         """What an alarm says where more responses exhausted their limits than may fail, or None.
 
-        A slow host or a row that nobody can solve shows itself so.
+        This shows a slow host or a row that cannot be judged.
         """
         found = Counter({note: count for note, count in notes.items() if note.rpartition("/")[2] in EXHAUSTED})
         if found.total() <= self.job.limits.max_failed_rewards * num_judged:

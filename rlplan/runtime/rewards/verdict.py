@@ -1,4 +1,4 @@
-"""What one response is judged to be worth, or why nobody can say.
+"""The reward of one response, or why there is none.
 
 In: what a reward gave. Out: a finite number, or a RewardFailure with its reason: never a silent 0. A response that
 exhausts its own limits has failed by its own doing: 0, noted (ExhaustedError), or a policy could learn to be left out.

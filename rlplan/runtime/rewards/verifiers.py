@@ -33,7 +33,7 @@ def check_format(spec: FormatCheckerSpec, text: str) -> float:
 
 
 def _matched(function: Any, spec: RewardSpec, text: str) -> Any:
-    """A match or None. `concurrent` lets other threads run meanwhile, so that deadlines and signals are heard."""
+    """A match or None. `concurrent` lets other threads run, so that deadlines and signals are heard."""
     pattern = getattr(spec, "pattern", "")
     try:
         return function(pattern, text, flags=regex.DOTALL, timeout=PATTERN_TIMEOUT_S, concurrent=True)

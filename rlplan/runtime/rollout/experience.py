@@ -151,7 +151,7 @@ class Rollout:
     """The chosen tokens as text, which rewards judge."""
 
     num_ignored: int = 0
-    """So many of the last chosen tokens nobody learns from: what a forced length added, or all of them."""
+    """So many of the last tokens are masked from the loss: what a forced length added, or all of them."""
 
     has_failed: bool = False
     """Its reward could not be had: it is neither scored nor learned from."""
@@ -196,7 +196,7 @@ class Rollout:
 class TrainSample:
     """What a trainer rank needs of one rollout: R response tokens, C of which the policy chose.
 
-    Scores are empty where nobody gives them.
+    Scores are empty where no role gives them.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -224,7 +224,7 @@ class TrainSample:
     """What the value model shall learn, [C]."""
 
     num_ignored: int = 0
-    """So many of the last chosen tokens nobody learns from."""
+    """So many of the last tokens are masked from the loss."""
 
     observed: tuple[tuple[int, int], ...] = ()
     """(start, end) in `response_tokens` of what an environment said; the policy has not chosen it."""
@@ -253,7 +253,7 @@ class TrainSample:
         return weight * (self.num_learned if self.logprobs else 1)
 
     def spread(self, weight: float) -> tuple[float, ...]:
-        """A weight for each response token: this one, and 0 for those that nobody learns from."""
+        """A weight for each response token: this one, and 0 for those that are masked from the loss."""
         return (weight,) * self.num_learned + (0.0,) * self.num_ignored
 
 
@@ -284,7 +284,7 @@ class SequencePair:
     """Token ids, [response_len]."""
 
     observed: tuple[tuple[int, int], ...] = ()
-    """(start, end) of response tokens that nobody is asked about."""
+    """(start, end) of response tokens that are not scored."""
 
     @property
     def num_tokens(self) -> int:

@@ -45,10 +45,10 @@ class ExpectedLengths:
 
 
 class Fleet:
-    """The engines of a schedule, each with its ranks' processes; none where answers are given and nobody evaluates.
+    """The engines of a schedule, each with its ranks' processes; none where answers are given and nothing is evaluated.
 
     changing: held while an engine is restarted, so that nothing is submitted to it before it has its weights.
-    num_begun_anew: requests that a lost engine had begun, since somebody last set it back.
+    num_begun_anew: requests that a lost engine had begun, since it was last set to 0.
     """
 
     def __init__(self, worker_group: WorkerGroup, schedule: Schedule) -> None:

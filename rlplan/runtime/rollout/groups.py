@@ -37,7 +37,7 @@ class Group:
 
 
 class GroupMaker:
-    """Decodes responses and marks what nobody learns from. end_tokens: that end a sequence."""
+    """Decodes responses and marks the tokens that are masked from the loss. end_tokens: that end a sequence."""
 
     def __init__(
         self,

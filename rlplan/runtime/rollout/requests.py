@@ -1,6 +1,6 @@
 """RequestMaker: what the engine is asked for: which prompt is the n-th, with which seed, and of what length.
 
-In: a job and its prompts. Out: requests, the same for the same job whoever asks and in whatever order.
+In: a job and its prompts. Out: requests, the same for the same job in whatever order they are asked for.
 """
 
 import random

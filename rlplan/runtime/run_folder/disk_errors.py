@@ -1,4 +1,4 @@
-"""Disk errors: what a disk that is full, beyond a quota or broken does to a write is one RunError, whoever wrote.
+"""Disk errors: what a disk that is full, beyond a quota or broken does to a write is one RunError.
 
 In: whatever was raised while a file was written. Out: a RunError that names the file, what was to be written, what is
 free there and what to do; nothing where something else went wrong. `writing_file` is for a writer that knows its file,

@@ -52,7 +52,7 @@ class Standing:
     alarms: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_ALARMS))
 
     @property
-    def goes_on(self) -> bool:
+    def is_going_on(self) -> bool:
         """Whether more may come."""
         return self.state in GOING_ON
 
@@ -86,7 +86,7 @@ class Follower:
         now.state = str(status.get("state", now.state))
         now.exit_code, now.message = status.get("exit_code"), str(status.get("message", ""))
         now.seconds = max(now.seconds, float(status.get("seconds") or 0.0))
-        if now.goes_on and not is_going_on(self.folder):
+        if now.is_going_on and not is_going_on(self.folder):
             # it may have ended between the two looks
             status = self._status()
             now.state = status["state"] if status.get("state", "running") not in GOING_ON else "gone"
@@ -111,7 +111,7 @@ class Follower:
         return known is not None and (found.st_ino != known[0] or found.st_size < known[1])
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """The whole lines that were added to a file; one that nobody can read is left out."""
+        """The whole lines that were added to a file; one that cannot be read is left out."""
         try:
             with opened(self.folder / name, name) as file:
                 at = self._places.get(name, (0, 0))[1]
@@ -192,7 +192,7 @@ def check_ended_well(standing: Standing, folder: Path) -> None:
     error = RunError(
         "the run is gone: no process holds its folder, and none said how it ended"
         if is_gone
-        else f"the run has ended: {(standing.message.splitlines() or ['nobody said why'])[0]}",
+        else f"the run has ended: {(standing.message.splitlines() or ['no reason was written'])[0]}",
         where=str(folder / "status.json"),
         rule="a run that ends well is `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
         way_out=f"rlplan run --resume {folder} goes on from its checkpoint; rlplan report {folder} shows it",

@@ -227,7 +227,7 @@ def _step_of(line: str) -> int:
     try:
         return int(json.loads(line).get("step", 0))
     except (ValueError, TypeError, AttributeError):
-        return -1  # a line that nobody can read
+        return -1  # a line that cannot be read
 
 
 def _started_s(folder: Path) -> float:

@@ -35,7 +35,7 @@ def locked_run_folder(run_folder: Path, *, is_resumed: bool = False) -> Iterator
         raise _locked_by_another(run_folder) from None
     try:
         if not is_resumed:
-            _check_empty(run_folder)  # another run may have ended here meanwhile
+            _check_empty(run_folder)  # another run may have ended here since
         with writing_file(run_folder / LOCK_NAME):
             (run_folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
         yield

@@ -65,7 +65,7 @@ class Bubblewrap(Sandbox):
                 watch=watch_of(program, group),
                 stop=self.stop,
             )
-            return blamed(report, *(group.ended() if group else (False, False)))
+            return attributed(report, *(group.ended() if group else (False, False)))
         finally:
             os.close(descriptor)
 
@@ -82,7 +82,7 @@ class Bubblewrap(Sandbox):
             *drop,
             self._bwrap,
             *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--new-session"),
-            # first process inside is the runner: nobody in there can end or stop it, and bwrap itself waits for it
+            # first process inside is the runner: no program inside can end or stop it, and bwrap itself waits for it
             *("--as-pid-1", "--die-with-parent", "--clearenv", "--setenv", "LANG", "C.UTF-8", "--setenv", "HOME"),
             *("/tmp", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
             *self._view,
@@ -94,10 +94,10 @@ class Bubblewrap(Sandbox):
         )
 
 
-def blamed(report: Report, was_ended: bool, was_full: bool) -> Report:
+def attributed(report: Report, was_ended: bool, was_full: bool) -> Report:
     """A report with a failure that no program brings about as `broken`. was_ended, was_full: TreeGroup.ended.
 
-    Inside, the runner is the first process: no signal reaches it from there, nobody else may set its limits
+    Inside, the runner is the first process: no signal reaches it from there, no other process may set its limits
     (seccomp.py), and what it reads is bounded. So what ends it without a verdict comes from outside, but for the
     group's own limit of memory. That the host runs out of memory is no program's doing: the plan has counted its limit.
     """

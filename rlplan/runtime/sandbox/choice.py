@@ -27,7 +27,7 @@ NAMES = (AUTO, *BACKENDS, NONE)
 
 
 class Bare(Sandbox):
-    """No sandbox at all: the runner in a plain process, with rlimits only. Whoever runs this trusts every program.
+    """No sandbox at all: the runner in a plain process, with rlimits only. For trusted programs only.
 
     Chosen by name only (`rlplan run --sandbox none`), printed and recorded; nothing falls back to it.
     """
@@ -42,6 +42,9 @@ class Bare(Sandbox):
     def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
         command = (INTERPRETER, *self._runner.flags)
         return run_in(command, self._runner.code, program, stops_early=stops_early, stop=self.stop)
+
+    def clean(self) -> None:
+        """Nothing is kept between runs."""
 
 
 def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> Sandbox:
@@ -77,7 +80,7 @@ def open_sandbox(name: str, num_slots: int, limits: Limits = DEFAULT_LIMITS) -> 
 
 
 CANARY = "RLPLAN_CANARY"
-"""A variable of the driver's, for as long as the self-test lasts: nobody inside sees it."""
+"""A variable of the driver's, for as long as the self-test lasts: programs inside do not see it."""
 _ADDS = "print(sum(map(int, input().split())))"
 _TRIES = """
 import os, socket

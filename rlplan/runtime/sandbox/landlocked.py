@@ -3,7 +3,7 @@
 In: programs. Out: reports. Nothing may be written anywhere, so that no file stays behind. Slower than bubblewrap: each
 sandbox is set up by an interpreter of its own. The whole tree's memory and CPU are looked at, for sandlock counts by
 process. Bubblewrap's list of denied calls is put on before the program is there: sandlock answers some calls itself.
-Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whoever was to blame; and what
+Left out: a process namespace. A program may end its runner, so no verdict means 0 here, whatever the cause; and what
 a test leaves running ends with the program, not with the test.
 """
 
@@ -25,7 +25,7 @@ from rlplan.runtime.sandbox.uids import ClaimedUids
 _LAUNCHER = """
 import ctypes, json, os, sys
 os.environ["HOME"] = "/tmp"
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # whoever loses his parent becomes a child of this process
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphaned processes become children of this process
 sys.path.insert(0, sys.argv[1])
 from sandlock import Sandbox
 process = Sandbox(**json.loads(sys.argv[2])).popen(sys.argv[3:])

@@ -1,7 +1,7 @@
 """One sandbox's process: started, fed, read and ended, whatever it does.
 
 In: a command and a program. Out: a Report. The command ends in the runner (runner.py), which speaks first, reports
-last, and proves that it is the runner with a nonce that nobody inside can know before all of the program has ended.
+last, and proves that it is the runner with a nonce that no program inside can know before it has ended.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ def run_in(
     """Run a program by a command that starts the runner, whose code goes in first.
 
     stop: a pipe's descriptor; its hanging up ends it. A runner
-    that ends without a verdict is `killed`: whoever calls knows whether a program may have done that.
+    that ends without a verdict is `killed`: the caller knows whether a program may have done that.
     """
     started = time.monotonic()
     nonce = secrets.token_hex(16).encode()

@@ -1,11 +1,12 @@
 """What goes into a sandbox and what comes out, as plain values; and what all sandboxes have in common.
 
 In: a program's source, and cases: what it reads, or a call of one of its functions. Out: what it printed or gave back.
-Never in: what would have been right. Whoever judges compares outside (rewards/code_executor.py).
+Never in: what would have been right. The comparison is done outside (rewards/code_executor.py).
 """
 
 import os
 import queue
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +96,8 @@ class Report:
     seconds: float = 0.0
 
 
-class Sandbox:
-    """One way to run programs that nobody has read, some at a time. name: as `rlplan run --sandbox` has it."""
+class Sandbox(ABC):
+    """One way to run untrusted programs, some at a time. name: as `rlplan run --sandbox` has it."""
 
     name: str
     cannot_hold: str
@@ -134,16 +135,17 @@ class Sandbox:
         with suppress(queue.Empty):
             for _ in range(self._num_slots):
                 self._slots.get(timeout=scaled(CLOSE_S))
-        self._slots.put(0)  # whoever comes now is told
+        self._slots.put(0)  # for callers that come after it was closed: they get a report that says so
         os.close(self.stop)
         self.clean()
 
+    @abstractmethod
     def run_at(self, slot: int, program: Program, *, stops_early: bool) -> Report:
-        """Run a program in a slot that no other has meanwhile."""
-        raise NotImplementedError
+        """Run a program in a slot that no other program has at the same time."""
 
+    @abstractmethod
     def clean(self) -> None:
-        """Remove what was kept between runs; none is at work any more."""
+        """Remove what was kept between runs; no program runs any more."""
 
 
 def unknown(program: Program, status: str, detail: str = "", seconds: float = 0.0) -> Report:

@@ -108,7 +108,7 @@ def _encode(value: object, depth: int = 0) -> bytes:
     raise TypeError(f"a {type(value).__name__} cannot be given back")
 
 
-def _come_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
+def _set_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
     """All that a child does before it looks at the program."""
     stdin, out, report = pipes
     os.setsid()
@@ -127,7 +127,7 @@ def _come_up(request: "Request", pipes: "tuple[int, int, int]") -> None:
 def _child(request: "Request", case: "Case", pipes: "tuple[int, int, int]") -> "NoReturn":
     """One case. Exit codes: 0 well, 1 an error that is said on the report pipe."""
     try:
-        _come_up(request, pipes)
+        _set_up(request, pipes)
         _write_all(3, _UP)
     except BaseException:
         os._exit(1)

@@ -1,7 +1,7 @@
 """Memory and CPU of a whole tree of processes: by control groups where some may be made, else by looking on.
 
 In: a limit in bytes. Out: a place that a process joins, where the kernel holds the limit and one core's worth of CPU;
-or a question to ask often. Left out: the CPU of what begins and ends between two looks while nobody waits for it.
+or a question to ask often. Left out: the CPU of what begins and ends between two looks and is not waited for.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ import weakref
 from rlplan.errors import HostError
 
 FIRST_UID, NUM_UIDS = 61_200, 1_000
-"""Uids from here on belong to nobody on the usual systems."""
+"""Uids from here on are unused on the usual systems."""
 
 
 class ClaimedUids:
@@ -43,7 +43,7 @@ class ClaimedUids:
 
 
 def _claim(number: int) -> socket.socket | None:
-    """None where somebody has it."""
+    """None where another process has it."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0rlplan-sandbox-uid-{number}")

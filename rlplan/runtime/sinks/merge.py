@@ -40,7 +40,7 @@ class Tail:
 
 
 class File:
-    """What one of the files says of steps that nobody was told of. newest: the last step that it speaks of.
+    """What one of the files says of steps that were not passed on yet. newest: the last step that it speaks of.
 
     ending: what was done when the run ended (step -1).
     """

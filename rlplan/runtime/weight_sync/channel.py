@@ -145,7 +145,7 @@ class Outlet(_Side, Protocol):
         """Wait for the readers, where the transport has to."""
 
     def buffer(self, index: int) -> "torch.Tensor":
-        """The packet's memory, as bytes, as soon as nobody needs what was in it."""
+        """The packet's memory, as bytes, as soon as what was in it is not needed."""
         ...
 
     def publish(self, header: Header) -> None:

@@ -58,7 +58,7 @@ class WeightSync:
         try:
             measurements += self._update(processes, is_full=self.serial == 0)
         except (LostProcessError, LostGroupError):
-            raise  # nobody is there to send to
+            raise  # there is no receiver
         except RunError:
             self.num_resends += 1
             measurements += self._send_again(processes)

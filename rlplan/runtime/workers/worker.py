@@ -51,8 +51,8 @@ class Worker:
     def open_rendezvous(self, address: str, port: int) -> int:
         """Listen where the ranks of a group will meet; gives the port. 0 takes any free one.
 
-        The socket stays open until `take_listener`, so that nobody else gets the port. Raises: HostError when the port
-        is taken.
+        The socket stays open until `take_listener`, so that no other process gets the port. Raises: HostError when
+        the port is taken.
         """
         listener = socket.socket()
         try:

@@ -114,7 +114,7 @@ def job_from(
 
 
 def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
-    """The refusal of a key, blamed on the override that said it where one did: the last one that did holds."""
+    """The refusal of a key, attributed to the last override that gives it, where one does."""
     path = error.where.removeprefix(f"{file}: ")
     for override in reversed(overrides):
         key = override.partition("=")[0].strip()
@@ -132,7 +132,7 @@ def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecE
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
-    """What `algorithm.path` declares becomes part of the job, so that nobody after has to read the file."""
+    """What `algorithm.path` declares becomes part of the job, so that later steps need not read the file."""
     part = data.get("algorithm") if isinstance(data, dict) else None
     if isinstance(part, dict) and isinstance(part.get("path"), str):
         part["path"], part["custom"] = read_declaration(part["path"], folder)

@@ -83,7 +83,7 @@ class Prices:
     today: dt.date
 
     def of(self, gpu: str, job_dollars: float | None = None) -> Price | None:
-        """Of one GPU for one hour; None where nobody says. job_dollars: what the job says of its own GPUs."""
+        """Of one GPU for one hour; None where none is known. job_dollars: what the job says of its own GPUs."""
         if gpu not in self.own and job_dollars is not None:
             return Price(job_dollars, "hardware.price_per_gpu_hour")
         return self.own.get(gpu) or self.listed.get(gpu)

@@ -193,7 +193,7 @@ class CpuProfile(ProfileBase):
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
     rates: CpuRates | None = None
-    """None where nobody measured, as `latencies`: a plan then has no times."""
+    """None where not measured, as `latencies`: a plan then has no times."""
     latencies: CpuLatencies | None = None
 
 
@@ -313,11 +313,11 @@ class GpuProfile(ProfileBase):
 
     @property
     def kept_by_driver(self) -> int:
-        """Bytes that NVML's `used` counts on an idle GPU and no process can have; 0 where nobody said."""
+        """Bytes that NVML's `used` counts on an idle GPU and no process can have; 0 where not known."""
         return max(0, self.nvml_memory.value - self.memory.value) if self.nvml_memory else 0
 
     def flops_per_s(self, dtype: ComputeDtype) -> int:
-        """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or nobody said."""
+        """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or it is not known."""
         if dtype not in self.dense_flops_per_s:
             raise SpecError(
                 f"profile '{self.name}' has no {dtype} rate",

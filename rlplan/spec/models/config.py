@@ -1,6 +1,6 @@
 """Reading a `config.json` key by key: every value is checked where it is taken, and a refusal names all of it.
 
-In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that nobody asks for, which change nothing here;
+In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that are not read, which change nothing here;
 `auto_map`, `trust_remote_code` and the like are such keys, so code that a config names is never looked at.
 """
 

@@ -33,7 +33,7 @@ _ONE_LEVEL_DOWN = (
 )
 
 
-def has_tower(config: dict[str, Any]) -> bool:
+def is_vision_language(config: dict[str, Any]) -> bool:
     """Whether a config is a vision-language model's whose language part is known as a decoder."""
     return _decoder_of(config) is not None
 

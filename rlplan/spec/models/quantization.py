@@ -1,7 +1,7 @@
 """What a checkpoint's `quantization_config` says of its weights, as data.
 
 In: a level of a config. Out: a QuantizationSpec. Left out: bytes (memory/model/quantization.py), activations' and
-caches' scales, which method is supported: a name that nobody knows is kept, and refused where its bytes are asked for.
+caches' scales, which method is supported: an unknown name is kept, and refused where its bytes are asked for.
 """
 
 from typing import Any

@@ -85,7 +85,7 @@ class EnvironmentSpec(Spec):
     max_observation_len: int = Field(default=64, ge=1)
     """Tokens of an answer; a longer one loses its end."""
     at_context_limit: Literal["end", "mask"] = "end"
-    """What becomes of a rollout whose next turn does not fit: it ends as it is, or nobody learns from it."""
+    """What becomes of a rollout whose next turn does not fit: it ends as it is, or is masked from the loss."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """For one answer, or one call of a tool."""
     num_workers: int = Field(default=2, ge=1, le=256)
@@ -126,7 +126,7 @@ class EnvironmentSpec(Spec):
 
     @property
     def is_remote(self) -> bool:
-        """Whether a worker itself waits for somebody else."""
+        """Whether a worker itself waits for a server."""
         return self.url is not None or bool(self.mcp)
 
     @property

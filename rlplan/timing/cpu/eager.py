@@ -4,7 +4,7 @@ In: a ModelSpec and a micro-batch. Out: PassCounts, by forward and backward pass
 runtime's (dense, rotary, a gated MLP), recomputation, 16 bits. A result costs the making of a fresh tensor, whose first
 touch takes ten times as long as the sum or product itself, and the reading of its operands, which a pass of thousands
 of tokens has pushed out of the cache.
-Source: transformers 5.19, models/qwen3/modeling_qwen3.py and its kin, with rlplan's packed attention, operation by
+Source: transformers 5.19, models/qwen3/modeling_qwen3.py and similar ones, with rlplan's packed attention, operation by
 operation; a test holds the bytes to what torch allocates and reads.
 
 Symbols: T tokens of a micro-batch with padding, s tokens of a sequence, R response tokens of the micro-batch, h hidden,

@@ -50,7 +50,8 @@ class CpuEngine:
     def at_once(self, requests: Requests) -> int:
         """c: sequences that run at the same time: as many as wanted, max_num_seqs, or as the KV cache holds."""
         rollout = self.rollout
-        blocks = num_kv_blocks(self.model, FLOAT_BYTES, rollout.block_size, rollout.kv_cache_memory) - 1
+        element_bytes = rollout.dtype.num_bytes
+        blocks = num_kv_blocks(self.model, element_bytes, rollout.block_size, rollout.kv_cache_memory, rollout.tp) - 1
         each = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
         return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // each))
 

@@ -31,7 +31,7 @@ class CpuHost:
         """What each of `num_processes` has that compute at once, with as many threads each.
 
         Counts: min(t, C) / C of the whole, and C / (t n) of that where t n is more than C; of the memory's bytes per
-        second its part among n and the `num_beside` others that compute meanwhile on cores of their own.
+        second its part among n and the `num_beside` others that compute at the same time on cores of their own.
         """
         threads = min(num_threads, self.num_cores)
         return CpuShare(
@@ -54,7 +54,7 @@ class CpuShare:
     """Share of the time that one thread runs."""
     num_processes: int
     num_beside: int = 0
-    """Other processes that read and write memory meanwhile."""
+    """Other processes that read and write memory at the same time."""
 
     def pass_cost(self, counts: PassCounts) -> Cost:
         """Seconds of a pass: matmuls, weights read, fresh memory, dispatch, one after the other.

@@ -72,7 +72,7 @@ class Cluster:
     @cached_property
     def node_efficiencies(self) -> NodeEfficiencies:
         """Shares of peaks of the whole node; of a host that is not known, those of ANY_HOST. Raises: SpecError where
-        several hosts have no node, for then nobody knows what joins them."""
+        several hosts have no node, for then their network is not known."""
         if self.node is None and self.num_hosts == 1:
             return ANY_HOST
         return self._known(self.node.efficiencies if self.node else None, "node")

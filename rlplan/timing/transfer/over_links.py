@@ -4,7 +4,7 @@ In: a model, a SyncSetup, a LinkSpec, the two clusters. Out: a LinkedSync. Left 
 (slow_links.py), rollouts that travel back (thousandths of the weights), the first weight sync.
 
 Weights are gathered and written by the trainers, travel as files in shards, and are taken in by the engines. Gathering
-and loading stop their side; a transfer stops nobody where generation is asynchronous.
+and loading stop their side; a transfer stops nothing where generation is asynchronous.
 """
 
 from dataclasses import dataclass

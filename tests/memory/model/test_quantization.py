@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.model import quantization as q
-from rlplan.memory.model.quantization import FORMATS, Quantization, weight_bytes
+from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.model.quantized_checkpoints import (
     quantization_by_name,
     quantization_by_word,
@@ -19,6 +19,7 @@ from rlplan.spec.models.quantization import QuantizationSpec, read_quantization
 from rlplan.units import GIB
 
 NUMEL = 4096 * 4096
+FORMATS = {form.name: form for form in vars(q).values() if isinstance(form, q.WeightFormat)}
 
 
 @pytest.mark.parametrize(

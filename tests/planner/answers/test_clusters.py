@@ -37,7 +37,7 @@ def test_a_bill_is_hours_times_gpus_times_the_price() -> None:
     assert slower.dollars_per_step == pytest.approx(2 * bill.dollars_per_step)
 
 
-def test_what_nobody_says_is_none_and_named() -> None:
+def test_an_unknown_price_is_none_and_named() -> None:
     bill = bill_of(plan_on("2xH20"), PRICES)
     assert (bill.dollars_per_run, bill.kwh_per_run, bill.unpriced, bill.unmetered) == (None, None, ("h20",), ("h20",))
     host = bill_of(find_plan(load_job(QUICKSTART)), PRICES)
@@ -49,12 +49,12 @@ def test_two_kinds_of_gpus_are_added_up() -> None:
     assert bill_of(both, PRICES).dollars_per_hour == 2 * 2.0 + 4 * 1.0
 
 
-def test_a_budget_buys_a_power_of_two_of_a_kind_and_leaves_out_what_is_dearer() -> None:
+def test_a_budget_buys_a_power_of_two_of_a_kind_and_leaves_out_what_costs_more() -> None:
     taken, left_out = read_clusters(["h100,l40s", "16xH100", "2xH100 + 2xL40S", "h20"], PRICES, 15)
     assert taken == ("4xh100-sxm", "8xl40s", "2xH100 + 2xL40S")
     assert list(left_out) == ["16xH100", "h20"]
     assert "$32.00 an hour, more than the budget of $15" in left_out["16xH100"]
-    assert "nobody says its price" in left_out["h20"]
+    assert "its price is not known" in left_out["h20"]
     every, _ = read_clusters([], PRICES, 1000)
     assert {"256xh100-sxm", "512xl40s"} <= set(every)
 

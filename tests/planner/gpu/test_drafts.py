@@ -27,7 +27,7 @@ def test_as_many_as_make_a_step_fastest_are_drafted_and_the_steps_of_others_are_
     assert any(f"rollout.speculative_tokens auto is {chosen}: a step takes" in note for note in found.notes)
 
 
-def test_nothing_is_drafted_where_nobody_says_what_is_accepted_or_hardly_anything_is() -> None:
+def test_nothing_is_drafted_at_an_unknown_or_a_low_acceptance_rate() -> None:
     assert plan(speculative_tokens="auto").job.rollout.speculative_tokens == 0
     assert plan(speculative_tokens="auto", acceptance_rate=0.01).job.rollout.speculative_tokens == 0
 

@@ -197,7 +197,7 @@ def test_without_a_whole_one_there_is_one_message(run: Path, tmp_path_factory: p
         find_checkpoint(tmp_path_factory.mktemp("empty"))
 
 
-def test_a_pointer_that_nobody_can_read_leaves_the_checkpoints_themselves(run: Path) -> None:
+def test_a_damaged_pointer_leaves_the_checkpoints_themselves(run: Path) -> None:
     (run / "checkpoints" / POINTER).write_text("{")
     assert find_checkpoint(run).step == 3
 

@@ -110,7 +110,7 @@ def test_a_table_without_a_prompt_says_which_columns_it_has(tmp_path: Path) -> N
         load(jsonl(tmp_path / "p.jsonl", [{"question": "x", "result": "y"}]))
 
 
-def test_a_column_whose_name_nobody_would_type_is_not_the_way_out(tmp_path: Path) -> None:
+def test_a_column_whose_name_cannot_be_typed_is_not_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no column holds a prompt") as caught:
         load(jsonl(tmp_path / "p.jsonl", [{"p" * 9_000: "How many?"}]))
     assert len(str(caught.value)) < 1_000

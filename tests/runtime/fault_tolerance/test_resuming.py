@@ -149,7 +149,7 @@ def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
         compare(identity_of(job), before, Path("x"))
 
 
-def test_prompts_that_nobody_can_read_have_no_identity(tmp_path: Path) -> None:
+def test_prompts_that_cannot_be_read_have_no_identity(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     rows.write_bytes((EXAMPLES / "data" / "sort_digits" / "train.jsonl").read_bytes())
     job = make_job(**{"data.prompts": str(rows)})

@@ -157,7 +157,7 @@ def test_a_rollout_that_failed_is_no_part_of_its_group() -> None:
     assert [value for (value,) in advantages("dr_grpo", step)] == [0.5, -0.5, 0.0]
 
 
-def test_what_nobody_learns_from_does_not_move_the_normalization() -> None:
+def test_masked_tokens_do_not_change_the_normalization() -> None:
     step = rollouts([1.0, 0.0, 7.0], [1, 1, 3], [0, 1, 2])
     step[2].num_ignored = 3
     whole = advantages("reinforce++", step, kl_coef=0.0)

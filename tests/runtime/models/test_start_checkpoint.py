@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from rlplan.runtime.models.start_checkpoint import (
     load_language_model,
     load_scalar_model,
-    put_back,
+    merge_into_whole_model,
     save_policy,
     write_language_part,
     write_random_checkpoint,
 )
-from rlplan.spec.model import is_beside_a_tower, load_model, read_model
+from rlplan.spec.model import has_vision_tower, load_model, read_model
 from tests.factories import EXAMPLES
 from tests.runtime.runs.architectures import WITH_TOWERS, write_with_tower
 from tests.traps import trapped_model
@@ -46,16 +46,16 @@ def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_m
         torch.testing.assert_close(part(input_ids=ids).logits, whole(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
     planned = load_model(folder)
     assert planned == read_model(start)
-    assert is_beside_a_tower(folder)
-    assert not is_beside_a_tower(start)
+    assert has_vision_tower(folder)
+    assert not has_vision_tower(start)
     assert [(p.name, p.shape) for p in planned.parameters] == [(n, tuple(p.shape)) for n, p in part.named_parameters()]
 
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.add_(0.01)
-    policy.mkdir()
+    (policy / "whole").mkdir(parents=True)  # of an export that was ended
     save_policy(part.config, part.named_parameters(), policy, folder)
-    put_back(policy, folder)
+    merge_into_whole_model(policy, folder)
     again = AutoModelForImageTextToText.from_pretrained(policy, dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(again(input_ids=ids).logits, part(input_ids=ids).logits, rtol=1e-5, atol=1e-5)
@@ -71,5 +71,5 @@ def test_start_weights_that_are_drawn_for_a_vision_language_model_are_its_decode
     write_with_tower("Qwen2_5_VLForConditionalGeneration", folder)
     (folder / "model.safetensors").unlink()
     write_random_checkpoint(folder, start, seed=0)
-    put_back(start, folder)  # no tower's weights: nothing to put it back into
+    merge_into_whole_model(start, folder)  # no tower's weights: nothing to put it back into
     assert read_model(start) == load_model(folder)

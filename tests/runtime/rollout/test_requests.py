@@ -37,7 +37,7 @@ def test_requests_of_different_prompts_differ_in_name_and_in_every_seed() -> Non
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_request_is_the_same_whoever_asks_and_in_whatever_order() -> None:
+def test_a_request_is_the_same_in_whatever_order_requests_are_asked_for() -> None:
     assert made(**FORCED).rollouts(7) == made(**FORCED).rollouts(7)
     assert made(seed=1, **FORCED).rollouts(7) != made(**FORCED).rollouts(7)
 

@@ -32,7 +32,7 @@ from tests.runtime.run_folder.small_disk import small_disk
         (ValueError("28"), None),
     ],
 )
-def test_what_a_disk_did_is_known_by_its_number_whoever_says_it(error: Exception, number: int | None) -> None:
+def test_a_disk_error_is_known_by_its_number_in_any_exception(error: Exception, number: int | None) -> None:
     assert disk_number(error) == number
 
 

@@ -61,7 +61,7 @@ def test_a_run_is_followed_from_its_first_step_to_its_end(run: Path) -> None:
     (run / LOCK_NAME).unlink()
     status(run, "finished", 0)
     now = follower.look()
-    assert (now.state, now.exit_code, now.goes_on) == ("finished", 0, False)
+    assert (now.state, now.exit_code, now.is_going_on) == ("finished", 0, False)
     check_ended_well(now, run)
     assert json.loads(json.dumps(now.as_json()))["peaks"] == {"rollout_engine/0": 11}
 
@@ -96,7 +96,7 @@ def test_a_run_that_did_not_end_well_gives_its_own_exit_code(
     (run / LOCK_NAME).unlink()
     status(run, state, code, "it broke\nbadly")
     now = Follower(run).look()
-    assert not now.goes_on
+    assert not now.is_going_on
     with pytest.raises(RunError, match=said) as caught:
         check_ended_well(now, run)
     assert caught.value.exit_code == expected
@@ -124,7 +124,7 @@ def test_a_lock_that_is_held_says_that_a_run_goes_on_wherever_its_process_is(hol
     assert is_going_on(holder)
 
 
-def test_a_lock_that_nobody_holds_says_nothing(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_held_says_nothing(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_text("4194304999\n")
     assert not is_going_on(tmp_path)
     assert not is_going_on(tmp_path / "nowhere")

@@ -39,7 +39,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
 
 
-def test_the_lock_of_a_run_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_of_a_run_that_was_killed_blocks_no_other_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

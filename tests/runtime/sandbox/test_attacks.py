@@ -198,7 +198,7 @@ def test_without_a_sandbox_the_same_attack_succeeds(name: str, outside: Outside,
     [*in_turn(BACKENDS_BY_DAY, BOMBS), *at_night([("gvisor", name) for name in BOMBS], but=())],
     indirect=["sandbox"],
 )
-def test_a_bomb_hurts_nobody_else(name: str, sandbox: Sandbox) -> None:
+def test_a_resource_bomb_affects_no_other_program(name: str, sandbox: Sandbox) -> None:
     others = own_processes().keys()
     with at_most(5.0, beyond_s=LIMITS.total_s):
         report = attack(sandbox, BOMBS[name])

@@ -16,7 +16,7 @@ import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.sandbox import process
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, blamed, system_runner
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, attributed, system_runner
 from rlplan.runtime.sandbox.programs import Case, CaseResult, Limits, Program, Report
 from rlplan.runtime.sandbox.tree_limits import TreeWatch
 from rlplan.units import MIB
@@ -157,7 +157,7 @@ NOT_UP = Report("timeout", (CaseResult("missing"),), process.NOT_BEGUN)
 def test_what_ended_a_program_says_whose_fault_it_is(
     report: Report, was_ended: bool, was_full: bool, status: str
 ) -> None:
-    assert blamed(report, was_ended, was_full).status == status
+    assert attributed(report, was_ended, was_full).status == status
 
 
 HOGS = """

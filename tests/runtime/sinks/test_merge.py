@@ -95,7 +95,7 @@ def test_after_a_run_went_back_each_step_is_told_once_and_in_order(run: Run, loo
     assert run.told[4][1] == {"reward/mean": 2.0, "step_s": 2.0}, "nothing of the step that was lost"
 
 
-def test_a_run_that_went_back_over_steps_that_nobody_was_told_of(run: Run) -> None:
+def test_a_run_that_went_back_over_steps_that_were_not_passed_on(run: Run) -> None:
     run.do(0, 1, 2, 3)
     run.recorder.go_back(1)
     run.do(2, 3, value=2.0)

@@ -58,7 +58,7 @@ def test_tensorboard_gets_every_row_also_the_last(tmp_path: Path) -> None:
     assert b"step_s" not in ending, "the last step has one of its own"
 
 
-def test_a_dead_sink_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "tensorboard").write_text("a file where a folder should be")
     followers = Followers(("tensorboard",), folder, "quickstart")

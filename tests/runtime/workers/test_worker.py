@@ -9,7 +9,7 @@ from rlplan.errors import HostError
 from rlplan.runtime.workers.worker import Worker, no_collections
 
 
-def test_a_rendezvous_port_that_somebody_has_is_refused_with_the_way_out() -> None:
+def test_a_rendezvous_port_that_is_taken_is_refused_with_the_way_out() -> None:
     """That a whole run ends so: the nightly form in tests/runtime/fault_tolerance/test_failures.py."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

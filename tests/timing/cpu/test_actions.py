@@ -88,6 +88,14 @@ def test_a_small_kv_cache_or_max_num_seqs_makes_more_steps() -> None:
     )
 
 
+@pytest.mark.parametrize("rollout", [{"dtype": "bfloat16"}, {"tp": 2}])
+def test_keys_of_half_the_bytes_let_a_cache_hold_twice_the_sequences(rollout: dict[str, Any]) -> None:
+    requests, job = Requests(32, 8, 8, 24), make_job(rollout={"kv_cache_memory": "2MiB"})
+    other = make_job(rollout={"kv_cache_memory": "2MiB", **rollout})
+    counts = [CpuEngine(job.load_model(), one.rollout, round_host().share(2)).at_once(requests) for one in (job, other)]
+    assert counts == [31, 63]
+
+
 @pytest.mark.parametrize("path", [QUICKSTART, EXAMPLES / "memory-bound.yaml"], ids=lambda path: path.stem)
 def test_every_action_has_a_cost_and_every_cost_an_action(path: Any) -> None:
     job = on_a_cpu_host(load_job(path))

@@ -39,7 +39,7 @@ def test_latencies_grow_with_clients_and_with_prompts() -> None:
     assert by_prompts == sorted(by_prompts)
 
 
-def test_clients_beyond_the_cache_wait_for_a_place_and_slow_nobody() -> None:
+def test_clients_beyond_the_cache_wait_for_a_place_and_slow_no_other() -> None:
     """Little's law: 3 of 4 wait, three times as long as a request takes."""
     full, beyond = (closed_loop_latency(RATES, ClosedLoop(c, 1000, 500, 20)) for c in (20, 80))
     request = full.first_token_s + 500 * full.token_s

@@ -2,7 +2,7 @@
 
 In: a slice of the cells, a mode. Out: for each fault how long until it was noticed and until the next step had ended,
 and how. A run recovers and goes on; where it ends (with its driver, or with an error) it is resumed. The job does
-NUM_STEPS steps a fault, so what comes out can be compared with a run that nobody touched.
+NUM_STEPS steps a fault, so what comes out can be compared with a run without faults.
 """
 
 import json
@@ -30,7 +30,7 @@ FIRST_STEP = 4
 STALL_S = 12.0
 """The job's limits.stall_timeout_s; scaled."""
 PAUSE_S = 5.0
-"""How long a stopped driver stands still: nobody else is there to notice."""
+"""How long a stopped driver stands still: no other process is there to notice."""
 HANG_S = 240.0
 """A fault after which no step has ended by then hangs the run; scaled."""
 
@@ -108,8 +108,8 @@ class FaultyRun:
         fault = self.faults[number]
         before = self._alarms()
         self.list.with_suffix(".allowed").write_text(str(number + 1))
-        struck = self._wait(lambda: self._struck(number), 2 * HANG_S, f"{fault} did not happen")
-        begun_s = struck["at_s"]
+        injected = self._wait(lambda: self._injected(number), 2 * HANG_S, f"{fault} did not happen")
+        begun_s = injected["at_s"]
         ending = noticed_s = None
         resumed_by_hand = 0
         deadline = time.monotonic() + scaled(HANG_S)
@@ -136,24 +136,24 @@ class FaultyRun:
                 rows = self._rows()
             if fault.victim == "driver" and fault.kind == "SIGSTOP" and now - begun_s > PAUSE_S:
                 with suppress(ProcessLookupError):
-                    os.kill(struck["pid"], signal.SIGCONT)
+                    os.kill(injected["pid"], signal.SIGCONT)
             rows = min(rows, current := self._rows())  # going back may take a row away
             if noticed_s is not None and current > rows:
                 text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), "")
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
-            if noticed_s is None and self._is_past(fault, struck, begun_s):
+            if noticed_s is None and self._is_past(fault, injected, begun_s):
                 return Outcome(fault, "unharmed", None, None)
             time.sleep(0.05)
 
-    def _is_past(self, fault: Fault, struck: dict[str, object], begun_s: float) -> bool:
-        """Two steps have ended since, and nobody missed the victim for longer than it takes to notice."""
+    def _is_past(self, fault: Fault, injected: dict[str, object], begun_s: float) -> bool:
+        """Two steps have ended since, and the victim was not missed for longer than it takes to notice."""
         if self._last_step() < fault.step + NUM_STEPS - 1:
             return False
         if time.time() - begun_s < scaled(STALL_S) + 20:
             return False
         with suppress(psutil.Error):
-            if fault.kind == "SIGSTOP" and psutil.Process(struck["pid"]).status() == psutil.STATUS_STOPPED:
-                os.kill(struck["pid"], signal.SIGCONT)
+            if fault.kind == "SIGSTOP" and psutil.Process(injected["pid"]).status() == psutil.STATUS_STOPPED:
+                os.kill(injected["pid"], signal.SIGCONT)
         return True
 
     def _hangs(self, fault: Fault, noticed_s: float | None) -> Outcome:
@@ -178,7 +178,7 @@ class FaultyRun:
         log = (self.folder.parent / "driver.log").read_text()
         return FinishedRun(self.folder, self.process.returncode, "", log)
 
-    def _struck(self, number: int) -> "dict[str, object] | None":
+    def _injected(self, number: int) -> "dict[str, object] | None":
         done = self.list.with_suffix(".done")
         lines = done.read_text().splitlines() if done.exists() else []
         if len(lines) > number:

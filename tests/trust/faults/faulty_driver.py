@@ -1,4 +1,4 @@
-"""A driver that has faults: `rlplan ARGUMENTS` whose victims are struck as a list of faults says, each of them once.
+"""A driver that has faults: `rlplan ARGUMENTS` with a list of faults, each of which is injected once.
 
 Run as `python -m tests.trust.faults.faulty_driver LIST ARGUMENTS`. LIST is a JSON file of rows (`fault_matrix.Fault`).
 A fault waits at its point of its step until the file LIST.allowed says that it may happen, and is written to LIST.done
@@ -48,9 +48,9 @@ class Faults:
         while int(self.path.with_suffix(".allowed").read_text() or 0) < number:
             player.worker_group._check_services(())  # as a run does all the time that does not wait here
             time.sleep(POLL_S)
-        threading.Thread(target=self._strike, args=(player, row, number), daemon=True).start()
+        threading.Thread(target=self._inject, args=(player, row, number), daemon=True).start()
 
-    def _strike(self, player: Player, row: dict[str, Any], number: int) -> None:
+    def _inject(self, player: Player, row: dict[str, Any], number: int) -> None:
         time.sleep(random.Random(number).uniform(0, MAX_DELAY_S))
         pid, name = _victim(player, row["victim"])
         with self.done.open("a") as file:
@@ -89,15 +89,15 @@ def _victim(player: Player, victim: str) -> tuple[int, str]:
 def install(faults: Faults) -> None:
     perform, finish_step = Player.perform, Player.finish_step
 
-    def struck_perform(self: Player, action: Any, step: int) -> None:
+    def faulty_perform(self: Player, action: Any, step: int) -> None:
         faults.meet(self, step, action.kind.value)
         perform(self, action, step)
 
-    def struck_finish(self: Player, step: int) -> bool:
+    def faulty_finish(self: Player, step: int) -> bool:
         faults.meet(self, step, "finish_step")
         return finish_step(self, step)
 
-    Player.perform, Player.finish_step = struck_perform, struck_finish  # type: ignore[method-assign]
+    Player.perform, Player.finish_step = faulty_perform, faulty_finish  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The axes of the fault matrix: who is struck, where in a step, by what, and in which kind of run."""
+"""The axes of the fault matrix: which process, at which point of a step, by what, and in which kind of run."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A run of three steps without engines: the real writers of a run folder, in one process that can be struck anywhere.
+"""A run of three steps without engines: the real writers of a run folder, in one process, for faults at any call.
 
 In: a plan. Out: a run folder, as `rlplan run` makes and resumes it: bundle, status, lines, checkpoints. What a step
 computes is a few numbers; checkpoints are put together where they are asked for, not in a thread, so that each run

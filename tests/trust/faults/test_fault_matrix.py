@@ -56,7 +56,7 @@ def test_every_cell_is_in_one_slice_and_each_slice_has_all_pairs() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", MODES)
-def test_whatever_is_struck_the_run_ends_as_one_that_nobody_touched(mode: str, tmp_path: Path) -> None:
+def test_a_run_ends_as_one_without_faults_whatever_process_fails(mode: str, tmp_path: Path) -> None:
     faults = dated([cell for cell in cells_of(slice_of_tonight()) if cell.mode == mode])
     outcomes: list[Outcome] = []
 

@@ -1,4 +1,4 @@
-"""A long run with a fault every five steps: it ends as one that nobody touched, and nothing in its driver grows.
+"""A long run with a fault every five steps: it ends as one without faults, and nothing in its driver grows.
 
 The faults are of workers and of Ray's own processes, so that one driver lives through all of them: about 100 in 500
 steps (`RLPLAN_SOAK_FAULTS` makes another number of them).
@@ -20,7 +20,7 @@ from tests.trust.faults.test_fault_matrix import assert_same, job
 
 EVERY = 5
 VICTIMS = {"engine": 8, "scorer": 8, "trainer": 3, "raylet": 1, "gcs": 1}
-"""How often each is struck, in comparison: losing one of the last three restarts every process."""
+"""Relative number of faults of each: losing one of the last three restarts every process."""
 KINDS = {"SIGKILL": 6, "segfault": 3, "exit": 3, "SIGSTOP": 1}
 MAX_GROWTH_BYTES = 64 * MIB
 """Of the driver, from the second quarter of the run to the last."""

@@ -1,7 +1,7 @@
 """A run of three steps, killed before each system call that changes the disk, and refused each of its writes.
 
 No step that was committed is lost, at most one is done again, the last checkpoint always loads, and the run that goes
-on ends as one that nobody touched, to the byte. Struck by strace; what is struck is in small_run.py.
+on ends as one without faults, to the byte. Faults are injected by strace; the run is in small_run.py.
 """
 
 import ctypes
@@ -58,7 +58,7 @@ _PR_SET_PTRACER = 0x59616D61
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3000)]
 
 
-class Struck:
+class FaultyRun:
     """Small runs, each in a process of its own."""
 
     def __init__(self, place: Path) -> None:
@@ -68,8 +68,8 @@ class Struck:
         self.whole = place / "whole"
         assert self.run(self.whole) == 0
 
-    def run(self, folder: Path, *, resumes: bool = False, strike: str = "", log: Path | None = None) -> int:
-        """Its exit code; negative: the signal that ended it. strike: of strace, such as `write:signal=KILL:when=7`."""
+    def run(self, folder: Path, *, resumes: bool = False, inject: str = "", log: Path | None = None) -> int:
+        """Its exit code; negative: the signal that ended it. inject: of strace, such as `write:signal=KILL:when=7`."""
         held, release = os.pipe()
         child = os.fork()
         if not child:
@@ -84,7 +84,7 @@ class Struck:
             finally:
                 os._exit(code)
         os.close(held)
-        tracer = self._trace(child, strike, log) if strike or log else None
+        tracer = self._trace(child, inject, log) if inject or log else None
         os.write(release, b"x")
         os.close(release)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -92,8 +92,8 @@ class Struck:
             tracer.communicate(timeout=30)
         return code
 
-    def _trace(self, pid: int, strike: str, log: Path | None) -> "subprocess.Popen[str]":
-        what = f"inject={strike}" if strike else f"trace={','.join(f'?{call}' for call in CHANGES)}"
+    def _trace(self, pid: int, inject: str, log: Path | None) -> "subprocess.Popen[str]":
+        what = f"inject={inject}" if inject else f"trace={','.join(f'?{call}' for call in CHANGES)}"
         command = ["strace", "-p", str(pid), "-o", str(log or "/dev/null"), "-e", what]
         tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert tracer.stderr is not None
@@ -137,8 +137,8 @@ class Struck:
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> Struck:
-    return Struck(tmp_path_factory.mktemp("struck"))
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> FaultyRun:
+    return FaultyRun(tmp_path_factory.mktemp("faulty"))
 
 
 def lines(path: Path) -> list[Any]:
@@ -163,19 +163,21 @@ def assert_same(folder: Path, whole: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["a new run", "one that was resumed"])
-def test_killed_before_any_system_call_no_committed_step_is_lost(struck: Struck, resumes: bool, tmp_path: Path) -> None:
+def test_killed_before_any_system_call_no_committed_step_is_lost(
+    faulty: FaultyRun, resumes: bool, tmp_path: Path
+) -> None:
     """The one that was resumed has its first step from an earlier run, which was killed in its second."""
     begun = tmp_path / "begun"
     if resumes:
-        assert struck.run(begun, strike="rename:signal=KILL:when=11") == -signal.SIGKILL
+        assert faulty.run(begun, inject="rename:signal=KILL:when=11") == -signal.SIGKILL
         assert step_of_pointer(begun) == 1
     again, num_kills = Counter[int](), 0
-    for call, count in struck.counts(_copy(begun, tmp_path / "counted"), resumes=resumes).items():
+    for call, count in faulty.counts(_copy(begun, tmp_path / "counted"), resumes=resumes).items():
         for number in range(1, count + 1):
             folder, what = _copy(begun, tmp_path / f"{call}-{number}"), f"{call} {number} of {count}"
-            code = struck.run(folder, resumes=resumes, strike=f"{call}:signal=KILL:when={number}")
-            assert code == -signal.SIGKILL, (what, code, struck.trace_back())
-            again[struck.assert_goes_on(folder, what)] += 1
+            code = faulty.run(folder, resumes=resumes, inject=f"{call}:signal=KILL:when={number}")
+            assert code == -signal.SIGKILL, (what, code, faulty.trace_back())
+            again[faulty.assert_goes_on(folder, what)] += 1
             num_kills += 1
             shutil.rmtree(folder)
     print(f"resumed: {resumes}; {num_kills} kills; finished steps done again: {dict(again)}")
@@ -194,23 +196,23 @@ def _copy(begun: Path, folder: Path) -> Path:
     ("error", "lasts"), [("ENOSPC", True), ("EDQUOT", True), ("EIO", False)], ids=["full", "quota", "broken"]
 )
 def test_refused_any_write_a_run_ends_in_a_message_or_goes_on_without(
-    struck: Struck, error: str, lasts: bool, tmp_path: Path
+    faulty: FaultyRun, error: str, lasts: bool, tmp_path: Path
 ) -> None:
     """lasts: every call from that one on is refused, and there is room again when the run is resumed."""
     ends, num_points = Counter[int](), 0
-    counts = struck.counts(tmp_path / "counted")
+    counts = faulty.counts(tmp_path / "counted")
     for call in REFUSED:
         for number in range(1, counts[call] + 1):
             folder, what = tmp_path / f"{call}-{number}", f"{error} at {call} {number} of {counts[call]}"
-            code = struck.run(folder, strike=f"{call}:error={error}:when={number}{'+' if lasts else ''}")
-            assert code in ENDS, (what, code, struck.trace_back())
+            code = faulty.run(folder, inject=f"{call}:error={error}:when={number}{'+' if lasts else ''}")
+            assert code in ENDS, (what, code, faulty.trace_back())
             if code == 0:
                 assert status_of(folder) == "finished", what
             if code == 2:
                 assert not folder.exists() or not any(folder.iterdir()), what
             ends[code] += 1
             num_points += 1
-            struck.assert_goes_on(folder, what) if code else None
+            faulty.assert_goes_on(folder, what) if code else None
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{error}: {num_points} points; exit codes: {dict(ends)}")
     assert num_points >= 50

@@ -39,9 +39,9 @@ def command(
     RUN is a run folder. LOG is JSONL, CSV, trainer_state.json or the console of verl (.log), with the job that wrote it
     behind: rlplan explain metrics.jsonl job.yaml.
     """
-    from rlplan_cli.commands.answers.measured import asks_of_measured, show_measured
+    from rlplan_cli.commands.answers.measured import is_measured, show_measured
 
-    if asks_of_measured(job.source):
+    if is_measured(job.source):
         show_measured(job, fields or (), as_json=as_json)
         return
     from rlplan.planner.answers.changes import check_changes

@@ -7,7 +7,7 @@ from rlplan.errors import SpecError
 from rlplan_cli.options import JobArguments
 
 
-def asks_of_measured(source: str | None) -> bool:
+def is_measured(source: str | None) -> bool:
     """Whether the first word is a run folder or a log, and no job, plan or bundle."""
     from rlplan.foreign.logs.read import is_log
     from rlplan.planner.plan import is_run_folder

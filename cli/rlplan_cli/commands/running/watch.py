@@ -52,7 +52,7 @@ def command(
     with WatchDisplay(follower.plan, is_shown=not as_json) as display:
         standing = follower.look()
         display.show(standing)
-        while standing.goes_on and (left := end - time.monotonic()) > 0:
+        while standing.is_going_on and (left := end - time.monotonic()) > 0:
             if pages is not None:
                 pages.make()
             time.sleep(min(every, left))
@@ -64,7 +64,7 @@ def command(
         print_json(standing.as_json())
     else:
         display.show_end(standing)
-    if standing.goes_on:
+    if standing.is_going_on:
         raise typer.Exit(NOT_YET)
     check_ended_well(standing, follower.folder)
 

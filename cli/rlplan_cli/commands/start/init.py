@@ -136,7 +136,7 @@ def _prompt_column(data: Path) -> str | None:
 
 
 def _asked(answers: "Answers", data: Path | None) -> "tuple[Answers, Path | None]":
-    """What somebody at a terminal says; an empty line takes what stands in brackets."""
+    """The answer typed at a terminal; an empty line takes the default, which stands in brackets."""
     from rlplan.spec.files.job_forms import hardware_of
     from rlplan.spec.files.new_job import CPU_MODEL, GPU_MODEL
 

@@ -1,4 +1,4 @@
-"""A run that somebody watches: a frame that is drawn again in a terminal, a line for each new step in a pipe.
+"""A run that is watched: a frame that is redrawn in a terminal, a line for each new step in a pipe.
 
 In: a plan, and how the run stands. Out: stdout. Left out: reading the run folder, waiting.
 """
@@ -68,7 +68,7 @@ class WatchDisplay(LiveDisplay):
             (standing.state, COLORS.get(standing.state, "red")),
             f"  {self.plan.job.name}: step {done} of {self.num_steps} after {format_seconds(seconds)}{left}",
         )
-        doing = f"  {standing.doing} ended last" * bool(standing.goes_on and standing.doing)
+        doing = f"  {standing.doing} ended last" * bool(standing.is_going_on and standing.doing)
         parts: list[Any] = [head, ProgressBar(total=self.num_steps, completed=done, width=min(stdout.width, 60))]
         parts += [Text(doing, style="dim")] * bool(doing)
         parts += [self._steps(standing), self._memory(standing)]
@@ -78,7 +78,7 @@ class WatchDisplay(LiveDisplay):
     def _left_s(self, standing: "Standing") -> float:
         """Seconds to the end at the pace of the last steps; 0 where that is not known."""
         took = [row["step_s"] for row in standing.steps if row["step"] > 0 and "step_s" in row]
-        return sum(took) / len(took) * (self.num_steps - standing.step) if took and standing.goes_on else 0.0
+        return sum(took) / len(took) * (self.num_steps - standing.step) if took and standing.is_going_on else 0.0
 
     def _steps(self, standing: "Standing") -> Table:
         metrics = [*COLUMNS.items()]

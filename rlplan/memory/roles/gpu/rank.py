@@ -188,7 +188,7 @@ def loss_of(trained: TrainedRole) -> Loss:
 
 
 class RankOnGpu(Forecast):
-    """One rank. See `predict.Forecast`; `on_host` says what lies in the host's memory meanwhile."""
+    """One rank. See `predict.Forecast`; `on_host` says what lies in the host's memory at the same time."""
 
     def __init__(self, trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> None:
         self.trained, self.stage, self.fixed = trained, stage, fixed

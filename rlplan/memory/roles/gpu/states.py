@@ -143,7 +143,6 @@ def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         moment_bytes=training.master_dtype.num_bytes,
         optimizer=Optimizer(training.optimizer),
         reduce_bucket_size=training.reduce_bucket_size,
-        allgather_bucket_size=training.reduce_bucket_size,
         offloads_optimizer=choice.offloads_optimizer,
         offloads_parameters=choice.offloads_parameters,
     )

@@ -22,7 +22,7 @@ __all__ = ["CAPPED", "MicroBatchTokens", "TrainerOnGpu", "parts_of"]
 class TrainerOnGpu(Forecast):
     """One rank of a trained role; of a pipeline, at each action that of the fullest stage.
 
-    See `predict.Forecast`; `on_host` says what lies in the host's memory meanwhile.
+    See `predict.Forecast`; `on_host` says what lies in the host's memory at the same time.
     """
 
     def __init__(self, trained: TrainedRole) -> None:

@@ -117,7 +117,7 @@ class _Splitter:
     calls: dict[str, _Taken] = field(default_factory=dict)
 
     def split(self, node: Any, bound: frozenset[str], *, is_iterated: bool = False) -> Any:
-        """A node with a name in the place of each call: its own text, which is nobody else's name.
+        """A node with a name in the place of each call: its own text, which is no other name.
 
         bound: names of comprehensions around it.
         """

@@ -56,21 +56,22 @@ def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, t
 
 @contextmanager
 def _folder_in_memory(version: int) -> Iterator[Path]:
-    """A folder in this host's memory, gone afterwards, and what killed processes have left there with it."""
+    """A folder in this host's memory, removed afterwards; what killed processes have left there is removed first."""
     for left in Path(SHARED_FOLDER).glob("rlplan-*-adapter-*"):
         with suppress(OSError), _locked(left):
             shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-adapter-{version}-", dir=SHARED_FOLDER))
-    try:
-        with _locked(folder):
+    made = Path(tempfile.mkdtemp(prefix=f"rlplan-{os.getpid()}-new-", dir=SHARED_FOLDER))
+    with _locked(made):  # other engine processes remove a folder that has the name below and no lock
+        folder = made.rename(made.with_name(made.name.replace("-new-", f"-adapter-{version}-")))
+        try:
             yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raises: OSError where somebody else holds it, or it is gone."""
+    """Raises: OSError where another process holds the lock, or the folder is gone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,7 @@ by the other. Left out: torch (both sides of every host-local transport share th
 
 Words: 0 the last update that failed; 1 packets published; 2 and on, for each reader, packets read; from 64 on the
 process ids of the sender and the readers; from 128 on the packets' headers, 8 words each. Counts run on over updates:
-update `serial` of n packets begins at serial * n. Whoever waits learns from the kernel that the other side has ended.
+update `serial` of n packets begins at serial * n. The kernel tells a waiting side that the other side has ended.
 Assumes: a processor that keeps the order of stores (x86; on ARM the interpreter's own locks order them in practice).
 """
 

@@ -73,7 +73,7 @@ class DiskOutlet(DiskSide):
         """Readers may come at any time."""
 
     def begin(self, update: Update) -> None:
-        """An update follows; what is left of earlier ones goes: whoever wanted it has read it, or failed."""
+        """An update follows; what is left of earlier ones is removed: its readers have read it, or failed."""
         super().begin(update)
         for old in Path(self.endpoint.path).glob("version-*"):
             shutil.rmtree(old, ignore_errors=True)

@@ -78,7 +78,7 @@ class SharedMemoryOutlet(SharedPages):
             super().__init__(replace(endpoint, path=str(path)), packets, SENDER, range(1, endpoint.num_readers + 1))
             self.endpoint = replace(self.endpoint, handles=self.handles())
         except BaseException:
-            path.unlink()  # nobody is left who would
+            path.unlink()  # no other process is left to do it
             raise
 
     @staticmethod
@@ -109,7 +109,7 @@ class SharedMemoryOutlet(SharedPages):
         self._wait_for(len(self.packets), "reading of the last packet")
 
     def close(self) -> None:
-        """Unmap, and remove the file where nobody has opened it yet."""
+        """Unmap, and remove the file where no reader has opened it yet."""
         super().close()
         Path(self.endpoint.path).unlink(missing_ok=True)
 

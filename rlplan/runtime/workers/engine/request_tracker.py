@@ -54,7 +54,7 @@ class _Open:
 
 
 class RequestTracker:
-    """Used by one thread only. samples: gets each sample as it ends, where somebody wants them."""
+    """Used by one thread only. samples: gets each sample as it ends, where they are wanted."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -82,7 +82,7 @@ class RequestTracker:
             entry.outbox.put(FinishedRequest(request_id, tuple(entry.samples[i] for i in sorted(entry.samples))))
 
     def drop(self, request_ids: Sequence[str]) -> list[tuple[str, int]]:
-        """Forget requests, whoever waits for them; gives (id, index) of the samples that had not ended."""
+        """Forget requests, also those that are waited for; gives (id, index) of the samples that had not ended."""
         left = []
         for entry in [self._open.pop(name) for name in request_ids if name in self._open]:
             name = entry.request.id
@@ -91,7 +91,7 @@ class RequestTracker:
         return left
 
     def fail(self, error: BaseException) -> None:
-        """Tell everybody who waits that nothing more will come."""
+        """Tell all waiting callers that nothing more will come."""
         for entry in self._open.values():
             entry.outbox.fail(error)
         self._open.clear()

@@ -86,7 +86,7 @@ class RolloutEngine(Worker):
         """Load the model and allocate the KV cache; also again, after `stop`.
 
         address: where the ranks meet, when there are several. version: that of the weights in the folder. An engine
-        that is there already goes first: whoever asks does not know.
+        that is there already goes first: the caller does not know of it.
         """
         from vllm import LLM
         from vllm.config import WeightTransferConfig
@@ -109,12 +109,12 @@ class RolloutEngine(Worker):
             fix_temperature_expansion()
         self.llm.update_weight_version(str(version))
         if address:
-            self._fall_into_step(rank, address, store)
+            self._run_in_lock_step(rank, address, store)
 
     def stop(self) -> None:
         """Destroy the engine, if there is one, and give its memory back; `start` makes a new one in the same process.
 
-        Its weights are clean again whatever happened before: whoever starts it gives it whole ones.
+        Its weights are clean again whatever happened before: it is started with whole ones.
         """
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -283,7 +283,7 @@ class RolloutEngine(Worker):
         timeout = timedelta(seconds=self.job.limits.rank_timeout_s)
         return join(rank, world_size, address, timeout, self.take_listener())
 
-    def _fall_into_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
+    def _run_in_lock_step(self, rank: int, address: tuple[str, int], store: Any) -> None:
         from rlplan.runtime.workers.engine.lock_step import Follower, Leader
 
         if rank == 0:
@@ -326,7 +326,7 @@ class RolloutEngine(Worker):
             self.llm.llm_engine.abort_request(left)
 
     def _work(self) -> bool:
-        """One step of the engine, where there is something to do and nobody else says when."""
+        """One step of the engine, where there is something to do and no other rank decides when."""
         if self.paused or self.dirty or not self.tracker.num_open or self.follower is not None:
             return False
         if self.leader is not None:

@@ -95,7 +95,7 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
 
 
 def share_frozen(model: nn.Module, config: dict[str, Any]) -> Any:
-    """DeepSpeed's ZeRO-3 around a model that nobody trains: each rank keeps its share of the weights."""
+    """DeepSpeed's ZeRO-3 around a model that is not trained: each rank keeps its share of the weights."""
     import deepspeed
 
     engine, *_ = deepspeed.initialize(model=model, config=config)

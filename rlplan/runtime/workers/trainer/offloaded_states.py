@@ -26,7 +26,7 @@ from rlplan.runtime.run_folder.disk_errors import writing_file
 CHUNK_BYTES = 1 << 28
 """What is written or read in one call; the system takes less than 2 GiB at a time."""
 MAPPED_BYTES = 1 << 20
-"""Storages from here on come back as memory that is mapped anew and held by nobody until written to (emit/ray.py)."""
+"""Storages from here on come back as memory that is mapped anew and without pages until written to (emit/ray.py)."""
 
 
 class OffloadedStates:

@@ -26,7 +26,7 @@ from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, adapte
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
 from rlplan.runtime.models.sharded_loading import build_cut
-from rlplan.runtime.models.start_checkpoint import load_language_model, put_back, save_policy, warm_up
+from rlplan.runtime.models.start_checkpoint import load_language_model, merge_into_whole_model, save_policy, warm_up
 from rlplan.runtime.models.tensor_parallel import PartWeights
 from rlplan.runtime.models.value_model import PolicyValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample, blank_sample
@@ -356,7 +356,7 @@ class PolicyTrainer(Worker):
         """As `save`, for people: what was a vision-language model's language part is put back into it."""
         checksums = self.save(folder, model_folder)
         if checksums is not None:
-            put_back(Path(folder), Path(model_folder))
+            merge_into_whole_model(Path(folder), Path(model_folder))
         return checksums
 
     def weights(self) -> WeightSource:

@@ -169,7 +169,7 @@ def _scaler(engine: Any) -> dict[str, float]:
 
 
 def _write_with_receipt(path: Path, pieces: Sequence[Piece], facts: dict[str, Any]) -> None:
-    """The receipt comes last: whoever reads it knows that the file is on the disk, or why it is not.
+    """The receipt comes last: it says that the file is on the disk, or why it is not.
 
     Where the disk does not take even that an empty one is left, for which it needs no room.
     """

@@ -38,7 +38,7 @@ def test_each_waits_for_its_own_requests() -> None:
     assert one.take(1, 0.0) == []
 
 
-def test_whoever_waits_is_told_when_the_engine_has_failed() -> None:
+def test_waiting_callers_are_told_when_the_engine_has_failed() -> None:
     tracker, outbox = RequestTracker(), Outbox()
     tracker.enter([request("a", 1)], outbox)
     timer = threading.Timer(0.05, lambda: tracker.fail(RuntimeError("the engine is broken")))

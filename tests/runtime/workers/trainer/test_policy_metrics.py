@@ -88,7 +88,7 @@ def test_pairs_that_weigh_nothing_are_not_ranked() -> None:
 
 
 @pytest.mark.parametrize("num_judged", [0, 1])
-def test_an_evaluation_that_nobody_could_judge_is_no_zero(num_judged: int) -> None:
+def test_an_evaluation_without_a_reward_is_no_zero(num_judged: int) -> None:
     metrics = StepMetrics(make_job())
     completion = Completion((3,), (-0.5,), "stop")
     step = [Rollout(Prompt("1", "a", "b", (1,)), index, completion, "x") for index in range(2)]
