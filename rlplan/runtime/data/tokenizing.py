@@ -12,9 +12,10 @@ from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.images.in_prompts import ImagePlaces
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
-from rlplan.runtime.rollout.experience import Prompt
+from rlplan.runtime.rollout.experience import Prompt, PromptImage
 from rlplan.spec.base import shorten
 from rlplan.spec.declaration import Given
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
@@ -31,9 +32,10 @@ def tokenize_file(
 
     given: the answers that rows hold. Raises: SpecError that lists bad rows.
     """
-    columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
+    data = job.needed_data
+    columns = Columns(data.prompt_column, data.answer_column, data.image_column)
     loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job), chats)
-    encoder = _Encoder(job, tokenizer)
+    encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
     for row in loaded.rows:
@@ -58,18 +60,27 @@ def tokenize_file(
 class _Encoder:
     """Texts as tokens within the job's lengths."""
 
-    def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
-        self.tokenizer, self.workload = tokenizer, job.workload
+    def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
+        self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
+        self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
 
-    def prompt(self, row: DataRow) -> tuple[int, ...]:
+    def prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Its tokens, those of images among them, and the images."""
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
         # A template writes a sequence's first token itself, where there is one.
-        tokens = self.tokenizer.tokens(str(row.prompt), adds_special_tokens=row.chat is None)
+        text = (
+            str(row.prompt)
+            if self.images is None or row.chat
+            else self.images.written(str(row.prompt), len(row.images))
+        )
+        tokens, images = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None), ()
+        if self.images is not None:
+            tokens, images = self.images.put_in(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
-        return tokens
+        return tokens, images
 
     def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
         """With the end of sequence that the policy would have to say."""
@@ -92,8 +103,10 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
     right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
     answers = tuple(encoder.answer(row, key) for key in there)
     chat = "" if row.chat is None else json.dumps(row.chat)
-    tokens = encoder.prompt(row)
-    whole = Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat)
+    tokens, images = encoder.prompt(row)
+    whole = Prompt(
+        row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat, images=images
+    )
     if given != "unpaired":
         return [whole]
     return [

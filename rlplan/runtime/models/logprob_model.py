@@ -16,9 +16,9 @@ from torch import nn
 
 from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.device.layer import device_of
+from rlplan.runtime.images.tower import embeddings
+from rlplan.runtime.images.tower import positions as axes_of
 from rlplan.runtime.learning.packing import pack_best_fit
-from rlplan.runtime.models.image_tower import embeddings
-from rlplan.runtime.models.image_tower import positions as axes_of
 from rlplan.runtime.models.sequence_parallel import Sharing
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TrainSample, chosen_indices
 

@@ -64,6 +64,11 @@ class Prompt:
     images: tuple[PromptImage, ...] = ()
     """In the order of their tokens."""
 
+    @property
+    def question(self) -> tuple[str, tuple[bytes, ...]]:
+        """What is asked: text and images. Two prompts with one question are the same."""
+        return self.text, tuple(image.pixels for image in self.images)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:

@@ -1,19 +1,24 @@
 """Sizes of images in a prompt: how many pixels and tokens a vision-language model's own processor makes of one.
 
-In: `config.json` and `preprocessor_config.json` as data, an image's size. Out: its size in tokens. Left out: videos, and
-processors that cut images into several parts.
+In: `config.json` and `preprocessor_config.json` as data, an image's size. Out: its size in tokens. Left out: videos,
+and processors that cut images into several parts.
 Source: transformers 5.19, `smart_resize` of image_processing_qwen2_vl.py.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rlplan.spec.base import read_json
+from rlplan.spec.models.config import read_config
+
+MAX_CONFIG_BYTES = 1 << 20
 MAX_RATIO = 200
 """Between a longer and a shorter side: the processor takes no other."""
 
-_WITH_IMAGES = ("Qwen2_5_VLForConditionalGeneration",)
+WITH_IMAGES = ("Qwen2_5_VLForConditionalGeneration",)
 
 
 @dataclass(frozen=True)
@@ -46,20 +51,26 @@ class ImageRule:
         if max(height, width) > MAX_RATIO * min(height, width):
             raise ValueError(f"one side is more than {MAX_RATIO} times the other")
         side = self.side
-        rows, columns = max(1, round(height / side)), max(1, round(width / side))
+        rows, columns = round(height / side), round(width / side)
         if rows * columns * side**2 > self.max_pixels:
             scale = math.sqrt(height * width / self.max_pixels)
             rows, columns = (max(1, math.floor(length / scale / side)) for length in (height, width))
         elif rows * columns * side**2 < self.min_pixels:
             scale = math.sqrt(self.min_pixels / (height * width))
             rows, columns = (math.ceil(length * scale / side) for length in (height, width))
-        return rows, columns
+        return max(1, rows), max(1, columns)
 
 
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether runs take images in prompts of this model."""
     names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and names[0] in _WITH_IMAGES
+    return isinstance(names, list) and bool(names) and names[0] in WITH_IMAGES
+
+
+def rule_of(folder: Path, max_pixels: int) -> ImageRule:
+    """The rule of a model's folder. Raises: SpecError where a file is missing or is no JSON object."""
+    processor = read_json(folder / "preprocessor_config.json", "the image processor", limit=MAX_CONFIG_BYTES)
+    return image_rule(read_config(folder / "config.json"), processor, max_pixels)
 
 
 def image_rule(config: Mapping[str, Any], processor: Mapping[str, Any], max_pixels: int) -> ImageRule:

@@ -53,7 +53,9 @@ def pillow_image(image: PromptImage) -> Any:
 def give_tower(language_model: Any, folder: Path) -> None:
     """Make a decoder take images, with the tower of the whole model in a folder."""
     tower = ImageTower(folder, next(language_model.parameters()).dtype)
-    language_model.model.rotary_emb = tower.rotary  # of text, whose axes are alike, it gives what the decoder's own does
+    language_model.model.rotary_emb = (
+        tower.rotary
+    )  # of text, whose axes are alike, it gives what the decoder's own does
     language_model.__dict__[_KEY] = tower
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplan.runtime.models.image_tower import give_tower, pillow_image, tower_of
+from rlplan.runtime.images.tower import give_tower, pillow_image, tower_of
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.start_checkpoint import load_language_model, write_language_part
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair
@@ -75,7 +75,9 @@ def test_packed_sequences_with_images_have_the_whole_models_logprobs(folders: tu
         ours = LogprobModel(decoder, 1.0, entropies="none")(make_batch(_pairs()))[0]
         theirs = torch.cat([_whole_logprobs(whole, tower.processor, pair) for pair in _pairs()])
     assert torch.allclose(ours, theirs, atol=1e-5), (ours - theirs).abs().max()
-    blind = LogprobModel(decoder, 1.0, entropies="none")(make_batch([SequencePair(p.prompt_tokens, p.response_tokens) for p in _pairs()]))[0]
+    blind = LogprobModel(decoder, 1.0, entropies="none")(
+        make_batch([SequencePair(p.prompt_tokens, p.response_tokens) for p in _pairs()])
+    )[0]
     assert (ours - blind).abs().max() > 1e-2, "images count"
 
 
