@@ -77,7 +77,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
     faults: list[tuple[int, str]] = []
     first_with: dict[str, int] = {}
     layout, near = "", ""
-    for number, cells in read_table(path):
+    for number, cells in read_table(path, columns.image):
         try:
             if isinstance(cells, str):
                 raise BadRowError(cells)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
 from rlplan.runtime.data.model_text import ModelText
@@ -21,6 +22,8 @@ from rlplan.spec.declaration import Given
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 from rlplan.spec.resolved import ResolvedJob
 
+MAX_PIXEL_BYTES = 1 << 30
+"""Of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
 """Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
 
@@ -38,9 +41,13 @@ def tokenize_file(
     encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
+    left = MAX_PIXEL_BYTES
     for row in loaded.rows:
         try:
             prompts.extend(_prompts(row, encoder, given))
+            left -= sum(len(image.pixels) for image in prompts[-1].images)
+            if left < 0:
+                raise _too_many_pixels(path, row.number)
         except BadRowError as error:
             faults.append((row.number, str(error)))
     if faults:
@@ -55,6 +62,15 @@ def tokenize_file(
     has_functions = any(isinstance(spec, FunctionSpec) for spec in job.rewards)
     shared = _shared_columns(loaded.rows) if has_functions else frozenset[str]()
     return tuple(prompts), loaded.said(path), shared
+
+
+def _too_many_pixels(path: Path, row: int) -> SpecError:
+    return SpecError(
+        f"the images of the first {row} rows take more than {MAX_PIXEL_BYTES} bytes as pixels",
+        where=str(path),
+        rule="the driver holds the images of all prompts",
+        way_out="a smaller data.max_image_pixels, or fewer rows",
+    )
 
 
 class _Encoder:

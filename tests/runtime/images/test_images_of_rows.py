@@ -144,3 +144,14 @@ def test_a_row_whose_images_do_not_fit_is_told_by_its_number(job_file: Path, cha
     with pytest.raises(SpecError, match="1 of 16 rows cannot be used") as caught:
         _load(job_file, "data.prompts=changed.jsonl")
     assert why in str(caught.value)
+
+
+def test_bytes_of_hugging_faces_image_feature_are_read_from_parquet(job_file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    packed = {"bytes": png(56, 56, "blue"), "path": "blue.png"}
+    rows = [{"prompt": f"w{n} color ?", "answer": "blue", "image": packed} for n in range(16)]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), job_file.parent / "rows.parquet")
+    (image,) = _load(job_file, "data.prompts=rows.parquet").train[0].images
+    assert image.pixels[:3] == b"\x00\x00\xff"

@@ -2,7 +2,7 @@
 
 In: a job whose prompts have images, its whole model, the forecast of the process without a tower. Out: bytes by kind.
 A tower is frozen and sees one image after the other, before the decoder's pass begins. Left out: the prompts' pixels,
-which lie in the driver and with the samples (docs/memory-model.md).
+which lie in the driver and with the samples.
 
 Symbols: P patches of the largest image, v the tower's width, w of its MLP, p pixels' numbers in a patch, e bytes of an
 element.
