@@ -13,7 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, is_beside_a_tower, is_for_images, load_model, load_scalar_base
-from rlplan.spec.models.image_sizes import WITH_IMAGES
+from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent

@@ -18,8 +18,8 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
+from rlplan.spec.models.families.image_sizes import takes_images
 from rlplan.spec.models.families.towers import tower_tensors
-from rlplan.spec.models.image_sizes import takes_images
 from rlplan.spec.models.language_part import has_tower, language_config
 from rlplan.spec.models.parts import (
     FULL,

@@ -23,7 +23,7 @@ from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import patiently
 from rlplan.runtime.processes.safe_path import module_command
-from rlplan.spec.models.image_sizes import ImageRule
+from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
 """Beside the libraries: the largest published tokenizers take some 500 MB while they are read."""

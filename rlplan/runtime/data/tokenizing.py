@@ -91,7 +91,8 @@ class _Encoder:
             if self.images is None or row.chat
             else self.images.written(str(row.prompt), len(row.images))
         )
-        tokens, images = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None), ()
+        tokens = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None)
+        images: tuple[PromptImage, ...] = ()
         if self.images is not None:
             tokens, images = self.images.put_in(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:

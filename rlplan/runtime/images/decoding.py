@@ -9,7 +9,7 @@ import base64
 import io
 from typing import Any
 
-from rlplan.spec.models.image_sizes import ImageRule
+from rlplan.spec.models.families.image_sizes import ImageRule
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_FILE_BYTES = 1 << 24

@@ -13,7 +13,7 @@ from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.images.in_rows import MARK, image_bytes, marked
 from rlplan.runtime.rollout.experience import PromptImage
 from rlplan.spec.models.config import read_config
-from rlplan.spec.models.image_sizes import rule_of
+from rlplan.spec.models.families.image_sizes import rule_of
 from rlplan.spec.resolved import ResolvedJob
 
 _AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")

@@ -17,9 +17,9 @@ from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.images.in_rows import image_bytes, with_parts
 from rlplan.spec.files.job_file import load_job
-from rlplan.spec.models.image_sizes import ImageRule
+from rlplan.spec.models.families.image_sizes import ImageRule
 from rlplan.spec.resolved import on_a_cpu_host
-from tests.runtime.runs.with_images import IMAGE_TOKEN, image_job
+from tests.runtime.images.with_images import IMAGE_TOKEN, image_job
 
 RULE = ImageRule(patch=14, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 16)
 

@@ -11,7 +11,7 @@ from rlplan.runtime.images.tower import give_tower, pillow_image, tower_of
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.start_checkpoint import load_language_model, write_language_part
 from rlplan.runtime.rollout.experience import PromptImage, SequencePair
-from tests.runtime.runs.with_images import IMAGE_TOKEN, write_with_processor
+from tests.runtime.images.with_images import IMAGE_TOKEN, write_with_processor
 
 SIDE = 28
 

@@ -17,7 +17,7 @@ from rlplan.memory.roles.cpu.tower import WithTower, image_pass_bytes, tower_byt
 from rlplan.memory.roles.cpu.trainer import TrainerForecast, ValueForecast
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
 from rlplan.spec.model import ModelSpec, load_whole
-from rlplan.spec.models.image_sizes import rule_of
+from rlplan.spec.models.families.image_sizes import rule_of
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
 
