@@ -12,6 +12,9 @@ from rlplan.vocabulary import Placement, SyncContent
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
 
+MAX_IMAGES = 16
+"""Of a prompt."""
+
 LONGEST_NGRAM = 3
 """Longest n-gram that speculative decoding looks up in what came before."""
 
@@ -48,6 +51,8 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
         **_adapter_arguments(job),
         **(_gpu_arguments(job, placement) if job.device_kind == "cuda" else {}),
     }
+    if job.takes_images:
+        arguments |= {"limit_mm_per_prompt": {"image": MAX_IMAGES}, "mm_processor_cache_gb": 0}
     if job.rollout.quantization != "none":
         arguments["quantization"] = job.rollout.quantization
     if job.rollout.speculative_tokens:

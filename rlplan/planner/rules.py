@@ -12,7 +12,8 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
 from rlplan.spec.hardware.catalogue import find_profile
-from rlplan.spec.model import ModelSpec, has_vision_tower, load_model, load_scalar_base
+from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
+from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
@@ -40,6 +41,7 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
         yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan){but}"
         return
     yield from model_refusals(job)
+    yield from _images(job)
     yield from _trainer_of(job)
     if job.rollout.engine == "sglang":
         yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
@@ -127,6 +129,33 @@ def _towers(job: SettledJob) -> Iterator[str]:
             yield f"{key}: of vision-language models the policy alone can be one; {key} takes a language model"
         elif has_vision and job.device_kind == "cuda":
             yield f"{key}: a vision-language policy's language part is proved on CPU hosts alone, not on GPUs"
+
+
+def _images(job: SettledJob) -> Iterator[str]:
+    """What has no images in its prompts."""
+    if not job.takes_images:
+        return
+    asked, training, rollout = "data.image_column", job.training, job.rollout
+    if not is_for_images(Path(job.policy.path)):
+        yield f"{asked}: images are for a policy of {', '.join(WITH_IMAGES)}; of others prompts are texts"
+    others = {role for role in job.scored_roles if role not in (Role.REFERENCE, Role.POLICY)} | set(job.roles.paths)
+    if others:
+        named = ", ".join(sorted(others))
+        yield f"{asked}: with images there are no roles beside the policy and its reference (here {named})"
+    for key, is_asked in {
+        "hardware.profile of GPUs": job.device_kind == "cuda",
+        "policy.init random": job.policy.init == "random",
+        f"algorithm.name {job.algorithm.name}, whose answers are given": not job.has_rollouts,
+        "rollout.environment": job.has_turns,
+        "training.lora": training.lora is not None,
+        "training.ulysses above 1": training.ulysses not in ("auto", 1),
+        "training.tp above 1": training.tp not in ("auto", 1),
+        "rollout.tp above 1": rollout.tp not in ("auto", 1),
+        "rollout.speculative_tokens": bool(rollout.speculative_tokens),
+        "rollout.stop with texts": any(isinstance(part, str) for part in rollout.stop),
+    }.items():
+        if is_asked:
+            yield f"{asked}: images with {key} are not run: leave one of the two out"
 
 
 def _trainer_of(job: SettledJob) -> Iterator[str]:
@@ -298,6 +327,12 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
     sync_mode, place, placement = choice.sync_mode, job.placement, choice.arrangement.placement
+    if job.takes_images and placement is Placement.COLOCATED:
+        yield "data.image_column: a colocated engine starts again from files of the language part, without the tower"
+    if job.takes_images and choice.engine.tp > 1:
+        yield f"rollout.tp {choice.engine.tp}: images go to engines of one rank"
+    if job.takes_images and choice.trainer.ranks_per_sequence > 1:
+        yield "training.ulysses, training.tp: with images every rank computes passes of its own"
     transport = place.transport if place.transport != "auto" else sync_mode
     content = place.sync_content
     if job.rollout.speculative_tokens and placement is Placement.COLOCATED:

@@ -64,6 +64,11 @@ class JobRoles(JobParts):
         return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
 
     @property
+    def takes_images(self) -> bool:
+        """Whether prompts have images."""
+        return self.data is not None and self.data.image_column is not None
+
+    @property
     def has_turns(self) -> bool:
         """Whether an environment or tools answer the policy, so that a rollout may have several turns."""
         return self.rollout.environment.is_given

@@ -18,6 +18,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
+from rlplan.spec.models.families.image_sizes import takes_images
 from rlplan.spec.models.families.towers import tower_tensors
 from rlplan.spec.models.language_part import is_vision_language, language_config
 from rlplan.spec.models.parts import (
@@ -245,6 +246,16 @@ def load_model(folder: Path) -> ModelSpec:
 def has_vision_tower(folder: Path) -> bool:
     """Whether a folder holds a vision-language model, of which a run trains the language part alone. Raises: SpecError."""
     return is_vision_language(_config_in(folder))
+
+
+def is_for_images(folder: Path) -> bool:
+    """Whether runs take images in prompts of a folder's model. Raises: SpecError."""
+    return takes_images(_config_in(folder))
+
+
+def load_whole(folder: Path) -> ModelSpec:
+    """ModelSpec of a vision-language model with its tower. Raises: SpecError."""
+    return model_from_config(_config_in(folder), where=str(folder))
 
 
 def load_scalar_base(folder: Path) -> ModelSpec:

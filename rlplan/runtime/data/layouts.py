@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from rlplan.emit.vllm import MAX_IMAGES
 from rlplan.printable import printable as shown
 from rlplan.spec.declaration import Given
 
@@ -63,6 +64,8 @@ class Columns:
 
     prompt: str | None = None
     answer: str | None = None
+    image: str | None = None
+    """None: a row with an image is a bad row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ class DataRow:
 
     chat: Chat | None = None
     """What the policy's template has made `prompt` of; None where it is a text of the file's own."""
+
+    images: tuple[Any, ...] = ()
+    """What its image column holds, one an image."""
 
     number: int = field(default=0, compare=False)
     """Where it stands in its file, from 1."""
@@ -125,6 +131,8 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
     Raises: BadRowError.
     """
     prompt_name = columns.prompt or ("input" if layout == "openrlhf" else "prompt")
+    images = image_cells(_bare(cells.get(columns.image))) if columns.image else []
+    cells = {name: cell for name, cell in cells.items() if name != columns.image}
     _refuse_images(cells, prompt_name)
     used = {prompt_name, "id"}
     chosen = rejected = None
@@ -155,8 +163,17 @@ def read_row(layout: str, number: int, cells: Cells, columns: Columns, *, given:
         chosen=chosen,
         rejected=rejected,
         others=json.dumps({key: _bare(value) for key, value in cells.items() if key not in used}),
+        images=tuple(images),
         number=number,
     )
+
+
+def image_cells(cell: Any) -> list[Any]:
+    """What stands for each image of a row. Raises: BadRowError."""
+    found = cell if isinstance(cell, list) else [] if _is_null(cell) else [cell]
+    if len(found) > MAX_IMAGES:
+        raise BadRowError(f"{len(found)} images, at most {MAX_IMAGES} a prompt")
+    return found
 
 
 def _refuse_images(cells: Cells, prompt_name: str) -> None:
@@ -164,8 +181,8 @@ def _refuse_images(cells: Cells, prompt_name: str) -> None:
     for name in OF_IMAGES:
         if name != prompt_name and not _is_null(value := _bare(cells.get(name))) and value not in ("", []):
             raise BadRowError(
-                f"column '{name}' is for images, and prompts here are texts: remove the row, or the column where "
-                "its text asks everything"
+                f"column '{name}' is for images, and prompts here are texts: data.image_column={name} where the policy "
+                "takes images, else remove the row, or the column where its text asks everything"
             )
 
 

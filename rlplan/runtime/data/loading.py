@@ -13,6 +13,7 @@ from rlplan.reading import read_text
 from rlplan.runtime.data.layouts import BadRowError, Chat, Columns, DataRow, detect, likely_prompt, read_row
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
+from rlplan.runtime.images.in_rows import with_parts
 from rlplan.spec.base import read_json, shorten
 from rlplan.spec.declaration import Given
 
@@ -76,7 +77,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
     faults: list[tuple[int, str]] = []
     first_with: dict[str, int] = {}
     layout, near = "", ""
-    for number, cells in read_table(path):
+    for number, cells in read_table(path, columns.image):
         try:
             if isinstance(cells, str):
                 raise BadRowError(cells)
@@ -84,6 +85,8 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
             layout = layout or detect(set(cells), columns)
             row = read_row(layout, number, cells, columns, given=wanted.given)
             _check_answer(row, wanted)
+            if row.images and not isinstance(row.prompt, str):
+                with_parts(row.prompt, len(row.images))
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
@@ -152,6 +155,12 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Cha
     template = chat_template(model_folder)
     if template is None and style != Chats():
         raise no_template(model_folder)
+    if template:
+        chats = [
+            with_parts(row.prompt, len(row.images)) if row.images else row.prompt
+            for row in rows
+            if not isinstance(row.prompt, str)
+        ]
     texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
     made = [
         row if isinstance(row.prompt, str) else replace(row, prompt=next(texts), chat=row.prompt if template else None)

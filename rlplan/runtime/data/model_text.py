@@ -5,21 +5,25 @@ take gigabytes or abort its process, a template can loop for ever. So they work 
 and the driver holds neither the libraries nor the tokenizer. Run as a module it is that process: JSON, line by line.
 """
 
+import base64
 import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.runtime.data.layouts import printable
+from rlplan.runtime.data.layouts import BadRowError, printable
+from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.processes.limits import limit_memory
 from rlplan.runtime.processes.line_process import Deadline, LineProcess, NoAnswerError
 from rlplan.runtime.processes.machine_speed import patiently
 from rlplan.runtime.processes.safe_path import module_command
+from rlplan.spec.models.families.image_sizes import ImageRule
 
 MORE_BYTES = 1 << 31
 """Beside the libraries: the largest published tokenizers take some 500 MB while they are read."""
@@ -62,6 +66,22 @@ class ModelText:
     def tokens(self, text: str, *, adds_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text. Raises: SpecError where the tokenizer fails."""
         return tuple(self._ask({"text": text, "special": adds_special_tokens}, ANSWER_S, is_chat=False)["tokens"])
+
+    def image(self, data: bytes, rule: ImageRule) -> tuple[int, int, bytes]:
+        """(rows, columns) of tokens of an image file, and its pixels. Raises: BadRowError where it is none."""
+        asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
+        try:
+            self._process.say(json.dumps(asked), Deadline(START_S))
+            said = patiently(lambda wait: self._process.hear(Deadline(wait)), ANSWER_S, NoAnswerError)
+        except NoAnswerError as error:
+            raise self._failed(f"an image ended its process: {error}{self._last_words()}", is_chat=False) from None
+        if "error" in said:
+            raise BadRowError(str(said["error"]).removeprefix(f"{BadImageError.__module__}.{BadImageError.__name__}: "))
+        return said["rows"], said["columns"], base64.b64decode(said["pixels"])
+
+    def special(self, token: int) -> str:
+        """How a token of the vocabulary is written."""
+        return str(self._ask({"id": token}, ANSWER_S, is_chat=False)["text"])
 
     def rendered(self, chats: Sequence[Any], tools: Sequence[Any] = ()) -> list[str]:
         """Chats as texts, up to where the policy speaks. tools: their schemas. Raises: SpecError where it fails."""
@@ -130,6 +150,10 @@ class _Answers:
                 add_generation_prompt=True,
             )
             return {"text": text}
+        if "image" in request:
+            return decode(base64.b64decode(request["image"]), ImageRule(**request["rule"]))
+        if "id" in request:
+            return {"text": self.tokenizer.id_to_token(request["id"])}
         return {"tokens": self.tokenizer.encode(request["text"], add_special_tokens=request["special"]).ids}
 
 

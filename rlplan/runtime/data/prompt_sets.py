@@ -98,8 +98,8 @@ def _split(train: Sequence[tuple[Prompt, ...]], most: int, seed: int) -> tuple[l
     """(what is trained on, what is held out) of each data set."""
     parts = [held_back(prompts, most, seed) for prompts in train]
     held = [tuple(replace(one, source="") for one in part) for _, part in parts]
-    texts = {one.text for part in held for one in part}  # which another data set may have, too
-    return [tuple(one for one in part if one.text not in texts) for part, _ in parts], held
+    asked = {one.question for part in held for one in part}  # which another data set may have, too
+    return [tuple(one for one in part if one.question not in asked) for part, _ in parts], held
 
 
 def mixture_of(train: Sequence[Prompt], job: ResolvedJob) -> Mixture:
@@ -180,10 +180,10 @@ def _check_sets(sets: PromptSets, job: ResolvedJob) -> None:
             rule="at least workload.num_prompts_per_step prompts",
             way_out="add prompts or take fewer a step",
         )
-    shared = {prompt.text for prompt in sets.train} & {prompt.text for prompt in sets.heldout}
+    shared = {prompt.question for prompt in sets.train} & {prompt.question for prompt in sets.heldout}
     if shared:
         raise SpecError(
-            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared))}",
+            f"{len(shared)} held-out prompts are also training prompts, such as {shorten(min(shared)[0])}",
             where=", ".join(data.heldout_sets.values()) or "data.prompts",
             rule="held-out prompts are not trained on",
             way_out="remove them from one",

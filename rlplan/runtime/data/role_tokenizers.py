@@ -86,7 +86,8 @@ class RoleReaders:
     def sequence(self, role: Role, rollout: Rollout) -> SequencePair:
         """The tokens of prompt and response, as the role knows them."""
         if role is not Role.REWARD or not self.rereads:
-            return SequencePair(rollout.prompt.tokens, rollout.completion.tokens, rollout.completion.observed)
+            prompt, completion = rollout.prompt, rollout.completion
+            return SequencePair(prompt.tokens, completion.tokens, completion.observed, prompt.images)
         limit = self.job.roles.reward.max_seq_len or self.job.workload.max_seq_len
         tokens = tuple(self._words.tokens(rollout.prompt.text + rollout.text, adds_special_tokens=True))
         self.num_cut += len(tokens) > limit

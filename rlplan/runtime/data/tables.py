@@ -6,6 +6,7 @@ Run as a process of its own where pyarrow is needed, so that the driver does not
 Left out: the network; a data set is downloaded before.
 """
 
+import base64
 import codecs
 import csv
 import json
@@ -45,16 +46,19 @@ MAX_LIST_BYTES = 1 << 26
 SPLITS = ("train", "test", "validation")
 
 
-def read_table(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(number from 1, the row or what is wrong with it). Raises: SpecError, HostError when nothing can be read."""
+def read_table(path: Path, image_column: str | None = None) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """(number from 1, the row or what is wrong with it). image_column: whose bytes are kept, in base64.
+
+    Raises: SpecError, HostError when nothing can be read.
+    """
     try:
         if path.is_dir():
-            yield from _from_child(path)
+            yield from _from_child(path, image_column)
             return
         with opened(path, "the data"):
             pass  # it is a file
         if path.suffix in (".parquet", ".arrow"):
-            yield from _from_child(path)
+            yield from _from_child(path, image_column)
         elif path.suffix == ".json":
             rows = _value(read_bytes(path, "the data", limit=MAX_JSON_BYTES).removeprefix(codecs.BOM_UTF8), "the file")
             if not isinstance(rows, list):
@@ -144,10 +148,10 @@ def _parsed(line: bytes) -> dict[str, Any] | str:
         return str(error)
 
 
-def _from_child(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _from_child(path: Path, image_column: str | None) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Rows as the process prints them: neither it nor this one holds more than some of them."""
     with tempfile.TemporaryFile() as errors:
-        command = module_command("rlplan.runtime.data.tables", str(path))
+        command = module_command("rlplan.runtime.data.tables", str(path), *([image_column] if image_column else []))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
             deadline = threading.Timer(TIMEOUT_S, process.kill)
             deadline.start()
@@ -235,24 +239,28 @@ def _check_offsets(table: Any) -> None:
                 raise
 
 
-def _lines(table: Any) -> Iterator[str]:
+def _lines(table: Any, image_column: str | None) -> Iterator[str]:
     """A table's rows as JSON, made one by one; one that holds bytes which are no text says so."""
     for index in range(table.num_rows):
         try:
-            yield _line(table.slice(index, 1).to_pylist()[0])
+            yield _line(table.slice(index, 1).to_pylist()[0], image_column)
         except UnicodeDecodeError:
             yield json.dumps([None, NOT_UTF8])
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: dict[str, Any], image_column: str | None) -> str:
     """[the cells, by column what of them JSON does not know]."""
     whys: dict[str, str] = {}
-    cells = (f"{json.dumps(name)}: {_cell(name, value, whys)}" for name, value in row.items())
+    cells = (
+        f"{json.dumps(name)}: {_cell(name, value, whys, is_image=name == image_column)}" for name, value in row.items()
+    )
     return f"[{{{', '.join(cells)}}}, {json.dumps(whys)}]"
 
 
-def _cell(name: str, value: Any, whys: dict[str, str]) -> str:
+def _cell(name: str, value: Any, whys: dict[str, str], *, is_image: bool) -> str:
     def known(part: Any) -> str | None:
+        if isinstance(part, bytes) and is_image:
+            return base64.b64encode(part).decode()
         if isinstance(part, bytes):
             try:
                 return part.decode("utf-8")
@@ -265,7 +273,7 @@ def _cell(name: str, value: Any, whys: dict[str, str]) -> str:
     return json.dumps(value, default=known)
 
 
-def print_rows(path: Path) -> None:
+def print_rows(path: Path, image_column: str | None = None) -> None:
     """The rows of a table that pyarrow reads, as JSON lines. Raises: SystemExit, with what is wrong with it."""
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others map a gigabyte ahead of what is asked for
     import pyarrow as pa
@@ -287,7 +295,7 @@ def print_rows(path: Path) -> None:
                 tables = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
             for table in tables:
                 _check_offsets(table)
-                for line in _lines(table):
+                for line in _lines(table, image_column):
                     left -= len(line)
                     if left < 0:
                         raise SystemExit(f"{file.name}: its rows take more than {MAX_RATIO} times the file's bytes")
@@ -299,4 +307,4 @@ def print_rows(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    print_rows(Path(sys.argv[1]))
+    print_rows(Path(sys.argv[1]), *sys.argv[2:3])

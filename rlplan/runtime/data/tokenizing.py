@@ -8,18 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import BadRowError, Columns, DataRow
 from rlplan.runtime.data.loading import Chats, Wanted, load_rows, report
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.text_tokens import end_tokens
+from rlplan.runtime.images.in_prompts import ImagePlaces
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError
 from rlplan.runtime.rewards.code_tests import read_tests
-from rlplan.runtime.rollout.experience import Prompt
+from rlplan.runtime.rollout.experience import Prompt, PromptImage
 from rlplan.spec.base import shorten
 from rlplan.spec.declaration import Given
 from rlplan.spec.parts.rewards import AnswerMatcherSpec, CodeExecutorSpec, FunctionSpec
 from rlplan.spec.resolved import ResolvedJob
 
+MAX_PIXEL_BYTES = 1 << 30
+"""Of all images of a file, at the size that the policy sees."""
 ALWAYS_ENCODED = 1 << 16
 """Characters of a text that is tokenized however few tokens are allowed: some tokenizers leave spaces out."""
 
@@ -31,14 +35,19 @@ def tokenize_file(
 
     given: the answers that rows hold. Raises: SpecError that lists bad rows.
     """
-    columns = Columns(job.needed_data.prompt_column, job.needed_data.answer_column)
+    data = job.needed_data
+    columns = Columns(data.prompt_column, data.answer_column, data.image_column)
     loaded = load_rows(path, columns, Path(job.policy.path), Wanted(given) if given else _wanted(job), chats)
-    encoder = _Encoder(job, tokenizer)
+    encoder = _Encoder(job, tokenizer, path if path.is_dir() else path.parent)
     prompts: list[Prompt] = []
     faults: list[tuple[int, str]] = []
+    left = MAX_PIXEL_BYTES
     for row in loaded.rows:
         try:
             prompts.extend(_prompts(row, encoder, given))
+            left -= sum(len(image.pixels) for image in prompts[-1].images)
+            if left < 0:
+                raise _too_many_pixels(path, row.number)
         except BadRowError as error:
             faults.append((row.number, str(error)))
     if faults:
@@ -55,21 +64,40 @@ def tokenize_file(
     return tuple(prompts), loaded.said(path), shared
 
 
+def _too_many_pixels(path: Path, row: int) -> SpecError:
+    return SpecError(
+        f"the images of the first {row} rows take more than {MAX_PIXEL_BYTES} bytes as pixels",
+        where=str(path),
+        rule="the driver holds the images of all prompts",
+        way_out="a smaller data.max_image_pixels, or fewer rows",
+    )
+
+
 class _Encoder:
     """Texts as tokens within the job's lengths."""
 
-    def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
-        self.tokenizer, self.workload = tokenizer, job.workload
+    def __init__(self, job: ResolvedJob, tokenizer: ModelText, folder: Path) -> None:
+        self.tokenizer, self.workload, self.folder = tokenizer, job.workload, folder
+        self.images = ImagePlaces(job, tokenizer) if job.takes_images else None
         self.end = sorted(end_tokens(Path(job.policy.path)))[:1]
 
-    def prompt(self, row: DataRow) -> tuple[int, ...]:
+    def prompt(self, row: DataRow) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Its tokens, those of images among them, and the images."""
         limit, what = self.workload.max_prompt_len, f"prompt {shorten(row.id)}"
         self._check_characters(str(row.prompt), what, limit)
         # A template writes a sequence's first token itself, where there is one.
-        tokens = self.tokenizer.tokens(str(row.prompt), adds_special_tokens=row.chat is None)
+        text = (
+            str(row.prompt)
+            if self.images is None or row.chat
+            else self.images.written(str(row.prompt), len(row.images))
+        )
+        tokens = self.tokenizer.tokens(text, adds_special_tokens=row.chat is None)
+        images: tuple[PromptImage, ...] = ()
+        if self.images is not None:
+            tokens, images = self.images.put_in(tokens, row.images, self.folder)
         if not 0 < len(tokens) <= limit:
             raise BadRowError(f"{what} has {len(tokens)} tokens, the limit is {limit}")
-        return tokens
+        return tokens, images
 
     def answer(self, row: DataRow, key: str) -> tuple[int, ...]:
         """With the end of sequence that the policy would have to say."""
@@ -92,8 +120,10 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
     right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
     answers = tuple(encoder.answer(row, key) for key in there)
     chat = "" if row.chat is None else json.dumps(row.chat)
-    tokens = encoder.prompt(row)
-    whole = Prompt(row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat)
+    tokens, images = encoder.prompt(row)
+    whole = Prompt(
+        row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat, images=images
+    )
     if given != "unpaired":
         return [whole]
     return [

@@ -47,6 +47,8 @@ class Starter:
         self.weight_sync.forget()
         imported = self._import_libraries(action) if step == 0 else []
         folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
+        if self.spec.job.takes_images:  # the engine has the tower too; it is not started again (planner/rules.py)
+            folder = self.spec.job.policy.path
         self.switches.check_saved(action.processes, self.weight_sync.version)
         version, timeout_s = self.weight_sync.version, self.worker_group.deadline_s(action)
         return imported + self.fleet.load(self.fleet.engines, folder, version, timeout_s)

@@ -47,6 +47,7 @@ def train_sample(rollout: Rollout) -> TrainSample:
         old_logprobs=rollout.scores.get(Role.POLICY, ()),
         group=rollout.group,
         advantage=rollout.advantage,
+        images=rollout.prompt.images,
     )
 
 

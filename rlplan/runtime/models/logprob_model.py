@@ -16,9 +16,11 @@ from torch import nn
 
 from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.runtime.device.layer import device_of
+from rlplan.runtime.images.tower import embeddings
+from rlplan.runtime.images.tower import positions as axes_of
 from rlplan.runtime.learning.packing import pack_best_fit
 from rlplan.runtime.models.sequence_parallel import Sharing
-from rlplan.runtime.rollout.experience import SequencePair, TrainSample, chosen_indices
+from rlplan.runtime.rollout.experience import PromptImage, SequencePair, TrainSample, chosen_indices
 
 Entropies = Literal["none", "seen", "learned"]
 
@@ -31,7 +33,7 @@ class TokenBatch:
     """Token ids, [1, T]."""
 
     position_ids: torch.Tensor
-    """Positions, from 0 in each sequence, [1, T]."""
+    """Positions, from 0 in each sequence, [1, T]; in time, height and width, [3, 1, T], where there are images."""
 
     sequence_lens: tuple[int, ...]
     """Tokens of each sequence, T together."""
@@ -45,27 +47,35 @@ class TokenBatch:
     lengths: tuple[int, ...]
     """Chosen tokens of each sequence, C together."""
 
+    images: tuple[tuple[int, PromptImage], ...] = ()
+    """(index of its first token in T, image)."""
+
 
 def make_batch(sequences: Sequence[TrainSample | SequencePair]) -> TokenBatch:
     """Put sequences one after the other. Without any, a dummy of one token and no response."""
     tokens: list[int] = []
-    places: list[int] = []
+    has_images = any(sequence.images for sequence in sequences)
+    places: list[list[int]] = [[], [], []] if has_images else [[]]
+    images: list[tuple[int, PromptImage]] = []
     positions, targets, lengths = [], [], []
     for sequence in sequences:
+        images += [(len(tokens) + image.first, image) for image in sequence.images]
         first = len(tokens) + len(sequence.prompt_tokens) - 1
         asked = chosen_indices(len(sequence.response_tokens), sequence.observed)
         tokens += [*sequence.prompt_tokens, *sequence.response_tokens]
-        places += range(sequence.num_tokens)
+        for axis, numbers in zip(places, axes_of(sequence.num_tokens, sequence.images), strict=False):
+            axis += numbers
         positions += [first + index for index in asked]
         targets += [sequence.response_tokens[index] for index in asked]
         lengths.append(len(asked))
     return TokenBatch(
         input_ids=torch.tensor([tokens or [0]]),
-        position_ids=torch.tensor([places or [0]]),
+        position_ids=torch.tensor(places).unsqueeze(1) if has_images else torch.tensor([places[0] or [0]]),
         sequence_lens=tuple(sequence.num_tokens for sequence in sequences) or (1,),
         positions=torch.tensor(positions, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
         lengths=tuple(lengths),
+        images=tuple(images),
     )
 
 
@@ -83,8 +93,11 @@ def score_packed(
 
 def predicting_states(language_model: Any, batch: TokenBatch, sharing: Sharing | None = None) -> torch.Tensor:
     """Hidden states that predict response tokens, [tokens, hidden]. sharing: `batch` is this rank's part of a pack."""
+    seen = {"input_ids": batch.input_ids}
+    if batch.images:
+        seen = {"inputs_embeds": embeddings(language_model, batch.input_ids, batch.images)}
     output = language_model.model(
-        input_ids=batch.input_ids,
+        **seen,
         position_ids=batch.position_ids,
         sequence_lens=batch.sequence_lens,
         sharing=sharing,

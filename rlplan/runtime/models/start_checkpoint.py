@@ -92,7 +92,7 @@ def write_language_part(model_folder: Path, out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     places = dict[str, str]()
-    for path in _weight_files(model_folder):
+    for path in weight_files(model_folder):
         with safe_open(path, framework="pt") as file:
             named = [(decoder_name(stored), stored) for stored in file.keys()]  # noqa: SIM118 - no dictionary
             tensors = {name: file.get_tensor(stored) for name, stored in named if name is not None}
@@ -125,7 +125,7 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
         whole.mkdir()
         held = {name: name for name in trained.keys()}  # noqa: SIM118 - no dictionary
         held.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice
-        for path in _weight_files(model_folder):
+        for path in weight_files(model_folder):
             with safe_open(path, framework="pt") as file:
                 names = {stored: held.get(decoder_name(stored) or "") for stored in file.keys()}  # noqa: SIM118
                 tensors = {
@@ -140,7 +140,7 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
     _copy((INDEX, "config.json", *PROCESSOR_FILES), model_folder, policy)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors of a folder: one, or those that its index names."""
     index = folder / INDEX
     names = sorted(set(read_index(index).values())) if index.is_file() else ["model.safetensors"]

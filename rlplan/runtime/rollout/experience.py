@@ -8,6 +8,30 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image in a prompt, of the size that the policy's processor gives it."""
+
+    first: int
+    """Index in the prompt of the first of the tokens that stand for it, `rows * columns` one after the other."""
+
+    rows: int
+    """Of tokens."""
+
+    columns: int
+    """Of tokens."""
+
+    side: int
+    """Of one token, in pixels."""
+
+    pixels: bytes = field(repr=False)
+    """Red, green and blue, [rows * side, columns * side, 3]."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     id: str
     """Unique in its file."""
@@ -36,6 +60,14 @@ class Prompt:
 
     chat: str = ""
     """The messages that the policy's template made `text` of, as JSON; empty where there were none."""
+
+    images: tuple[PromptImage, ...] = ()
+    """In the order of their tokens."""
+
+    @property
+    def question(self) -> tuple[str, tuple[bytes, ...]]:
+        """What is asked: text and images. Two prompts with one question are the same."""
+        return self.text, tuple(image.pixels for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +98,9 @@ class RolloutRequest:
 
     session: str = ""
     """Requests of one session go to one engine, which has the keys and values of earlier turns; empty: to any."""
+
+    images: tuple[PromptImage, ...] = ()
+    """Of the prompt."""
 
 
 def chosen_indices(num_tokens: int, observed: Sequence[tuple[int, int]]) -> list[int]:
@@ -238,6 +273,9 @@ class TrainSample:
     advantage: float = 0.0
     """Of the whole response."""
 
+    images: tuple[PromptImage, ...] = ()
+    """Of the prompt."""
+
     @property
     def num_learned(self) -> int:
         """Response tokens that are learned from."""
@@ -285,6 +323,9 @@ class SequencePair:
 
     observed: tuple[tuple[int, int], ...] = ()
     """(start, end) of response tokens that are not scored."""
+
+    images: tuple[PromptImage, ...] = ()
+    """Of the prompt."""
 
     @property
     def num_tokens(self) -> int:

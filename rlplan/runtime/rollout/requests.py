@@ -82,7 +82,9 @@ class RequestMaker:
 
     def _request(self, name: str, prompt: Prompt, seed: int, **fields: Any) -> RolloutRequest:
         seed, max_tokens = (self.job.seed * 7919 + seed) % (1 << 62), self.job.workload.max_response_len
-        return RolloutRequest(id=name, prompt=prompt.tokens, seed=seed, max_tokens=max_tokens, **fields)
+        return RolloutRequest(
+            id=name, prompt=prompt.tokens, seed=seed, max_tokens=max_tokens, images=prompt.images, **fields
+        )
 
     def _forced_lengths(self, number: int) -> tuple[int, ...]:
         """Lengths drawn for a prompt's rollouts, where the job forces them: independent of each other."""

@@ -7,11 +7,13 @@ brings the layers together, one after the other; no rank ever loads more than on
 
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlplan.runtime.device.layer import device_of
+from rlplan.runtime.images.tower import give_tower, tower_of
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.logprob_model import LogprobModel
 from rlplan.runtime.models.sharded_loading import build_cut
@@ -52,7 +54,10 @@ class Scorer(Worker):
     def start(self, model_folder: str) -> None:
         self.model_folder, self.device = model_folder, worker_device(self.job)
         load = load_scalar_model if self._is_scalar else load_language_model
-        self.model = self._wrapped(load(model_folder, self._dtype)).to(self.device)
+        model = load(model_folder, self._dtype)
+        if self.job.takes_images:
+            give_tower(model, Path(self.job.policy.path))
+        self.model = self._wrapped(model).to(self.device)
 
     def start_share(
         self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]
@@ -115,7 +120,9 @@ class Scorer(Worker):
         """Bytes of the frozen parameters that lie here."""
         if self.model is None:
             return {}
-        return {(self.role, MemoryKind.WEIGHTS.value): sum(storage.nbytes() for storage in self._storages())}
+        tower = None if self._is_scalar else tower_of(self.model.language_model)
+        held = sum(storage.nbytes() for storage in self._storages()) + (tower.num_bytes if tower else 0)
+        return {(self.role, MemoryKind.WEIGHTS.value): held}
 
     def _storages(self) -> list[torch.UntypedStorage]:
         """Distinct storages of the weights: of a share its partitions, and what ZeRO-3 leaves whole."""

@@ -42,6 +42,10 @@ class DataSpec(Spec):
     """Of a data set whose layout is none of those that are known."""
     answer_column: str | None = None
     """The same, of the answers."""
+    image_column: str | None = Field(default=None, min_length=1)
+    """A column with an image, or a list of images, of each prompt; None: prompts are texts."""
+    max_image_pixels: int = Field(default=256 * 28 * 28, ge=28 * 28, le=1 << 22)
+    """Larger images are made smaller, as far as the policy's own processor does not do so already."""
     shuffles: bool = True
     """Whether each epoch has an order of its own, from the seed; else each data set is taken as it stands."""
     difficulty_column: str | None = None

@@ -4,6 +4,7 @@ In: ResolvedJob, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. The 
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from rlplan.dataflow.layouts import Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
@@ -12,9 +13,11 @@ from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier
 from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
 from rlplan.memory.roles.cpu.engine import EngineForecast
 from rlplan.memory.roles.cpu.scorer import ScorerForecast
+from rlplan.memory.roles.cpu.tower import WithTower, image_pass_bytes, tower_bytes
 from rlplan.memory.roles.cpu.trainer import TrainerForecast, ValueForecast
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import ModelSpec, load_whole
+from rlplan.spec.models.families.image_sizes import rule_of
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
 
@@ -72,10 +75,22 @@ def _processes(
                 name,
                 device,
                 layout.role,
-                forecast,
+                _with_tower(job, forecast, is_engine=layout.worker == "rollout_engine"),
                 keeps_heap=job.hardware.keeps_heap,
                 provenances=_provenances(profile, layout.worker),
             )
+
+
+def _with_tower(job: ResolvedJob, forecast: Forecast, *, is_engine: bool) -> Forecast:
+    """Where prompts have images, the tower of the policy lies beside every decoder."""
+    if not job.takes_images or job.data is None:
+        return forecast
+    folder = Path(job.policy.path)
+    whole, rule = load_whole(folder), rule_of(folder, job.data.max_image_pixels)
+    element_bytes = (job.rollout if is_engine else job.training).dtype.num_bytes
+    kept = job.rollout.max_num_batched_tokens * whole.hidden_size * element_bytes if is_engine else 0
+    in_flight = image_pass_bytes(whole, rule.max_patches, element_bytes)
+    return WithTower(forecast, tower_bytes(whole, element_bytes), in_flight, kept)
 
 
 def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, Provenance]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlplan.memory.weight_sync.packets import policy_packets
 from rlplan.runtime.host.engine_keys import check_vllm
+from rlplan.runtime.images.in_vllm import ARCHITECTURE, engine_prompt, register_image_model
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
@@ -78,7 +79,9 @@ class RolloutEngine(Worker):
 
         torch.set_num_threads(self.num_threads)
         architecture = self.job.load_model().architecture
-        ModelRegistry.models[architecture].load_model_cls()
+        if self.job.takes_images:
+            register_image_model()
+        ModelRegistry.models[ARCHITECTURE if self.job.takes_images else architecture].load_model_cls()
         warm_up(architecture, backward=False)
         check_vllm(self.arguments, "vllm/policy.json")
 
@@ -318,8 +321,8 @@ class RolloutEngine(Worker):
             request = by_id[name]
             stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
             parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
-            tokens = {"prompt_token_ids": list(request.prompt)}
-            self.llm.llm_engine.add_request(f"{name}/{index}", tokens, parameters, lora_request=self.adapter)
+            prompt = engine_prompt(request)
+            self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=self.adapter)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:

@@ -18,6 +18,7 @@ from rlplan.memory.weight_sync.packets import Packet, policy_packets
 from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.host.engine_keys import check_deepspeed
+from rlplan.runtime.images.tower import give_tower, tower_of
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
@@ -152,6 +153,8 @@ class PolicyTrainer(Worker):
     def load(self, model_folder: str) -> Any:
         """The Hugging Face module that is trained."""
         language_model = load_language_model(model_folder, TORCH_DTYPES[self.job.training.dtype])
+        if self.job.takes_images:
+            give_tower(language_model, Path(self.job.policy.path))
         if self.has_adapters:
             add_adapters(language_model, self.job)
         return language_model
@@ -376,6 +379,8 @@ class PolicyTrainer(Worker):
         held = bytes_of(self.engine)
         held[MemoryKind.SYNC_STAGING] = self.sender.num_bytes if self.sender else 0
         held[MemoryKind.CHECKPOINT_STAGING] = self.saver.num_bytes
+        if tower := tower_of(self.engine.module.language_model):
+            held[MemoryKind.WEIGHTS] += tower.num_bytes
         return {(self.role.value, kind.value): size for kind, size in held.items()}
 
 

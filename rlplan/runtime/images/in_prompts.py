@@ -1,0 +1,52 @@
+"""Images in prompts: the tokens that stand for them, as many as the policy's own processor takes for each.
+
+In: a prompt's tokens with one for each image, and what its row says of the images. Out: tokens, and images with their
+places. Left out: reading rows (in_rows.py), decoding (decoding.py).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplan.runtime.data.layouts import BadRowError
+from rlplan.runtime.data.model_text import ModelText
+from rlplan.runtime.images.in_rows import MARK, image_bytes, marked
+from rlplan.runtime.rollout.experience import PromptImage
+from rlplan.spec.models.config import read_config
+from rlplan.spec.models.families.image_sizes import rule_of
+from rlplan.spec.resolved import ResolvedJob
+
+_AROUND = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+
+
+class ImagePlaces:
+    """See the module docstring. Of one policy and the limits of its job."""
+
+    def __init__(self, job: ResolvedJob, tokenizer: ModelText) -> None:
+        folder, data = Path(job.policy.path), job.needed_data
+        config = read_config(folder / "config.json")
+        self.rule, self.tokenizer = rule_of(folder, data.max_image_pixels), tokenizer
+        self.token = int(config["image_token_id"])
+        self.around = "".join(tokenizer.special(int(config[key])) for key in _AROUND)
+
+    def written(self, text: str, num_images: int) -> str:
+        """A text that no template has made, with the image token and what stands around it for each image."""
+        return marked(text, num_images).replace(MARK, self.around) if num_images else text
+
+    def put_in(
+        self, tokens: Sequence[int], cells: Sequence[Any], folder: Path
+    ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """Each image token becomes as many as its image has. Raises: BadRowError."""
+        places = [index for index, token in enumerate(tokens) if token == self.token]
+        if len(places) != len(cells):
+            raise BadRowError(f"the prompt has {len(places)} image tokens, and its row {len(cells)} images")
+        made: list[int] = []
+        images: list[PromptImage] = []
+        end = 0
+        for place, cell in zip(places, cells, strict=True):
+            made += tokens[end:place]
+            rows, columns, pixels = self.tokenizer.image(image_bytes(cell, folder), self.rule)
+            images.append(PromptImage(len(made), rows, columns, self.rule.side, pixels))
+            made += [self.token] * images[-1].num_tokens
+            end = place + 1
+        return (*made, *tokens[end:]), tuple(images)
