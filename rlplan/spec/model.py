@@ -243,7 +243,7 @@ def load_model(folder: Path) -> ModelSpec:
 
 
 def has_vision_tower(folder: Path) -> bool:
-    """Whether a folder holds a vision-language model, of which a run trains the language part alone. Raises: SpecError."""
+    """Whether a folder holds a vision-language model, of which a run trains the language part. Raises: SpecError."""
     return is_vision_language(_config_in(folder))
 
 
