@@ -258,7 +258,7 @@ def _asked(
             raise SpecError(
                 f"'{next(iter(typed), None) or next(one for one in (*named, objective) if one)}' cannot change a plan",
                 where=f"rlplan.{verb}",
-                rule="overrides and names go with a job; a plan stands as it was made",
+                rule="overrides and names are for jobs; a plan is not changed",
                 way_out="give the job file, or rlplan.explain(plan, changes=[...]) asks what it would bring",
             )
         found = job if isinstance(job, Plan) else job.plan

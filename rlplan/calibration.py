@@ -38,7 +38,7 @@ def calibrated(words: Sequence[str], out: Path) -> Calibration:
         path = Path(rest.pop(0))
         if path.resolve() in taken:
             raise SpecError(
-                f"{path} stands twice",
+                f"{path} occurs twice",
                 where="rlplan calibrate",
                 rule="each measurement counts once",
                 way_out="name it once, and measure other settings beside it",

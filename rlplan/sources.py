@@ -133,14 +133,14 @@ def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
         raise SpecError(
             f"override '{changes[0]}' cannot change the bundle {path}",
             where="command line",
-            rule="overrides go with a job file; a bundle runs as it stands",
+            rule="overrides are for job files; a bundle runs as it stands",
             way_out="run the job with the override, or emit a new bundle",
         )
     if changes:
         raise SpecError(
             f"override '{changes[0]}' cannot change the plan {path}",
             where="command line",
-            rule="overrides go with a job file; a plan stands as it was made",
+            rule="overrides are for job files; a plan is not changed",
             way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} asks what it would bring",
         )
 

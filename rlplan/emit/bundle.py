@@ -136,7 +136,7 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
         for path in sorted((folder / engine).glob("*.json")):
             name = f"{engine}/{path.name}"
             if name not in files:
-                raise _unlike(folder, f"{name} stands in the bundle, and the plan gives no such file", name)
+                raise _unlike(folder, f"{name} is in the bundle, and the plan has no such file", name)
 
 
 def _unlike(folder: Path, what: str, name: str) -> SpecError:

@@ -30,7 +30,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             if depth <= MAX_CHAIN
             else f"its `defaults:` name more than {MAX_CHAIN} files, or each other",
             where=str(path),
-            rule=f"a configuration has keys, and stands on at most {MAX_CHAIN} others",
+            rule=f"a configuration has keys, and at most {MAX_CHAIN} base configurations",
             way_out="give the configuration, or the script that starts the training",
         )
     below, notes = data.pop("defaults", None), []

@@ -273,7 +273,7 @@ def read_plan(path: Path) -> Plan:
         raise SpecError(
             "the plan was changed after it was made",
             where=f"{path}: digest",
-            rule="a plan stands as the search made it; digest is the SHA-256 of everything else in it",
+            rule="a plan is not edited; digest is the SHA-256 of everything else in it",
             way_out=f"change the job file, and {AGAIN}",
         )
     jobs = {"asked": plan.asked.resolved(path.parent), "job": plan.job.resolved(path.parent)}

@@ -82,7 +82,7 @@ def refused(reason: str) -> EmitError:
     return EmitError(
         f"refused: {reason}",
         where=where,
-        rule="what its target does not run is no plan, however much memory there is (docs/planning.md, Running it)",
+        rule="a plan must run on its target, however much memory there is (docs/planning.md, Running it)",
         way_out=_FOR_OTHERS if where == "target" else another,
     )
 

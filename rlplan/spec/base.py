@@ -206,7 +206,7 @@ def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
 
 
 def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False) -> Any:
-    """JSON, as data only; a key that stands twice is refused, for readers take one or the other. Raises: SpecError."""
+    """JSON, as data only; a key that occurs twice is refused, for readers take one or the other. Raises: SpecError."""
 
     def constant(name: str) -> float:
         if takes_infinity and name == "Infinity":
@@ -250,5 +250,5 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shorten(twice)} stands twice")
+        raise ValueError(f"the key {shorten(twice)} occurs twice")
     return found

@@ -198,7 +198,7 @@ class JobSpec(JobRoles):
         labels = [reward.label for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(
-                f"rewards: each name (by default the kind) stands at most once, these are {', '.join(labels)}"
+                f"rewards: each name (by default the kind) occurs at most once, these are {', '.join(labels)}"
             )
         return self
 

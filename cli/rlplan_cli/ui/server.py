@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             traceback.print_exc()
             self._send(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"a bug in rlplan: {type(error).__name__}: {error}. Report what stands in the terminal",
+                f"a bug in rlplan: {type(error).__name__}: {error}. Report what the terminal shows",
             )
             return
         if told is None:

@@ -98,7 +98,7 @@ def draw(predicted: Forecast) -> Drawing:
         memory_by_device(view, view.windows, timing, first=_first(view.windows)) | {"name": name}
         for name, view in views.items()
     ]
-    note = f"{charts[0]['note']} One GPU stands for all of its group; all ranks of a role do the same.".strip()
+    note = f"{charts[0]['note']} One GPU represents all of its group; all ranks of a role do the same.".strip()
     waits = bars.waits(timing)
     return Drawing({"type": "timeline", "others": charts, "note": note}, waits, bars.Bars("", ()))
 

@@ -18,7 +18,7 @@ def held_back(prompts: Sequence[Prompt], most: int, seed: int) -> tuple[tuple[Pr
     """(prompts to train on, prompts held out): a tenth of the different texts, at least one and at most `most`.
 
     Which ones follows from their texts and the seed, not from where they stand: a run that goes on finds the same, and
-    a text that stands twice is never on both sides.
+    a text that occurs twice is never on both sides.
     """
     texts = sorted(
         {prompt.text for prompt in prompts}, key=lambda text: hashlib.sha256(f"{seed} {text}".encode()).digest()

@@ -90,7 +90,7 @@ def load_rows(path: Path, columns: Columns, model_folder: Path, wanted: Wanted, 
             if row.id in first_with and "id" not in cells:  # verl's index counts within one source
                 row = replace(row, id=f"{row.id}-row-{number}")
             if row.id in first_with:
-                raise BadRowError(f"id {shorten(row.id)} stands in row {first_with[row.id]} too")
+                raise BadRowError(f"id {shorten(row.id)} is also that of row {first_with[row.id]}")
             first_with[row.id] = number
             rows.append(row)
         except BadRowError as error:

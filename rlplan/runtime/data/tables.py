@@ -83,7 +83,7 @@ def _from_csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
         rows = csv.reader(text, delimiter=DELIMITERS[path.suffix], strict=True)
         names = next(rows, [])
         if doubled := [name for name, count in Counter(names).items() if count > 1]:
-            raise UnreadableTextError(f"the column {shorten(doubled[0])} stands twice in its first line")
+            raise UnreadableTextError(f"the column {shorten(doubled[0])} occurs twice in its first line")
         for number, cells in enumerate((row for row in rows if row), 1):
             fits = len(cells) == len(names)
             yield (
@@ -103,7 +103,7 @@ class UnreadableTextError(ValueError):
 
 
 class _Doubled(dict[str, Any]):
-    """An object in which a key stands twice; of the two it is not clear which is meant."""
+    """An object in which a key occurs twice; of the two it is not clear which is meant."""
 
     key = ""
 
@@ -125,7 +125,7 @@ def _row(value: Any, what: str) -> dict[str, Any] | str:
     while left:
         each = left.pop()
         if isinstance(each, _Doubled):
-            return f"the key {shorten(each.key)} stands twice in one object"
+            return f"the key {shorten(each.key)} occurs twice in one object"
         left.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
     return value
 

@@ -64,7 +64,7 @@ class Answers:
             self.hello = {"error": str(error), "way_out": error.way_out}
         except NoAnswerError as error:
             self.hello = {"error": str(error), "rule": "a server answers before a run starts, each tool with a schema"}
-            self.hello["way_out"] = f"start it, or correct the address; a token stands in {TOKEN_VARIABLE}"
+            self.hello["way_out"] = f"start it, or correct the address; a token is given in {TOKEN_VARIABLE}"
         except BaseException as error:  # a file can end its process
             self.hello = {"error": _words(error)}
         if "error" in self.hello:

@@ -82,7 +82,7 @@ class Tool:
         try:
             text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
-            return {"error": f"{self.name} gave what is no text and no JSON: {error}", "kind": "wrong_result"}
+            return {"error": f"{self.name} gave neither text nor JSON: {error}", "kind": "wrong_result"}
         if len(text) > MAX_RESULT:
             why = f"{self.name} gave {len(text)} characters, the limit is {MAX_RESULT}"
             return {"error": why, "kind": "too_long"}

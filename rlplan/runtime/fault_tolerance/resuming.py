@@ -62,7 +62,7 @@ def bundle_of(run_folder: Path) -> Path:
             f"{run_folder} has finished, nothing is left to do",
             where=str(run_folder / "status.json"),
             rule="a run is resumed that was interrupted, failed or killed",
-            way_out=f"rlplan run JOB workload.num_steps=… --resume {run_folder} goes on in a new folder",
+            way_out=f"rlplan run JOB workload.num_steps=… --resume {run_folder} continues in a new folder",
         )
     return run_folder / "bundle"
 
@@ -79,7 +79,7 @@ def check_resumable(job: ResolvedJob, found: Resumption, *, is_async: bool) -> N
         raise SpecError(
             f"the checkpoint is of step {found.step}, the job has {job.workload.num_steps} steps",
             where=str(found.folder),
-            rule="a run goes on after the step of its checkpoint",
+            rule="a run continues after the step of its checkpoint",
             way_out=f"workload.num_steps={found.step + 1} or more, with the job file",
         )
     if not is_async:

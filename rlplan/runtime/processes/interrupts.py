@@ -84,7 +84,7 @@ def _interrupted(number: signal.Signals) -> InterruptedRunError:
     error = InterruptedRunError(
         f"stopped by {number.name}",
         where="rlplan run",
-        rule="a run goes on until its last step",
+        rule="a run continues until its last step",
         way_out="the run folder keeps every finished step; start the job again in a new folder",
     )
     error.exit_code = 128 + number

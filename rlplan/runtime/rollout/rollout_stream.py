@@ -212,6 +212,6 @@ class RolloutStream:
             raise RunError(
                 f"{what} did not come" + ("" if self._is_closed else f" within {self.settings.deadline_s:.0f} s"),
                 where=", ".join(self.fleet.processes),
-                rule="generation goes on beside the steps; every wait has a deadline (limits.action_timeout_s)",
+                rule="generation runs beside the steps; every wait has a deadline (limits.action_timeout_s)",
                 way_out="read the engine's log; raise the limit if rollouts are really that long",
             )

@@ -195,7 +195,7 @@ def check_ended_well(standing: Standing, folder: Path) -> None:
         else f"the run has ended: {(standing.message.splitlines() or ['no reason was written'])[0]}",
         where=str(folder / "status.json"),
         rule="a run that ends well is `finished`" + (f"; this one is `{standing.state}`" * (not is_gone)),
-        way_out=f"rlplan run --resume {folder} goes on from its checkpoint; rlplan report {folder} shows it",
+        way_out=f"rlplan run --resume {folder} continues from its checkpoint; rlplan report {folder} shows it",
     )
     error.exit_code = standing.exit_code or (RunError.exit_code if is_gone else EXIT_BUG)
     raise error

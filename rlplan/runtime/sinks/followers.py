@@ -35,7 +35,7 @@ class Followers:
         """A line about each sink that has ended by itself; each is told once."""
         dead = [sink for sink, process in self._processes.items() if process.poll() is not None]
         return [
-            f"the sink {sink} has ended with exit code {self._drop(sink)}; the run goes on (logs/sink-{sink}.log)"
+            f"the sink {sink} has ended with exit code {self._drop(sink)}; the run continues (logs/sink-{sink}.log)"
             for sink in dead
         ]
 

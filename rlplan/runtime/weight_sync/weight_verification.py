@@ -43,8 +43,7 @@ def mismatch_error(what: str, version: int, job: ResolvedJob) -> RunError:
         what,
         where=f"weight sync, version {version}",
         rule="the checksum of every weight that an engine is given is the trainer's",
-        way_out="what goes through a channel is sent once more by itself; if that ends so too, "
-        f"{_other_transport(job)}",
+        way_out=f"the update is sent once more automatically; if that fails too, {_other_transport(job)}",
     )
 
 

@@ -141,7 +141,7 @@ def _begins_with(source: str, key: str, before: Mapping[str, Stage], where: str)
     """The model that an earlier stage begins with. Raises: SpecError where there is none of the kind."""
     if source not in before:
         raise SpecError(
-            f"no stage {shorten(source, 40)} stands before this one",
+            f"no earlier stage is named {shorten(source, 40)}",
             where=where,
             rule=f"the stages before it: {', '.join(before) or 'none'}.{did_you_mean(source, before)}",
             way_out=f"write {OUTPUT}{[*before][-1]}, or a model" if before else "name a model: a hub id, or a folder",

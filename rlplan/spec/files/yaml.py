@@ -94,7 +94,7 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
 def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
     if not isinstance(data, dict):
         raise SpecError(
-            f"override '{override}' goes through {shorten(data)}, which has no keys",
+            f"override '{override}' leads through {shorten(data)}, which has no keys",
             where="command line",
             rule="a dotted path through mappings",
             way_out="check the path against the job file",

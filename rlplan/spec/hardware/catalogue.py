@@ -88,7 +88,7 @@ def _paths_in(folder: Path) -> dict[str, Path]:
     for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):
         if path.stem in paths:
             raise SpecError(
-                f"profile name '{path.stem}' stands twice",
+                f"profile name '{path.stem}' occurs twice",
                 where=str(path),
                 rule="names are unique",
                 way_out=f"rename it or {paths[path.stem]}",

@@ -44,7 +44,7 @@ def load_catalogue() -> dict[str, CatalogueEntry]:
     for path in sorted(FOLDER.glob("*.json")):
         data = json.loads(path.read_text("utf-8"))
         for model in data["models"]:
-            assert model["id"] not in raw, f"{model['id']} stands twice in the catalogue"
+            assert model["id"] not in raw, f"{model['id']} occurs twice in the catalogue"
             raw[model["id"]] = model | {"source": data["sources"][model["source"]]}
     return {name: CatalogueEntry(**model | {"config": _merged(raw, name)}) for name, model in raw.items()}
 

@@ -50,7 +50,7 @@ def _is_safe(address: str) -> str:
         raise ValueError(f"'{address}' is neither https://HOST… nor http:// on this machine (127.0.0.1, localhost)")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            f"an address has no user, password, query or fragment: a token stands in {TOKEN_VARIABLE}, not in files"
+            f"an address has no user, password, query or fragment: a token is given in {TOKEN_VARIABLE}, not in files"
         )
     return address
 

@@ -71,4 +71,4 @@ def test_a_log_with_its_job_is_a_sample_of_training_and_one_of_serving(rlplan: C
     assert ", 0 of" not in answer.err
     twice = rlplan("calibrate", str(log), JOB, str(log), JOB)
     assert twice.exit_code == 2
-    assert "stands twice" in twice.err
+    assert "occurs twice" in twice.err

@@ -63,7 +63,7 @@ def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
             "a message holds an image, and prompts here are texts",
         ),
         (b'{"id": "b", "prompt": "\\ud800", "answer": "y"}', "half a character"),
-        (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' stands in row 1 too"),
+        (b'{"id": "a", "prompt": "x", "answer": "y"}', "id 'a' is also that of row 1"),
         (b"[1, 2]", "no JSON object"),
         (b"null", "no JSON object"),
         (b'{"id": "b", "prompt": "caf\xe9", "answer": "y"}', "the line is not UTF-8"),

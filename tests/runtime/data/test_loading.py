@@ -303,7 +303,7 @@ def test_a_json_file_that_is_no_list_of_rows_is_one_message(tmp_path: Path, cont
 def test_a_key_that_stands_twice_is_a_bad_row(tmp_path: Path, row: str, kind: str) -> None:
     path = tmp_path / f"p.{kind}"
     path.write_text(f"[{GOOD.decode()}, {row}]" if kind == "json" else f"{GOOD.decode()}\n{row}\n")
-    with pytest.raises(SpecError, match=r"1 of 2 rows .* row 2: the key '(prompt|content)' stands twice in one object"):
+    with pytest.raises(SpecError, match=r"1 of 2 rows .* row 2: the key '(prompt|content)' occurs twice in one object"):
         load(path)
 
 
@@ -365,7 +365,7 @@ def test_a_csv_has_its_columns_in_the_first_line_and_cells_of_several_lines(tmp_
     ("text", "said"),
     [
         ("prompt,answer\nSort: 1,1\nSort: 2\n", "row 2: the row has 1 cells, the first line names 2 columns"),
-        ("prompt,prompt\na,b\n", "the column 'prompt' stands twice"),
+        ("prompt,prompt\na,b\n", "the column 'prompt' occurs twice"),
         ('prompt,answer\n"Sort: 1,1\n', "the file is not CSV"),
         ("prompt,answer\n", "the prompt file is empty"),
         ("", "the prompt file is empty"),

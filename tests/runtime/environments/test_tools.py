@@ -145,7 +145,7 @@ def test_calls_of_one_turn_run_side_by_side_and_are_answered_in_their_order(run:
         (call("bad", how="hang"), "timed_out", "error: timeout after "),
         (call("bad", how="die"), "died", "error: its process ended with exit code 3"),
         (call("bad", how="long"), "too_long", "characters, the limit is 65536"),
-        (call("bad", how="object"), "wrong_result", "gave what is no text and no "),
+        (call("bad", how="object"), "wrong_result", "gave neither text nor "),
     ],
 )
 def test_a_wrong_call_or_tool_is_told_to_the_policy_and_counted_and_the_rollout_goes_on(

@@ -64,7 +64,7 @@ def test_a_sink_that_has_ended_is_reported_once_and_stops_nothing(tmp_path: Path
     followers = Followers(("tensorboard",), folder, "quickstart")
     told: list[str] = []
     wait_for(lambda: told.extend(followers.take_dead()) or told, 30, pause_s=0.05)
-    assert told[0].startswith("the sink tensorboard has ended with exit code 1; the run goes on")
+    assert told[0].startswith("the sink tensorboard has ended with exit code 1; the run continues")
     assert followers.take_dead() == []
     followers.close()
     assert "FileExistsError" in (folder / "logs" / "sink-tensorboard.log").read_text()

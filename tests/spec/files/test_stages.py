@@ -88,8 +88,8 @@ SFT, REWARD = stage("sft", algorithm="sft"), stage("reward", algorithm={"name": 
         ([SFT] * 2, "two stages are named 'sft'"),
         ([{"algorithm": "sft"}], r"stages\[0\]: "),
         ([stage("a b")], r"stages\[0\]: "),
-        ([stage("one", policy="stage:one")], "no stage 'one' stands before this one"),
-        ([SFT, stage("two", policy="stage:sfd")], "no stage 'sfd' stands before this one"),
+        ([stage("one", policy="stage:one")], "no earlier stage is named 'one'"),
+        ([SFT, stage("two", policy="stage:sfd")], "no earlier stage is named 'sfd'"),
         (
             [SFT, REWARD, stage("ppo", policy="stage:reward")],
             "stage reward leaves a reward model, policy takes a policy",

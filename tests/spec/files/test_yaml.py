@@ -116,8 +116,8 @@ def test_overrides_are_laid_over_the_job_from_left_to_right(overrides: list[str]
         ("=5", "is not KEY=VALUE"),
         ("a..b=5", "is not KEY=VALUE"),
         (".a=5", "is not KEY=VALUE"),
-        ("rewards.0.weight=2", "goes through ['x'], which has no keys"),
-        ("seed.a=1", "goes through 3, which has no keys"),
+        ("rewards.0.weight=2", "leads through ['x'], which has no keys"),
+        ("seed.a=1", "leads through 3, which has no keys"),
         ("seed=[1", "the override's value is not YAML"),
         ("seed=!!int 5", "the override's value is not YAML"),
     ],
@@ -130,7 +130,7 @@ def test_a_malformed_override_is_refused(override: str, word: str) -> None:
 
 
 def test_an_override_of_an_empty_file_is_refused() -> None:
-    with pytest.raises(SpecError, match="goes through None"):
+    with pytest.raises(SpecError, match="leads through None"):
         apply_overrides(None, ["seed=1"])
 
 

@@ -84,7 +84,7 @@ def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, c
 
     if as_json or compare:
         raise SpecError(
-            f"{'--json' if as_json else '--compare'} goes with one source, these are {len(sources)}",
+            f"{'--json' if as_json else '--compare'} takes one source, these are {len(sources)}",
             where="command line",
             rule="several sources become one page",
             way_out="`rlplan compare --json` has the rows of several" if as_json else "name that run as a source too",
@@ -120,7 +120,7 @@ def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> t
 
     if compare:
         raise SpecError(
-            f"--compare goes with a run folder, {source} is none",
+            f"--compare is for run folders, and {source} is not one",
             where="command line",
             rule="runs are laid beside runs: their learning is compared",
             way_out=f"rlplan report {source}",

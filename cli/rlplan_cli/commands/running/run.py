@@ -164,9 +164,9 @@ def _in_place(earlier: Path | None, out: Path | None, bundle_of: "Callable[[Path
         )
     if out is not None:
         raise SpecError(
-            f"--out {out} goes with a job, a plan or a bundle",
+            f"--out {out} is for a job, a plan or a bundle",
             where="command line",
-            rule="without one, --resume goes on in the run's own folder",
+            rule="without one, --resume continues in the run's own folder",
             way_out=f"rlplan run JOB --resume {earlier} --out {out}",
         )
     return bundle_of(earlier), earlier

@@ -148,7 +148,7 @@ class StagesRun:
             raise SpecError(
                 f"{folder} was begun as another job: {', '.join(changed)}",
                 where=str(self.file),
-                rule="a stage goes on, or stands as finished, as the job that it was begun as",
+                rule="a stage continues, or counts as finished, with the job that it was started with",
                 way_out="undo the change, or run into another --out",
             )
 
@@ -169,10 +169,10 @@ def folder_of(job_name: str, out: Path | None, resume: str | None) -> Path:
     if resume is None:
         folder = out or Path("runs") / job_name / time.strftime("%Y%m%d-%H%M%S")
         if folder.exists() and any(folder.iterdir()):
-            raise _no_folder(f"{folder} is not empty", f"--resume {folder} goes on there")
+            raise _no_folder(f"{folder} is not empty", f"--resume {folder} continues there")
         return folder
     if out is not None:
-        raise _no_folder(f"--out {out} and --resume {resume}", f"--resume {resume} alone goes on there")
+        raise _no_folder(f"--out {out} and --resume {resume}", f"--resume {resume} alone continues there")
     known = sorted(Path("runs").glob(f"*/*/{STAGES}"), key=lambda path: path.stat().st_mtime_ns)
     if resume == "latest" and not known:
         raise _no_folder("no run below runs has stages", "run without --resume")
