@@ -12,13 +12,15 @@ import pytest
 from PIL import Image
 
 from rlplan.errors import SpecError
+from rlplan.planner.rules import job_refusals
 from rlplan.runtime.data.layouts import BadRowError
 from rlplan.runtime.data.prompt_sets import PromptSets, load_prompts
 from rlplan.runtime.images.decoding import BadImageError, decode
 from rlplan.runtime.images.in_rows import image_bytes, with_parts
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.models.families.image_sizes import ImageRule
-from rlplan.spec.resolved import on_a_cpu_host
+from rlplan.spec.resolved import on_a_cpu_host, settle
+from tests.factories import EXAMPLES
 from tests.runtime.images.with_images import IMAGE_TOKEN, image_job
 
 RULE = ImageRule(patch=14, merge=2, min_pixels=28 * 28, max_pixels=28 * 28 * 16)
@@ -155,3 +157,17 @@ def test_bytes_of_hugging_faces_image_feature_are_read_from_parquet(job_file: Pa
     pa.parquet.write_table(pa.Table.from_pylist(rows), job_file.parent / "rows.parquet")
     (image,) = _load(job_file, "data.prompts=rows.parquet").train[0].images
     assert image.pixels[:3] == b"\x00\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("policy.init=random", "images with policy.init random are not run"),
+        ("training.lora={rank: 4}", "images with training.lora are not run"),
+        ("rollout.speculative_tokens=2", "images with rollout.speculative_tokens are not run"),
+        ("policy.path=LLAMA", "images are for a policy of Qwen2_5_VLForConditionalGeneration"),
+    ],
+)
+def test_a_job_that_has_no_images_is_refused_by_name(job_file: Path, override: str, why: str) -> None:
+    override = override.replace("LLAMA", str(EXAMPLES / "models" / "sorter"))
+    assert any(why in reason for reason in job_refusals(settle(load_job(job_file, [override]))))
