@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 from rlplan.runtime.host.doctor import REQUIRED_PACKAGES, VLLM_PACKAGES
 from tests.hub_server import CONFIG, serve_hub
+from tests.repository.at_night import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -302,7 +303,9 @@ def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no network", "switched off"]
+    "variables",
+    at_night([{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], but=1),
+    ids=["no network", "switched off"],
 )
 def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(
     variables: dict[str, str], fresh_venv: Path, tmp_path: Path

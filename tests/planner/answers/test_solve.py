@@ -12,6 +12,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, QUICKSTART
+from tests.repository.at_night import at_night
 
 
 def small(**overrides: str) -> JobSpec:
@@ -21,11 +22,14 @@ def small(**overrides: str) -> JobSpec:
 
 @pytest.mark.parametrize(
     ("key", "job"),
-    [
-        ("max_response_len", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"),
-        ("num_samples_per_prompt", None),
-        ("max_num_seqs", None),
-    ],
+    at_night(
+        [
+            ("max_response_len", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"),
+            ("num_samples_per_prompt", None),
+            ("max_num_seqs", None),
+        ],
+        but=1,
+    ),
 )
 def test_the_value_fits_and_the_next_one_does_not_as_it_is_typed(key: str, job: Path | None) -> None:
     asked = load_job(job) if job else small(hardware__host_memory="24GiB", rollout__kv_cache_memory="2GiB")

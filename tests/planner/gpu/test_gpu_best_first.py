@@ -5,7 +5,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from rlplan.dataflow.choice import Choice
@@ -20,6 +20,7 @@ from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
+from tests.repository.at_night import examples
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
 CASES = (
@@ -46,7 +47,7 @@ def search_of(index: int) -> GpuSearch:
     return GpuSearch(spec, read_setting(spec))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -59,7 +60,7 @@ def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ign
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(seconds))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -76,7 +77,7 @@ def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random
             assert search.times.pass_seconds(arrangement, other) >= search.times.pass_seconds(arrangement, choice)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -92,7 +93,7 @@ def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> 
         assert all(a >= b for a, b in zip(larger.hosts, smaller.hosts, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -104,7 +105,7 @@ def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> N
     assert all(a <= b for a, b in zip(least.hosts, whole.hosts, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_no_trainer_is_faster_than_its_matmuls_at_their_best_rate(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)

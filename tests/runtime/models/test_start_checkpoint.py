@@ -16,6 +16,7 @@ from rlplan.runtime.models.start_checkpoint import (
 )
 from rlplan.spec.model import is_beside_a_tower, load_model, read_model
 from tests.factories import EXAMPLES
+from tests.repository.at_night import at_night
 from tests.runtime.runs.architectures import WITH_TOWERS, write_with_tower
 from tests.traps import trapped_model
 
@@ -33,7 +34,7 @@ def test_python_in_a_model_s_folder_is_not_imported(tmp_path: Path, load: object
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("name", WITH_TOWERS)
+@pytest.mark.parametrize("name", at_night(WITH_TOWERS, but=1))
 def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_model_says(
     tmp_path: Path, name: str
 ) -> None:
