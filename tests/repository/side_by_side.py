@@ -45,9 +45,19 @@ ENGINES = (
     "tests/runtime/models/test_sharded_loading.py",
 )
 """Files of live engines outside of runs."""
-PREDICTED_POINTS = ("tests/accuracy/test_bounds.py", "tests/accuracy/serving/test_latency.py")
+PREDICTED_POINTS = (
+    "tests/accuracy/test_bounds.py",
+    "tests/accuracy/test_intervals.py",
+    "tests/accuracy/serving/test_latency.py",
+)
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""
-GROUPS = {"ranks": LIVE_RANKS, "vllm": INSTALLED_VLLM, "points": PREDICTED_POINTS}
+OUR_SOURCES = (
+    "tests/docs/test_names_in_prose.py",
+    "tests/repository/test_structure.py",
+    "tests/spec/test_declaration.py",
+)
+"""Files that look at the trees of our own Python files (tests/repository/sources.py): 4 s of CPU, once."""
+GROUPS = {"ranks": LIVE_RANKS, "vllm": INSTALLED_VLLM, "points": PREDICTED_POINTS, "sources": OUR_SOURCES}
 TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
 WITH_ENGINES = (*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM)
 WITHOUT = ("tests/trust/test_fuzz.py",)
