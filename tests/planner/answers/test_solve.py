@@ -71,6 +71,7 @@ def test_samples_that_no_mini_batch_divides_are_stepped_over() -> None:
     assert found.next.value - found.value == unit
 
 
+@pytest.mark.nightly
 def test_a_smaller_value_is_found_where_the_job_s_own_does_not_fit() -> None:
     asked = load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml", ["workload.max_response_len=30000"])
     other = solve(load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"), "max_response_len").value

@@ -51,6 +51,7 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement,
         assert ledger.host_peak().num_bytes == need.host
 
 
+@pytest.mark.nightly
 def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_there() -> None:
     one = search(plan("Qwen/Qwen2.5-7B"))
     candidates = list(islice(one.space, 500))
