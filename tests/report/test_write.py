@@ -188,6 +188,7 @@ def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     assert summary["learning"][0]["evaluations"] == []  # type: ignore[index]
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_stopped_before_its_second_evaluation_says_so(tmp_path: Path) -> None:
     page, _ = _shown(make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted")))
     assert "25.0 % before; no later evaluation, 3 of 40 steps" in page.text

@@ -24,6 +24,7 @@ def hours_of(threshold: float) -> float:
     return run(threshold, INPUTS, 25).seconds * 4 / 3600
 
 
+@pytest.mark.nightly
 def test_the_first_is_met_for_it_was_calibrated_on() -> None:
     assert hours_of(0.0) == pytest.approx(PUBLISHED_S[0.0] / 3600, rel=0.03)
 

@@ -20,7 +20,7 @@ from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
-from tests.repository.at_night import examples
+from tests.repository.at_night import at_night, examples
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
 CASES = (
@@ -155,7 +155,7 @@ def _sweep(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, 
     return arrangement, sweep
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", at_night(range(3), but=1))
 def test_candidates_come_in_order_and_each_once(index: int) -> None:
     stream = iter(search_of(index).stream(0))
     first = [next(stream) for _ in range(40)]
@@ -176,7 +176,7 @@ def test_order_of_equals_is_total() -> None:
     assert len({simplicity(candidate) for candidate in candidates}) == len(candidates)
 
 
-@pytest.mark.parametrize("target", ["rlplan", "megatron"])
+@pytest.mark.parametrize("target", at_night(["rlplan", "megatron"], but=1))
 def test_work_hardly_grows_with_the_cluster(target: str) -> None:
     def scored(gpus: str, prompts: int) -> int:
         spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={target}")

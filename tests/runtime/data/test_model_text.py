@@ -96,7 +96,7 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("name", at_night(TEMPLATES, but=("memory", "time", "a long answer")))
+@pytest.mark.parametrize("name", at_night(TEMPLATES, but=("time", "a long answer")))
 def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(model_text, "ANSWER_S", 1.0)
     monkeypatch.setattr(model_text, "MAX_ANSWER_BYTES", 1 << 20)

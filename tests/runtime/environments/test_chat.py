@@ -121,7 +121,7 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("template", "reason"), at_night(REFUSED, but=REFUSED[:2]))
+@pytest.mark.parametrize(("template", "reason"), at_night(REFUSED, but=REFUSED[1:2]))
 def test_templates_that_fail_are_refused_before_anything_starts(template: str, reason: str, tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "policy", template)
     chat = ChatTurns(policy, TextTokenizer(policy))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from rlplan.runtime.models.start_checkpoint import (
     load_language_model,
@@ -39,6 +38,8 @@ def test_a_vision_language_model_s_language_part_says_of_a_text_what_the_whole_m
     tmp_path: Path, name: str
 ) -> None:
     """Trained and put back, the whole model has the new decoder and its own tower, under its own names."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
     folder, start, policy = tmp_path / "whole", tmp_path / "start", tmp_path / "policy"
     whole, ids = write_with_tower(name, folder), torch.tensor([[3, 9, 27, 17, 51, 25, 11, 33, 35, 41, 59, 2]])
     write_language_part(folder, start)
