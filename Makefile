@@ -38,12 +38,14 @@ SYSTEM_PACKAGES := bubblewrap iproute2 strace chromium runsc
 
 # The parts of `make nightly`, each at most 90 minutes on two cores; a nightly test is in exactly one of them. One more,
 # PART=gpu-contract, asks the CUDA builds in $(GPU_VENV), which it sets up; it needs no GPU.
-NIGHTLY_models := tests/memory tests/spec tests/timing
-NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs tests/foreign tests/report
-NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
+NIGHTLY_models := tests/memory tests/spec tests/timing tests/test_units.py
+NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs tests/foreign tests/report tests/emit \
+  tests/repository
+NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
   tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
-  tests/runtime/cluster tests/runtime/sandbox tests/runtime/measure
+  tests/runtime/cluster tests/runtime/sandbox tests/runtime/measure tests/runtime/data tests/runtime/models \
+  tests/runtime/learning tests/runtime/rollout tests/runtime/host tests/runtime/workers/test_shared_scorers.py
 NIGHTLY_runs := tests/runtime/device tests/runtime/driver tests/runtime/runs/test_algorithm_runs.py \
   tests/runtime/runs/test_role_runs.py tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
   tests/runtime/fault_tolerance/test_failures.py tests/runtime/fault_tolerance/test_supervision.py \
@@ -126,7 +128,7 @@ nightly: setup-gpu
 else
 nightly: setup system-packages ## the tests that are too long for every change; PART=resume makes one of their parts
 	@failed=
-	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest -m nightly $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(ARGS) || failed="$$failed $(part)"
+	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest --hypothesis-profile=nightly -m "nightly or hypothesis" $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(ARGS) || failed="$$failed $(part)"
 	)
 	[ -z "$$failed" ] || { echo "nightly: failed:$$failed" >&2; exit 1; }
 endif

@@ -15,7 +15,8 @@ from rlplan.runtime.processes.machine_speed import scaled
 from tests.repository.side_by_side import FilesTogether, place_of
 
 # The same examples on every machine, and no deadline: a busy core is no failure.
-settings.register_profile("rlplan", deadline=None, derandomize=True)
+settings.register_profile("rlplan", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("nightly", settings.get_profile("rlplan"), max_examples=100)  # `make nightly` takes it
 settings.load_profile("rlplan")
 # Readline, which comes along where tests run side by side, writes a terminal's size there: tables would be narrow.
 os.environ.pop("COLUMNS", None)

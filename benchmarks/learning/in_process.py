@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.text_tokens import end_tokens
@@ -99,6 +98,8 @@ class InProcess:
     """A job's steps, one after the other."""
 
     def __init__(self, job: ResolvedJob) -> None:
+        from transformers import AutoModelForCausalLM
+
         torch.manual_seed(job.seed)
         self.job, self.prompts = job, load_prompts(job)
         self.requests = RequestMaker(job, self.prompts)

@@ -146,6 +146,7 @@ def test_vllm_starts_with_random_weights_and_has_the_tokens_that_were_predicted(
     }
 
 
+@pytest.mark.nightly
 def test_running_out_of_memory_is_a_result(tmp_path: Path) -> None:
     children = importlib.import_module("benchmarks.gpu.children")
     case = dataclasses.replace(cases_of("logprob", is_tiny=True)[0], num_tokens=10**14)

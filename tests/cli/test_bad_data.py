@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import Answer, Call
 from tests.cli.test_bad_input import check
 from tests.factories import QUICKSTART
+from tests.repository.at_night import at_night
 
 GOOD = {"id": "a", "prompt": "Sort: 21", "answer": "12"}
 PAIR = {"id": "a", "prompt": "Sort: 21", "chosen": "12", "rejected": "21"}
@@ -76,12 +77,15 @@ def test_tests_that_cannot_be_taken_apart_are_said_with_the_rule_and_what_to_wri
 
 @pytest.mark.parametrize(
     ("source", "words", "times"),
-    [
-        ("def f(question, reply): return 1.0", ("it takes (question, reply): neither",), 1),
-        ("def g(completions, **rest): return [1.0]", ("has no function f",), 1),
-        ("import nothing_of_this_name", ("ModuleNotFoundError",), 1),
-        ("def f(:", ("SyntaxError",), 2),
-    ],
+    at_night(
+        [
+            ("def f(question, reply): return 1.0", ("it takes (question, reply): neither",), 1),
+            ("def g(completions, **rest): return [1.0]", ("has no function f",), 1),
+            ("import nothing_of_this_name", ("ModuleNotFoundError",), 1),
+            ("def f(:", ("SyntaxError",), 2),
+        ],
+        but=2,
+    ),
 )
 def test_a_reward_function_that_cannot_work_is_one_message(
     rlplan: Call, tmp_path: Path, source: str, words: tuple[str, ...], times: int

@@ -179,6 +179,7 @@ def test_a_trace_answers_for_any_architecture_that_transformers_builds(rlplan: C
         assert traced["rows"][kind] == pytest.approx(held[kind], rel=0.02)
 
 
+@pytest.mark.nightly
 def test_traces_of_several_stages_are_one_answer(tmp_path: Path, rlplan: Call) -> None:
     sft = {"name": "sft", "algorithm": "sft"}
     job = {"schema_version": 2, "policy": str(EXAMPLES / "models" / "sorter"), "hardware": "1xH100"}

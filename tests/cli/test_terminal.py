@@ -15,6 +15,7 @@ import pytest
 from rlplan.runtime.processes.machine_speed import scaled
 from tests.cli.conftest import RLPLAN
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
+from tests.repository.at_night import at_night
 
 
 @cache
@@ -61,12 +62,13 @@ SHOWN = {
 }
 
 
-WIDE_TOO = "profiles show"
-"""Also at 140 columns; the others at night."""
+BY_DAY = ("estimate-80", "plan for GPUs-80", "explain-80", "profiles show-80", "profiles show-140")
+"""The others at night."""
 FITS = [
-    pytest.param(columns, words, id=f"{name}-{columns}", marks=marks)
+    pytest.param(columns, words, id=text, marks=() if text in BY_DAY else pytest.mark.nightly)
     for name, words in SHOWN.items()
-    for columns, marks in ((80, ()), (140, () if name == WIDE_TOO else pytest.mark.nightly))
+    for columns in (80, 140)
+    for text in (f"{name}-{columns}",)
 ]
 
 
@@ -78,13 +80,13 @@ def test_a_table_fits_and_loses_nothing(columns: int, arguments: list[Any]) -> N
     assert "…" not in text
 
 
-@pytest.mark.parametrize("columns", [80, 100, 140])
+@pytest.mark.parametrize("columns", at_night([80, 100, 140], but=1))
 def test_no_size_is_torn_from_its_unit(columns: int) -> None:
     text = plain(in_terminal(columns, "estimate", QUICKSTART))
     assert not re.search(r"\d(\.\d+)?\s*\n\s+[KMGT]iB", text)
 
 
-@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("columns", at_night([80, 140], but=1))
 def test_every_process_stands_with_its_peak_on_one_line(columns: int) -> None:
     text = plain(in_terminal(columns, "estimate", QUICKSTART))
     for process in ("driver/0", "ray_system", "policy_trainer/0", "policy_trainer/1", "rollout_engine/0"):

@@ -22,6 +22,7 @@ from rlplan.emit.editable import EDITABLE
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.resolved import ResolvedJob, SettledJob
 from tests.docs.documentation import ROOT, read
+from tests.repository.sources import nodes, sources
 
 FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "docs", "examples", "reports", "requirements", "hardware_profiles")
 HISTORY = ("docs/decisions.md", "CHANGELOG.md")
@@ -45,19 +46,6 @@ BARE = re.compile(r"`(\w*[^\W_]_[^\W_]\w*|[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)`")
 SUFFIX = re.compile("py|md|jsonl?|yaml|png|csv|html|lock|toml|safetensors|jinja|log|sh|pftrace")
 RENAMED = ("renamed", "old_budget")
 """Modules that hold the keys of older versions."""
-
-
-@cache
-def sources() -> dict[Path, ast.Module]:
-    """Our Python files."""
-    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return {path: ast.parse(read(path)) for path in found}
-
-
-@cache
-def nodes(path: Path) -> list[ast.AST]:
-    """Everything in a file of ours, walked through once."""
-    return list(ast.walk(sources()[path]))
 
 
 @cache

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.dataflow.build import build_schedule
@@ -18,6 +18,7 @@ from rlplan.planner.resolve import choice_of
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
+from tests.repository.at_night import examples
 
 ENGINE, SCORER = "rollout_engine/0", "scorer/reference/0"
 
@@ -236,7 +237,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(sizes, st.integers(1, 4), st.sampled_from([Placement.HYBRID, Placement.DISAGGREGATED]))
 def test_the_host_s_peak_is_at_least_every_process_s_and_device_s(
     overrides: dict[str, Any], num_layers: int, placement: Placement
@@ -250,7 +251,7 @@ def test_the_host_s_peak_is_at_least_every_process_s_and_device_s(
         assert ledger.device_peak(device).num_bytes <= host
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(sizes, st.sampled_from(["response", "prompt", "kv", "layers", "vocabulary", "scorer"]), st.integers(1, 40))
 def test_a_larger_job_never_needs_less(overrides: dict[str, Any], what: str, more: int) -> None:
     model = {"num_layers": 2, "vocab_size": 70}
@@ -274,7 +275,7 @@ def test_a_larger_job_never_needs_less(overrides: dict[str, Any], what: str, mor
         assert small.process_peak(process).num_bytes <= large.process_peak(process).num_bytes
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 64))
 def test_a_larger_micro_batch_never_needs_less_while_gradients_are_accumulated(size: int, length: int) -> None:
     lengths = {"num_prompts_per_step": 16, "mini_batch_size": 64, "max_response_len": length}

@@ -22,6 +22,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, make_job, write_config
 from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
+from tests.repository.at_night import at_night
 
 SHORT = {"num_prompts_per_step": 32, "num_samples_per_prompt": 8, "max_prompt_len": 512, "max_response_len": 512}
 TARGETS = ("megatron", "fsdp2")
@@ -81,7 +82,7 @@ def test_a_job_that_names_no_target_is_planned_for_one_that_runs_its_policy(
             executable_plan(found)
 
 
-@pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("parts", "words"), at_night(REFUSED.values(), but=[*REFUSED.values()][::2]), ids=REFUSED)
 def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(parts: dict[str, Any], words: str) -> None:
     found = best_plan(asked(parts))
     assert found.verdict is Verdict.REFUSED
@@ -217,9 +218,9 @@ def _check_refused(found: Plan) -> None:
         executable_plan(found)
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.nightly)])
-def test_of_random_jobs_each_that_fits_is_taken_and_no_other(first: int, tmp_path: Path) -> None:
-    verdicts = [check(seed, tmp_path / str(seed)) for seed in range(first, first + 20)]
+@pytest.mark.parametrize("seeds", at_night((range(8), range(8, 40)), but=1))
+def test_of_random_jobs_each_that_fits_is_taken_and_no_other(seeds: range, tmp_path: Path) -> None:
+    verdicts = [check(seed, tmp_path / str(seed)) for seed in seeds]
     assert Verdict.FITS in verdicts
 
 

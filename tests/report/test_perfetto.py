@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rlplan
@@ -29,6 +29,7 @@ from rlplan.report.timeline import TracedSchedule
 from rlplan.trace import Span
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 from tests.report.factory import make_empty_run, make_killed_run, make_run
+from tests.repository.at_night import examples
 
 FIELD = descriptor_pb2.FieldDescriptorProto
 INT32, INT64, UINT32, UINT64 = FIELD.TYPE_INT32, FIELD.TYPE_INT64, FIELD.TYPE_UINT32, FIELD.TYPE_UINT64
@@ -165,7 +166,7 @@ def encloses(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return (one[0] <= other[0] and other[1] <= one[1]) or (other[0] <= one[0] and one[1] <= other[1])
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
 def test_overlapping_spans_get_threads_of_their_own_and_none_is_lost(pairs: list[tuple[int, int]]) -> None:
     spans = sorted((Span("a", 1, "p/0", "cpu:0", a, a + b) for a, b in pairs), key=lambda s: (s.start_s, -s.end_s))

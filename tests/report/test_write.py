@@ -18,6 +18,7 @@ from rlplan.report.run_page import render_page
 from rlplan.report.summary import find, summarize
 from rlplan.report.write import ReportFiles, write_report
 from tests.report.factory import RunShape, make_empty_run, make_killed_run, make_run, make_run_with_own_reward
+from tests.repository.at_night import at_night
 
 VOID = {"meta", "img", "br", "link"}
 
@@ -187,6 +188,7 @@ def test_a_killed_run_has_a_report_that_says_so(tmp_path: Path) -> None:
     assert summary["learning"][0]["evaluations"] == []  # type: ignore[index]
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_stopped_before_its_second_evaluation_says_so(tmp_path: Path) -> None:
     page, _ = _shown(make_run(tmp_path / "run", RunShape(num_steps=40, stops_after=3, state="interrupted")))
     assert "25.0 % before; no later evaluation, 3 of 40 steps" in page.text
@@ -209,7 +211,8 @@ def test_a_job_that_only_a_learned_reward_judges_says_that_nothing_was_evaluated
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [("interrupted", "The run was interrupted"), ("running", "had not ended"), ("odd", "'odd'")]
+    ("state", "words"),
+    at_night([("interrupted", "The run was interrupted"), ("running", "had not ended"), ("odd", "'odd'")], but=1),
 )
 def test_the_state_of_a_run_is_said_in_words(tmp_path: Path, state: str, words: str) -> None:
     page, _ = _shown(make_run(tmp_path / "run", RunShape(stops_after=1, state=state, message="stopped by SIGTERM")))

@@ -4,12 +4,23 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
-def at_night(values: Iterable[Any], *, but: Collection[Any]) -> list[Any]:
-    """All values as parameters of a test, each that is not among `but` marked as nightly; a tuple is several."""
+def examples(count: int) -> settings:
+    """So many examples of a property at night, and a fifth of them before (the profiles in tests/conftest.py)."""
+    return settings(max_examples=max(1, count * settings().max_examples // 100))
+
+
+def at_night(values: Iterable[Any], *, but: Collection[Any] | int) -> list[Any]:
+    """All values as parameters of a test, each that is not among `but`, or its first so many, marked as nightly.
+
+    A tuple is several arguments.
+    """
+    values = list(values)
+    kept = values[:but] if isinstance(but, int) else but
     return [
-        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=() if one in but else pytest.mark.nightly)
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=() if one in kept else pytest.mark.nightly)
         for one in values
     ]
 

@@ -45,9 +45,42 @@ ENGINES = (
     "tests/runtime/models/test_sharded_loading.py",
 )
 """Files of live engines outside of runs."""
-PREDICTED_POINTS = ("tests/accuracy/test_bounds.py", "tests/accuracy/serving/test_latency.py")
+PREDICTED_POINTS = (
+    "tests/accuracy/test_bounds.py",
+    "tests/accuracy/test_intervals.py",
+    "tests/accuracy/serving/test_latency.py",
+)
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""
-GROUPS = {"ranks": LIVE_RANKS, "vllm": INSTALLED_VLLM, "points": PREDICTED_POINTS}
+OUR_SOURCES = (
+    "tests/docs/test_names_in_prose.py",
+    "tests/repository/test_structure.py",
+    "tests/spec/test_declaration.py",
+)
+"""Files that look at the trees of our own Python files (tests/repository/sources.py): 4 s of CPU, once."""
+LIVE_MODULES = (
+    "tests/cli/test_estimate_gpus.py",
+    "tests/memory/model/test_activations.py",
+    "tests/memory/model/test_activations_traced.py",
+    "tests/memory/model/test_block_families.py",
+    "tests/runtime/environments/test_tools.py",
+    "tests/runtime/measure/test_tracing.py",
+    "tests/runtime/models/test_logprob_model.py",
+    "tests/runtime/models/test_start_checkpoint.py",
+    "tests/runtime/runs/test_learning.py",
+    "tests/runtime/weight_sync/test_checkpoint_names.py",
+    "tests/runtime/workers/trainer/test_learning_rates.py",
+    "tests/spec/models/test_against_transformers.py",
+    "tests/spec/models/test_catalogue.py",
+    "tests/spec/models/test_families.py",
+)
+"""Files that import transformers' models into the tests' own process, when a test asks: 7 s of CPU, once."""
+GROUPS = {
+    "ranks": LIVE_RANKS,
+    "vllm": INSTALLED_VLLM,
+    "points": PREDICTED_POINTS,
+    "sources": OUR_SOURCES,
+    "modules": LIVE_MODULES,
+}
 TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
 WITH_ENGINES = (*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM)
 WITHOUT = ("tests/trust/test_fuzz.py",)

@@ -12,6 +12,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from packaging.utils import canonicalize_name
 
 from rlplan.runtime.host.doctor import REQUIRED_PACKAGES, VLLM_PACKAGES
 from tests.hub_server import CONFIG, serve_hub
+from tests.repository.at_night import at_night
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -264,6 +266,7 @@ def test_the_installed_wheel_looks_words_up_and_writes_a_job_from_another_folder
     assert (watched.returncode, "is not a run folder" in watched.stderr) == (2, True)
 
 
+@pytest.mark.nightly
 def test_the_installed_wheel_lists_every_profile_from_another_folder(fresh_venv: Path, tmp_path: Path):
     done = run_outside(fresh_venv, tmp_path, "rlplan", "profiles", "list")
     assert done.returncode == 0, done.stderr
@@ -302,7 +305,9 @@ def test_the_installed_wheel_plans_with_a_model_of_the_hub(fresh_venv: Path, tmp
 
 
 @pytest.mark.parametrize(
-    "variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], ids=["no network", "switched off"]
+    "variables",
+    at_night([{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}], but=1),
+    ids=["no network", "switched off"],
 )
 def test_the_installed_wheel_says_without_a_network_what_to_fetch_and_where_to_name_it(
     variables: dict[str, str], fresh_venv: Path, tmp_path: Path
@@ -338,14 +343,15 @@ FORBIDDEN = {
 }
 
 
-def files_in_git() -> list[Path]:
-    """Tracked files, and new ones that git does not ignore."""
+@cache
+def files_in_git() -> dict[Path, bytes]:
+    """Tracked files, and new ones that git does not ignore, with what is in them."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
-    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+    return {path: path.read_bytes() for name in listed.split("\0") if name and (path := ROOT / name).is_file()}
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
@@ -353,8 +359,8 @@ def test_no_file_names(what: str):
     pattern = re.compile("|".join(FORBIDDEN[what]).encode())
     said = [
         f"{path.relative_to(ROOT)}: {match.group().decode()}"
-        for path in files_in_git()
-        if (match := pattern.search(path.read_bytes()))
+        for path, content in files_in_git().items()
+        if (match := pattern.search(content))
     ]
     assert said == []
 
@@ -378,7 +384,8 @@ def test_every_nightly_test_is_in_exactly_one_part() -> None:
         found = in_runtime.fullmatch(value)
         paths += [found.group(1) + name for name in found.group(2).split()] if found else value.split()
     assert all((ROOT / path).exists() for path in paths)
-    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.nightly", path.read_text())]
+    at_night = re.compile(r"mark\.nightly|at_night\(|in_turn\(|@given\(")  # of a property more examples
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if at_night.search(path.read_text())]
     assert tests
     for test in tests:
         assert sum(test.is_relative_to(ROOT / path) for path in paths) == 1, test

@@ -16,8 +16,8 @@ import typer
 from rlplan_cli.app import app
 
 from tests.docs.documentation import ROOT, read
+from tests.repository.sources import FOLDERS, nodes, sources
 
-FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "examples")
 HISTORY = {ROOT / "docs" / "decisions.md", ROOT / "CHANGELOG.md"}
 MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 12, 400, 60, 8
 MAX_OPTIONS = 12
@@ -30,17 +30,11 @@ COMMAND = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["scripts"]["rl
 
 
 @cache
-def sources() -> dict[Path, ast.Module]:
-    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
-    return {path: ast.parse(read(path)) for path in found}
-
-
-@cache
 def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     return [
         (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node)
-        for path, tree in sources().items()
-        for node in ast.walk(tree)
+        for path in sources()
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
 

@@ -1,13 +1,14 @@
 """The engine: what an engine that takes every step by itself does, and what can be added up by hand."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
 from rlplan.simulate.engine import Engine, EngineLimits, Group, Rollout
 from rlplan.simulate.speed import LinearSpeed
 from rlplan.units import ceil_div
+from tests.repository.at_night import examples
 from tests.simulate.cases import ROOMY, SPEED
 from tests.simulate.plain_engine import PlainEngine, PlainSequence
 
@@ -116,7 +117,7 @@ GROUPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(GROUPS, st.integers(1, 12), st.integers(0, 12), st.sampled_from([4, 16]))
 def test_an_engine_that_takes_every_step_by_itself_does_the_same(
     shapes: list[tuple[int, list[int]]], max_num_seqs: int, extra: int, size: int
@@ -138,7 +139,7 @@ def test_an_engine_that_takes_every_step_by_itself_does_the_same(
     assert watched.engine.num_prefill_tokens == plain.num_prefill_tokens
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(GROUPS, st.integers(1, 12), st.integers(0, 12), st.lists(st.floats(0.001, 0.4), max_size=5))
 def test_every_token_is_generated_once_whatever_stops_the_engine(
     shapes: list[tuple[int, list[int]]], max_num_seqs: int, extra: int, pauses: list[float]

@@ -15,6 +15,7 @@ from benchmarks.simulated.staleness_sweep import (
     ratios,
     run,
 )
+from tests.repository.at_night import at_night
 
 
 @cache
@@ -23,6 +24,7 @@ def hours_of(threshold: float) -> float:
     return run(threshold, INPUTS, 25).seconds * 4 / 3600
 
 
+@pytest.mark.nightly
 def test_the_first_is_met_for_it_was_calibrated_on() -> None:
     assert hours_of(0.0) == pytest.approx(PUBLISHED_S[0.0] / 3600, rel=0.03)
 
@@ -39,6 +41,6 @@ def test_whole_runs_are_within_ten_percent_in_ratio() -> None:
     assert ratios(INPUTS, 100) == pytest.approx(published, rel=0.1)
 
 
-@pytest.mark.parametrize("num_gpus", [32, 128])
+@pytest.mark.parametrize("num_gpus", at_night([32, 128], but=1))
 def test_the_engine_gives_back_the_colocated_generation_that_it_was_fitted_to(num_gpus: int) -> None:
     assert generation_s(num_gpus, INPUTS, 8) == pytest.approx(COLOCATED_GENERATION_S[num_gpus], rel=0.05)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulated.plain_schedule import plain_schedule
@@ -23,6 +23,7 @@ from rlplan.timing.step import time_step
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase, Placement
 from tests.factories import gpu_job, make_plan
+from tests.repository.at_night import at_night, examples
 from tests.simulate.cases import ROOMY, SPEED, SYNC_S, TRAIN_S, constant, make_setting, make_work, uniform
 
 # Each of 2 engines has 4 groups of 4: prompts of 2 whole blocks once a group, 1 token each of the other three; then 49
@@ -135,7 +136,7 @@ def overlapping(result: SimulationResult) -> list[tuple[Span, Span]]:
 
 @pytest.mark.parametrize("limits", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("asynchrony", MODES, ids=str)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 1000), longest=st.integers(2, 300), train_s=st.floats(0.01, 5), latency=st.floats(0, 2))
 def test_every_token_is_trained_once_and_no_device_does_two_things_at_a_time(
     asynchrony: Asynchrony | None, limits: EngineLimits, seed: int, longest: int, train_s: float, latency: float
@@ -197,7 +198,7 @@ def test_memory_is_never_above_the_peak_of_the_ledger_and_reaches_it(placement: 
 # ------------------------------------------------------------------------------------------------------ staleness
 
 
-@pytest.mark.parametrize("num_at_once", [16, 24, 40])
+@pytest.mark.parametrize("num_at_once", at_night([16, 24, 40], but=1))
 def test_the_mean_lag_is_what_is_in_flight_over_the_batch_as_sample_factory_says(num_at_once: int) -> None:
     # Generation is the slower side and never stops, so that the queue holds half a take (of one prompt) in the mean.
     work = make_work(lengths=uniform(50, 150), limits=EngineLimits(512, 100_000))

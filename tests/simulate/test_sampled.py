@@ -9,6 +9,7 @@ from rlplan.simulate.run import simulate
 from rlplan.simulate.sampled import part_of, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
 from rlplan.simulate.speed import LinearSpeed
+from tests.repository.at_night import at_night
 from tests.simulate.cases import make_setting, make_work, uniform
 
 WORK = make_work(num_prompts=1024, num_engines=128, lengths=uniform(10, 200))
@@ -17,7 +18,7 @@ GPU_SPEED = LinearSpeed(base_s=0.01, per_seq_s=22e-6, per_token_s=1e-8, prefill_
 STREAM = Asynchrony(1.0, streams=True, interrupts=True, is_bound=True)
 
 
-@pytest.mark.parametrize("asynchrony", [None, STREAM])
+@pytest.mark.parametrize("asynchrony", at_night([None, STREAM], but=1))
 def test_a_part_says_what_the_whole_says_within_one_percent(asynchrony: Asynchrony | None) -> None:
     setting = replace(make_setting(WORK, asynchrony, train_s=0.1), speed=GPU_SPEED)
     whole, part = simulate(setting, 1), simulate_sampled(setting, 1, most=2048)

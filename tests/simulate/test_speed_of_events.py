@@ -8,6 +8,7 @@ from benchmarks.bench_simulate import seconds_per_event, setting
 from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_engines", [64])
 def test_more_engines_do_not_make_events_slower(num_engines: int) -> None:
     few, _ = seconds_per_event(setting(8, num_steps=4))

@@ -13,6 +13,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.vocabulary import Role
 from tests.factories import ROOT, make_job, write_job
+from tests.repository.sources import nodes, sources
 
 OWN = """
 import a_module_that_nobody_has
@@ -138,11 +139,11 @@ def test_a_wrong_count_of_given_answers_is_told_the_right_one() -> None:
 def test_nothing_outside_its_own_file_names_an_algorithm() -> None:
     """As a whole string, outside of docstrings. What others published under such names (accuracy/) is not ours."""
     found = set()
-    for path in sorted((ROOT / "rlplan").rglob("*.py")):
+    for path in sources():
         place = path.relative_to(ROOT).as_posix()
-        if place.startswith(("rlplan/spec/algorithms/", "rlplan/accuracy/")):
+        if not place.startswith("rlplan/") or place.startswith(("rlplan/spec/algorithms/", "rlplan/accuracy/")):
             continue
-        strings = {n.value for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Constant)}
+        strings = {n.value for n in nodes(path) if isinstance(n, ast.Constant)}
         if strings & set(ALGORITHMS):
             found.add(place)
     assert found == set()

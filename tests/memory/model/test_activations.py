@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplan.memory.model.activations import (
     block_saved_bytes,
@@ -59,6 +58,8 @@ def test_what_the_mlp_frees_is_a_part_of_what_its_layer_saved() -> None:
 
 def saved_bytes(config: dict[str, Any], num_sequences: int, prompt_len: int, response_len: int) -> int:
     """Bytes of all storages that a log-prob pass of the runtime saves, parameters apart."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     parsed = AutoConfig.for_model(**config | {"model_type": FAMILIES[config["architectures"][0]]})
     register_packed_attention()
     module = AutoModelForCausalLM.from_config(parsed, attn_implementation=PACKED).train()

@@ -13,6 +13,7 @@ from rlplan.memory.trainers.micro_batch import MicroBatchShape, Recompute, forwa
 from rlplan.memory.trainers.step_peak import RankState, step_peak
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import MemoryKind
+from tests.repository.at_night import at_night
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2
 LARGE_VOCABULARY, SMALL_VOCABULARY = 32_000, 4_000
@@ -83,6 +84,8 @@ RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.ALTERNATE, "full": R
 LOSSES = (Loss.PLAIN, Loss.CHUNKED, Loss.IN_PLACE, Loss.BY_ROWS)
 OWN_BLOCKS = ("llama", "gemma2", "olmo2", "gpt_oss", "gpt2", "deepseek_v3", "qwen3_next")
 """Of families with blocks alike, one."""
+BY_DAY = ("gemma2", "gpt_oss", "qwen3_next")
+"""What each layer of every family saves is seen in test_block_families.py."""
 SHORT = [("none", Loss.BY_ROWS), ("selective", Loss.CHUNKED), ("full", Loss.PLAIN)]
 GRID = [(policy, loss) for policy in RECOMPUTE for loss in LOSSES]
 
@@ -136,7 +139,11 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
 
 
 @pytest.mark.parametrize(
-    ("name", "policy", "loss"), [(name, *SHORT[number % len(SHORT)]) for number, name in enumerate(OWN_BLOCKS)]
+    ("name", "policy", "loss"),
+    [
+        pytest.param(name, *SHORT[number % len(SHORT)], marks=() if name in BY_DAY else pytest.mark.nightly)
+        for number, name in enumerate(OWN_BLOCKS)
+    ],
 )
 def test_peaks_of_every_kind_of_block_agree_with_traces(name: str, policy: str, loss: Loss) -> None:
     """One way each, in turn; the whole grid of all families is seen at night."""
@@ -187,7 +194,9 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     assert score_peak_bytes(shape) == pytest.approx(scored.rest, rel=0.08)
 
 
-@pytest.mark.parametrize(("name", "loss"), [("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)])
+@pytest.mark.parametrize(
+    ("name", "loss"), at_night([("qwen3", Loss.IN_PLACE), ("olmo2", Loss.PLAIN), ("gpt_oss", Loss.CHUNKED)], but=1)
+)
 def test_passes_without_gradient_agree_with_traces(name: str, loss: Loss) -> None:
     assert abs(score_error(name, SMALL_VOCABULARY, loss)) <= 0.08
 

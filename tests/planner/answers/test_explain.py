@@ -52,7 +52,7 @@ def explained(name: str) -> Explanation:
     return explain(found(name))
 
 
-FEW = ("grpo", "dpo", "too small")
+FEW = ("grpo", "too small")
 cases = pytest.mark.parametrize("name", at_night(CASES, but=FEW))
 fitting = pytest.mark.parametrize("name", at_night((name for name in CASES if name != "too small"), but=FEW))
 

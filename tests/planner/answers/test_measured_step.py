@@ -4,7 +4,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
@@ -19,6 +19,7 @@ from rlplan.spec.measured_lengths import fitted_lengths
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.vocabulary import Phase
 from tests.factories import EXAMPLES
+from tests.repository.at_night import examples
 
 JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["target=fsdp2"])
 
@@ -145,7 +146,7 @@ def test_a_job_that_does_not_fit_has_nothing_to_be_laid_beside() -> None:
         explain_step(job, MeasuredStep("verl", 9, 100.0, {}, {}))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.floats(0.05, 0.9), st.floats(0.02, 0.6))
 def test_fitted_lengths_have_the_measured_mean_and_tail_wherever_some_have(part: float, share: float) -> None:
     cap = 8192

@@ -61,7 +61,7 @@ BUDGETS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "experts": ("Qwen/Qwen3-30B-A3B", "grpo", "16xH100", ("rollout.quantization=auto",)),
     "preferences": ("meta-llama/Llama-3.1-8B", "dpo", "8xA100", ()),
 }
-FEW = ("too small a card", "one host", "all fixed", "experts", "preferences")
+FEW = ("too small a card", "all fixed", "preferences")
 FOUND: dict[str, Plan] = {}
 
 

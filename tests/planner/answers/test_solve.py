@@ -12,6 +12,7 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from, load_job
 from rlplan.spec.job import JobSpec
 from tests.factories import EXAMPLES, QUICKSTART
+from tests.repository.at_night import at_night
 
 
 def small(**overrides: str) -> JobSpec:
@@ -21,11 +22,14 @@ def small(**overrides: str) -> JobSpec:
 
 @pytest.mark.parametrize(
     ("key", "job"),
-    [
-        ("max_response_len", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"),
-        ("num_samples_per_prompt", None),
-        ("max_num_seqs", None),
-    ],
+    at_night(
+        [
+            ("max_response_len", EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"),
+            ("num_samples_per_prompt", None),
+            ("max_num_seqs", None),
+        ],
+        but=1,
+    ),
 )
 def test_the_value_fits_and_the_next_one_does_not_as_it_is_typed(key: str, job: Path | None) -> None:
     asked = load_job(job) if job else small(hardware__host_memory="24GiB", rollout__kv_cache_memory="2GiB")
@@ -67,6 +71,7 @@ def test_samples_that_no_mini_batch_divides_are_stepped_over() -> None:
     assert found.next.value - found.value == unit
 
 
+@pytest.mark.nightly
 def test_a_smaller_value_is_found_where_the_job_s_own_does_not_fit() -> None:
     asked = load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml", ["workload.max_response_len=30000"])
     other = solve(load_job(EXAMPLES / "grpo-lora-8b-1xrtx4090.yaml"), "max_response_len").value

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from rlplan.dataflow.choice import Choice
@@ -20,6 +20,7 @@ from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Placement
 from tests.factories import gpu_job
+from tests.repository.at_night import at_night, examples
 
 OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep")), "rollout.max_num_seqs=auto")
 CASES = (
@@ -46,7 +47,7 @@ def search_of(index: int) -> GpuSearch:
     return GpuSearch(spec, read_setting(spec))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -59,7 +60,7 @@ def test_more_kv_cache_is_never_slower(index: int, random) -> None:  # type: ign
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(seconds))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -76,7 +77,7 @@ def test_what_saves_memory_is_never_faster_on_the_same_passes(index: int, random
             assert search.times.pass_seconds(arrangement, other) >= search.times.pass_seconds(arrangement, choice)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -92,7 +93,7 @@ def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> 
         assert all(a >= b for a, b in zip(larger.hosts, smaller.hosts, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -104,7 +105,7 @@ def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> N
     assert all(a <= b for a, b in zip(least.hosts, whole.hosts, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_no_trainer_is_faster_than_its_matmuls_at_their_best_rate(index: int, random) -> None:  # type: ignore[no-untyped-def]
     search = search_of(index)
@@ -154,7 +155,7 @@ def _sweep(search: GpuSearch, random) -> tuple:  # type: ignore[no-untyped-def, 
     return arrangement, sweep
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", at_night(range(3), but=1))
 def test_candidates_come_in_order_and_each_once(index: int) -> None:
     stream = iter(search_of(index).stream(0))
     first = [next(stream) for _ in range(40)]
@@ -175,7 +176,7 @@ def test_order_of_equals_is_total() -> None:
     assert len({simplicity(candidate) for candidate in candidates}) == len(candidates)
 
 
-@pytest.mark.parametrize("target", ["rlplan", "megatron"])
+@pytest.mark.parametrize("target", at_night(["rlplan", "megatron"], but=1))
 def test_work_hardly_grows_with_the_cluster(target: str) -> None:
     def scored(gpus: str, prompts: int) -> int:
         spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={target}")

@@ -18,6 +18,7 @@ from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement, Provenance, Role
 from tests.factories import EXAMPLES, gpu_job
+from tests.repository.at_night import in_turn
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 
@@ -34,9 +35,8 @@ def found(*arguments: str) -> Plan:
     return best_plan(plan(*arguments))
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dpo"])
-@pytest.mark.parametrize("placement", list(Placement))
-def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, placement: Placement) -> None:
+@pytest.mark.parametrize(("placement", "algorithm"), in_turn(list(Placement), ("grpo", "ppo", "dpo")))
+def test_what_the_tables_add_up_to_is_what_the_ledger_says(placement: Placement, algorithm: str) -> None:
     spec = plan(SMALL, "4xL40S", algorithm, f"placement.placement={placement}", "rollout.kv_cache_memory=1GiB")
     one = search(spec)
     candidates = list(one.space)
@@ -51,6 +51,7 @@ def test_what_the_tables_add_up_to_is_what_the_ledger_says(algorithm: str, place
         assert ledger.host_peak().num_bytes == need.host
 
 
+@pytest.mark.nightly
 def test_a_candidate_costs_a_small_part_of_a_whole_ledger_once_its_tables_are_there() -> None:
     one = search(plan("Qwen/Qwen2.5-7B"))
     candidates = list(islice(one.space, 500))

@@ -13,7 +13,7 @@ from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 
 SEVEN_B = EXAMPLES / "grpo-7b-8xh100.yaml"
-FEW = (1, 2, 3, 7, 8, 9, 14, 16, 17, 33)
+FEW = (1, 8, 9, 17)
 """Of one host, of two, and of more; some that nothing divides."""
 SHARE = 2.0
 """Of a change of the input that a step may change by."""

@@ -17,6 +17,7 @@ from rlplan.runtime.cluster.ray_cluster import Cluster
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.files.job_file import load_job
 from tests.factories import EXAMPLES
+from tests.repository.at_night import at_night
 
 GPUS_PER_HOST = 8
 
@@ -32,7 +33,9 @@ def hosts(count: int) -> list[Host]:
     return [Host(f"node-{index}", f"10.0.0.{index}", offer, offer) for index in range(count)]
 
 
-@pytest.mark.parametrize(("name", "num_hosts"), [("grpo-7b-8xh100.yaml", 1), ("ppo-70b-64xh100.yaml", 8)])
+@pytest.mark.parametrize(
+    ("name", "num_hosts"), at_night([("grpo-7b-8xh100.yaml", 1), ("ppo-70b-64xh100.yaml", 8)], but=1)
+)
 def test_an_example_fits_on_its_hosts_and_on_no_fewer(name: str, num_hosts: int, tmp_path: Path) -> None:
     wanted = placement(name, tmp_path)
     islands = [add_up([wanted.bundles[bundle] for bundle in island]) for island in wanted.islands]

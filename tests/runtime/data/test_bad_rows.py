@@ -9,18 +9,22 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.runtime.data.layouts import Columns
 from rlplan.runtime.data.loading import Wanted, load_rows
+from tests.repository.at_night import at_night
 from tests.runtime.data.test_loading import GOOD, SORTER, VERL, jsonl, load
 
 
 @pytest.mark.parametrize(
     ("name", "content", "what"),
-    [
-        ("tokenizer_config.json", b"{bad", "the tokenizer's configuration is not JSON"),
-        ("tokenizer_config.json", b"[1]", "the tokenizer's configuration is \\[1\\]"),
-        ("tokenizer_config.json", b"\xff\xfe", "the tokenizer's configuration is not UTF-8 text"),
-        ("chat_template.jinja", b"\xff\xfe", "the policy's chat template is not UTF-8 text"),
-        ("chat_template.jinja", b"{% bad", "the policy's chat template does not take the prompts: jinja2"),
-    ],
+    at_night(
+        [
+            ("tokenizer_config.json", b"{bad", "the tokenizer's configuration is not JSON"),
+            ("tokenizer_config.json", b"[1]", "the tokenizer's configuration is \\[1\\]"),
+            ("tokenizer_config.json", b"\xff\xfe", "the tokenizer's configuration is not UTF-8 text"),
+            ("chat_template.jinja", b"\xff\xfe", "the policy's chat template is not UTF-8 text"),
+            ("chat_template.jinja", b"{% bad", "the policy's chat template does not take the prompts: jinja2"),
+        ],
+        but=4,
+    ),
 )
 def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, content: bytes, what: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes((SORTER / "tokenizer.json").read_bytes())
@@ -31,7 +35,7 @@ def test_a_damaged_tokenizer_s_folder_is_one_message(tmp_path: Path, name: str, 
         load_rows(path, Columns(), tmp_path, Wanted())
 
 
-@pytest.mark.parametrize("name", ["data.parquet", "data.arrow", "folder"])
+@pytest.mark.parametrize("name", at_night(["data.parquet", "data.arrow", "folder"], but=1))
 def test_a_table_that_is_none_is_one_message(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "folder":

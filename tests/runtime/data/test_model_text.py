@@ -18,6 +18,7 @@ from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.data.text_tokens import TextTokenizer, end_tokens
 from tests.factories import EXAMPLES, make_job
+from tests.repository.at_night import at_night
 
 SORTER = EXAMPLES / "models" / "sorter"
 CHAT = [{"prompt": [{"role": "user", "content": "hi"}], "reward_model": {"ground_truth": "x"}}]
@@ -63,7 +64,7 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", at_night(FAULTS, but=("an id far away", "an unknown model", "a text that grows")))
 def test_a_hostile_tokenizer_is_one_message_or_works(tmp_path: Path, name: str) -> None:
     folder = with_tokenizer(tmp_path / "model", FAULTS[name])
     before = psutil.Process().memory_info().rss
@@ -95,7 +96,7 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", at_night(TEMPLATES, but=("time", "a long answer")))
 def test_a_hostile_template_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(model_text, "ANSWER_S", 1.0)
     monkeypatch.setattr(model_text, "MAX_ANSWER_BYTES", 1 << 20)

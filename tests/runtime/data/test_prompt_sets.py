@@ -127,7 +127,8 @@ def test_unequal_columns_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_curriculum_needs_a_number_in_every_row(tmp_path: Path) -> None:
     job = mixed(tmp_path, difficulty_column="level")
-    assert [RequestMaker(job, load_prompts(job)).prompt(n).source for n in range(10)].count("second") == 2
+    maker = RequestMaker(job, load_prompts(job))
+    assert [maker.prompt(n).source for n in range(10)].count("second") == 2
     with pytest.raises(SpecError, match="grade of 'easy/10000' is not there"):
         load_prompts(mixed(tmp_path, difficulty_column="grade"))
     with pytest.raises(SpecError, match="level of 'second/20000' is 'x'"):

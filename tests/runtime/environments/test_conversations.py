@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
@@ -24,6 +24,7 @@ from rlplan.runtime.rollout.experience import (
 )
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES, make_job, make_plan
+from tests.repository.at_night import examples
 
 SORTER = EXAMPLES / "models" / "sorter"
 WORDS = TextTokenizer(SORTER)
@@ -133,7 +134,7 @@ def test_every_turn_goes_to_the_engine_of_the_first_with_everything_before_and_a
     assert last.max_tokens == 40 - 21
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(max_tokens=st.integers(1, 30), turn_len=st.integers(1, 9))
 def test_no_rollout_is_longer_than_a_response_may_be(game: Game, max_tokens: int, turn_len: int) -> None:
     engines, finished = rollouts(game, max_tokens=max_tokens, turn_len=turn_len)

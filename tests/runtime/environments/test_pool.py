@@ -14,6 +14,7 @@ from rlplan.runtime.environments.pool import Answer, EnvironmentPool, Said, desc
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import EXAMPLES
+from tests.repository.at_night import at_night
 from tests.runtime.conftest import alive
 from tests.waiting import at_most, wait_for
 
@@ -78,20 +79,23 @@ def test_an_answer_without_an_observation_is_the_end_whatever_it_says_of_it(said
 
 @pytest.mark.parametrize(
     ("word", "reason"),
-    [
-        ("hang", "timeout after "),
-        ("die", "its process ended with exit code 3"),
-        ("fail", "ValueError: no such move"),
-        ("long", "an answer of more than 1048576 bytes"),
-        ("none", "not a dict with observation, reward or both"),
-        ("other", "not a dict with observation, reward or both"),
-        ("text", "reward is '1', not a finite number"),
-        ("nan", "reward is 'nan', not a finite number"),
-        ("bool", "reward is 'True', not a finite number"),
-        ("number", "observation is '3', not a text"),
-        ("set", "the answer is not JSON"),
-        ("unheard of", "KeyError: 'unheard of'"),
-    ],
+    at_night(
+        [
+            ("hang", "timeout after "),
+            ("die", "its process ended with exit code 3"),
+            ("fail", "ValueError: no such move"),
+            ("long", "an answer of more than 1048576 bytes"),
+            ("none", "not a dict with observation, reward or both"),
+            ("other", "not a dict with observation, reward or both"),
+            ("text", "reward is '1', not a finite number"),
+            ("nan", "reward is 'nan', not a finite number"),
+            ("bool", "reward is 'True', not a finite number"),
+            ("number", "observation is '3', not a text"),
+            ("set", "the answer is not JSON"),
+            ("unheard of", "KeyError: 'unheard of'"),
+        ],
+        but=5,
+    ),
 )
 def test_what_is_no_answer_is_a_failure_with_its_reason_and_the_next_question_is_answered(
     pool: EnvironmentPool, word: str, reason: str

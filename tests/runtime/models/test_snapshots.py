@@ -15,6 +15,7 @@ from rlplan.spec.models.headers import read_checkpoint
 from tests.cli.conftest import Call, rlplan
 from tests.factories import EXAMPLES, QUICKSTART
 from tests.hub_server import TEMPLATE, WHOLE, Hub, serve_hub
+from tests.repository.at_night import at_night
 
 __all__ = ["rlplan"]
 
@@ -70,6 +71,7 @@ def test_a_hub_id_is_fetched_whole_once_and_then_read_from_the_cache(
     assert len(hub.requests) == count
 
 
+@pytest.mark.nightly
 def test_what_hf_download_fetched_is_used_without_a_network(
     hub: Hub, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +90,7 @@ def test_a_download_that_was_cut_off_is_not_taken_for_the_model_and_goes_on(hub:
     assert not [path for path, _ in hub.requests[count:] if "00001-of" in path]
 
 
-@pytest.mark.parametrize("reason", ["Connection refused", "offline mode is enabled"])
+@pytest.mark.parametrize("reason", at_night(["Connection refused", "offline mode is enabled"], but=1))
 def test_without_a_network_a_run_names_the_command_that_helps(
     hub: Hub, job: Path, rlplan: Call, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -52,6 +53,18 @@ FAULTS = {
 def function(name: str) -> FunctionSpec:
     timeout_s = HANG_S if FAULTS.get(name) == "timeout" else scaled(TIMEOUT_S)
     return FunctionSpec(kind="function", path=f"{FAULTY}:{name}", timeout_s=timeout_s, memory=512 * MIB)
+
+
+@pytest.fixture(scope="module")
+def mathematics() -> Iterator[Judge]:
+    """One process for all that is compared as mathematics: sympy takes longer to import than to compare."""
+    judge = Judge((MATH,), None)
+    yield judge
+    judge.close()
+
+
+def said_of(judge: Judge, text: str, answer: str = "12") -> Verdict:
+    return judge.judge(Response(Prompt("1", "p", answer, (1,)), text))
 
 
 def judged(*specs: FunctionSpec | AnswerMatcherSpec, text: str = "12", answer: str = "12") -> Verdict:
@@ -181,8 +194,8 @@ MATH = AnswerMatcherSpec(kind="answer_matcher", pattern="(.*)", compares="math",
     ("text", "answer", "value"),
     [(r"\frac{1}{2}", "0.5", 1.0), ("0.5", r"\frac{1}{2}", 1.0), ("1/3", "0.5", 0.0), ("(x+1)^2", "x^2+2x+1", 1.0)],
 )
-def test_mathematics_is_compared_by_what_it_means(text: str, answer: str, value: float) -> None:
-    assert judged(MATH, text=text, answer=answer).values == {"answer_matcher": value}
+def test_mathematics_is_compared_by_what_it_means(mathematics: Judge, text: str, answer: str, value: float) -> None:
+    assert said_of(mathematics, text, answer).values == {"answer_matcher": value}
 
 
 HEDGES = (
@@ -193,12 +206,8 @@ HEDGES = (
 """Responses that name more than one number, or none: 12 would be right."""
 
 
-def test_several_answers_are_no_answer() -> None:
-    judge = Judge((MATH,), None)
-    try:
-        verdicts = {text: judge.judge(Response(Prompt("1", "p", "12", (1,)), text)) for text in HEDGES}
-    finally:
-        judge.close()
+def test_several_answers_are_no_answer(mathematics: Judge) -> None:
+    verdicts = {text: said_of(mathematics, text) for text in HEDGES}
     assert {text: verdict.values for text, verdict in verdicts.items() if verdict.values["answer_matcher"]} == {}
 
 
@@ -207,15 +216,10 @@ CODE_IN_MATHEMATICS = ("__import__('os').system('touch {}')", "open('{}', 'w').w
 
 
 @pytest.mark.parametrize("frame", at_night(FRAMES, but=("{}", r"\text{{{}}}")))
-def test_code_in_a_mathematical_answer_does_nothing(tmp_path: Path, frame: str) -> None:
-    judge = Judge((MATH,), None)
-    try:
-        for code in CODE_IN_MATHEMATICS:
-            text = frame.format(code.format(tmp_path / "touched"))
-            verdict = judge.judge(Response(Prompt("1", "p", "12", (1,)), text))
-            assert verdict.failure or verdict.values == {"answer_matcher": 0.0}, "code is not run, and is never right"
-    finally:
-        judge.close()
+def test_code_in_a_mathematical_answer_does_nothing(mathematics: Judge, tmp_path: Path, frame: str) -> None:
+    for code in CODE_IN_MATHEMATICS:
+        verdict = said_of(mathematics, frame.format(code.format(tmp_path / "touched")))
+        assert verdict.failure or verdict.values == {"answer_matcher": 0.0}, "code is not run, and is never right"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -254,15 +258,15 @@ def test_many_responses_that_exhaust_their_limits_are_an_alarm() -> None:
     assert text == expected
 
 
-def test_what_is_no_mathematics_is_wrong_and_noted() -> None:
+def test_what_is_no_mathematics_is_wrong_and_noted(mathematics: Judge) -> None:
     for text, note in {r"\frac{": "unreadable", "9**9**9**9": "unreadable", "1" * 5000: "too_long"}.items():
-        verdict = judged(MATH, text=text)
+        verdict = said_of(mathematics, text)
         assert (verdict.values, verdict.notes) == ({"answer_matcher": 0.0}, {f"answer_matcher/{note}": 1}), text
 
 
-def test_python_s_power_is_a_power() -> None:
-    assert judged(MATH, text="2**3", answer="8").values == {"answer_matcher": 1.0}
-    assert judged(MATH, text="2**3", answer="2").values == {"answer_matcher": 0.0}
+def test_python_s_power_is_a_power(mathematics: Judge) -> None:
+    assert said_of(mathematics, "2**3", "8").values == {"answer_matcher": 1.0}
+    assert said_of(mathematics, "2**3", "2").values == {"answer_matcher": 0.0}
 
 
 @pytest.mark.parametrize("name", ["good", "raises"])

@@ -30,9 +30,8 @@ def job(name: str, *overrides: str) -> ResolvedJob:
     return on_a_cpu_host(load_job(EXAMPLES / "algorithms" / f"{name}.yaml", (*QUICK, *overrides)))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.nightly) for name in SHORT]
-)
+@pytest.mark.nightly  # that GRPO learns is seen in the quickstart's run before (test_runs.py)
+@pytest.mark.parametrize("name", SHORT)
 def test_some_steps_lift_the_accuracy(name: str) -> None:
     num_prompts, steps = SHORT[name]
     trained = InProcess(job(name, f"workload.num_prompts_per_step={num_prompts}"))

@@ -24,7 +24,7 @@ if os.fork() == 0:
 """
 
 
-@pytest.mark.parametrize("count", at_night((20, 1000), but=(20,)))
+@pytest.mark.parametrize("count", at_night((10, 1000), but=(10,)))
 @pytest.mark.parametrize("name", at_night(BACKENDS, but=BACKENDS_BY_DAY))
 def test_runs_leave_nothing_behind(name: str, count: int) -> None:
     sandbox = opened(name, 2, DEFAULT_LIMITS)

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 from tests.runtime.runs.architectures import MIXTURES, config_of
@@ -11,6 +9,9 @@ from tests.runtime.runs.architectures import MIXTURES, config_of
 
 @pytest.mark.parametrize("name", [*MIXTURES, "Qwen3ForCausalLM"])
 def test_weights_are_named_and_cut_as_transformers_saves_them(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
     config = config_of(name)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     wanted = revert_weight_conversion(model, dict(model.named_parameters()))

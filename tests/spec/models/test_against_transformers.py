@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplan.errors import SpecError
 from rlplan.spec.model import load_model, model_from_config
@@ -68,6 +67,8 @@ FAMILIES_TO_TYPES = {
 
 
 def live_parameters(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     parsed = AutoConfig.for_model(**config | {"model_type": FAMILIES_TO_TYPES[config["architectures"][0]]})
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(parsed)
@@ -85,6 +86,8 @@ def test_the_parameters_are_those_of_the_live_module(overrides: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["sorter", "decoder-160m"])
 def test_the_shipped_models_have_the_parameters_of_the_live_module(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(EXAMPLES / "models" / name, local_files_only=True)
@@ -96,6 +99,8 @@ def test_the_shipped_models_have_the_parameters_of_the_live_module(name: str) ->
 
 @pytest.mark.parametrize("family", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_a_key_that_transformers_would_fill_with_a_constant_is_required(family: str) -> None:
+    from transformers import AutoConfig
+
     config = config_data(architectures=[family], sliding_window=None, num_key_value_heads=...)
     model_type = FAMILIES_TO_TYPES[family]
     assert AutoConfig.for_model(model_type).num_key_value_heads in (8, 32)
@@ -104,6 +109,8 @@ def test_a_key_that_transformers_would_fill_with_a_constant_is_required(family: 
 
 
 def test_a_qwen3_without_head_dim_would_be_128_wide_and_is_refused() -> None:
+    from transformers import AutoConfig
+
     assert AutoConfig.for_model("qwen3", hidden_size=8, num_attention_heads=4).head_dim == 128
     with pytest.raises(SpecError, match="key 'head_dim' is missing"):
         model_from_config(config_data(head_dim=...), where="config.json")

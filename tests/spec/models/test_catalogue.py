@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from rlplan.errors import SpecError
 from rlplan.spec.model import Component, ModelSpec
@@ -128,6 +127,8 @@ LIVE = [name for name, entry in CATALOGUE.items() if entry.like is None]
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", LIVE)
 def test_a_bundled_config_gives_the_tensors_of_the_live_module(name: str) -> None:
+    import transformers
+
     config = CATALOGUE[name].config
     kind = getattr(transformers, config["architectures"][0].replace("MPTFor", "MptFor").replace("KimiK", "Kimi_K"))
     with torch.device("meta"):

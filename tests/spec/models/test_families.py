@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from transformers.pytorch_utils import Conv1D
 
 from rlplan.spec.model import FAMILIES, NO_CLASSIFIER, ModelSpec, model_from_config
 from rlplan.spec.models.adapters import linear_layers
@@ -115,6 +113,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def live_and_read(architecture: str, overrides: dict[str, Any]) -> tuple[torch.nn.Module, ModelSpec]:
+    import transformers
+
     kind = getattr(transformers, architecture)
     config = kind.config_class(**overrides)
     with torch.device("meta"):
@@ -125,6 +125,8 @@ def live_and_read(architecture: str, overrides: dict[str, Any]) -> tuple[torch.n
 
 @pytest.mark.parametrize(("architecture", "overrides"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
 def test_a_family_lists_the_tensors_of_the_live_module(architecture: str, overrides: dict[str, Any]) -> None:
+    from transformers.pytorch_utils import Conv1D
+
     module, model = live_and_read(architecture, overrides)
     expected = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
     found = [(parameter.name, parameter.shape) for parameter in model.parameters]

@@ -17,6 +17,7 @@ from rlplan.timing.cpu.eager import PassCounts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
 from rlplan.timing.cpu.host import CpuHost, host_of
 from tests.factories import EXAMPLES, QUICKSTART, make_job, make_model, make_plan, make_profile
+from tests.repository.at_night import at_night
 
 
 def round_host(**overrides: Any) -> CpuHost:
@@ -111,11 +112,14 @@ def test_every_action_has_a_cost_and_every_cost_an_action(path: Any) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        {"workload.max_response_len": 40},
-        {"workload.num_prompts_per_step": 8},
-        {"workload.num_samples_per_prompt": 8},
-    ],
+    at_night(
+        [
+            {"workload.max_response_len": 40},
+            {"workload.num_prompts_per_step": 8},
+            {"workload.num_samples_per_prompt": 8},
+        ],
+        but=1,
+    ),
     ids=str,
 )
 def test_more_or_longer_rollouts_never_take_less_time(overrides: dict[str, Any]) -> None:
@@ -123,7 +127,9 @@ def test_more_or_longer_rollouts_never_take_less_time(overrides: dict[str, Any])
         assert getattr(times(**overrides), method)().seconds >= getattr(times(), method)().seconds, method
 
 
-@pytest.mark.parametrize("rate", ["flops_per_s", "memory_bytes_per_s", "fresh_bytes_per_s", "collective_bytes_per_s"])
+@pytest.mark.parametrize(
+    "rate", at_night(["flops_per_s", "memory_bytes_per_s", "fresh_bytes_per_s", "collective_bytes_per_s"], but=2)
+)
 def test_a_slower_host_is_never_faster(rate: str) -> None:
     slow = replace(bundled_host(), **{rate: getattr(bundled_host(), rate) / 2})
     for method in ("generate_cost", "score_cost", "train_cost", "optimizer_cost", "sync_cost"):

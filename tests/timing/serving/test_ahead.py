@@ -37,7 +37,7 @@ def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness:
         pytest.param("8/4", 0.9, 64, 2, id="places are few", marks=pytest.mark.nightly),
         pytest.param("8/4", 0.9, 1024, 4, id="training is slower"),
         pytest.param("80/16", 0.9, 256, 1, id="the longest is waited for", marks=pytest.mark.nightly),
-        pytest.param("72/8", 0.9, 256, 8, id="much is computed anew"),
+        pytest.param("72/8", 0.9, 256, 8, id="much is computed anew", marks=pytest.mark.nightly),
     ],
 )
 def test_a_step_is_within_ten_percent_of_the_simulated_one(

@@ -5,7 +5,7 @@ import time
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.dataflow.choice import EngineChoice
@@ -16,7 +16,7 @@ from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost
 from rlplan.timing.serving.occupancy import mean_footprint, occupancy
-from tests.repository.at_night import at_night
+from tests.repository.at_night import at_night, examples
 
 CONSTANT = ConstantLengths(value=150)
 UNIFORM = UniformLengths(kind="uniform", low=25, high=300)
@@ -84,7 +84,7 @@ def test_the_longest_rollout_is_waited_for() -> None:
     assert generate_cost(speed(), rollouts(LONG_TAIL)).seconds > 2 * generate_cost(speed(), equal).seconds
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.sampled_from([CONSTANT, UNIFORM, LONG_TAIL]), st.integers(1, 600), st.integers(100, 200_000), st.data())
 def test_more_cache_is_never_slower(spec: LengthSpec, num_rollouts: int, kv_tokens: int, data: st.DataObject) -> None:
     more = data.draw(st.integers(kv_tokens, 4 * kv_tokens))
