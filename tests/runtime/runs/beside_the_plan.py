@@ -17,6 +17,17 @@ def process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
     return {process: (run.plan.ledger.process_peak(process).num_bytes, size) for process, size in measured.items()}
 
 
+def check_steps(run: FinishedRun, *, within: float) -> None:
+    """Three steps that learned something; log-probs and peaks agree. within: of a step's mean difference of log-probs."""
+    assert run.exit_code == 0, run.stderr
+    steps = [row for row in run.metrics if row["step"] > 0]
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert max(row["policy/grad_norm"] for row in steps[:2]) > 0, "weights that were handed over had changed"
+    assert max(row["sync/logprob_difference_mean"] for row in steps) <= within
+    for process, (predicted, measured) in process_peaks(run).items():
+        assert measured * 0.98 <= predicted <= measured * 1.15, (process, predicted, measured)
+
+
 def check_run(run: FinishedRun, num_steps: int) -> None:
     """It ended well, the first log-probs agree, what stays is what was predicted, and no peak is above or far below."""
     assert run.exit_code == 0, run.stderr
