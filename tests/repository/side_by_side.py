@@ -16,8 +16,10 @@ LIVE_RANKS = (
     "tests/runtime/workers/trainer/test_quantized_training.py",
     "tests/runtime/workers/trainer/test_resumed_states.py",
     "tests/runtime/workers/trainer/test_roles.py",
+    "tests/runtime/models/test_sharded_loading.py",
+    "tests/memory/trainers/test_training_states.py",
 )
-"""Files that share trainer ranks (tests/runtime/live/live_ranks.py): three processes start for all of them."""
+"""Files whose ranks are forks of one process (tests/runtime/live/live_forks.py), which imports DeepSpeed once."""
 INSTALLED_VLLM = (
     "tests/emit/test_gpu_bundles.py",
     "tests/foreign/export/test_upstream.py",
@@ -41,8 +43,6 @@ ENGINES = (
     "tests/runtime/weight_sync/test_engines.py",
     "tests/memory/serving/test_engine_rows.py",
     "tests/runtime/workers/engine/test_rollout_engine.py",
-    "tests/memory/trainers/test_training_states.py",
-    "tests/runtime/models/test_sharded_loading.py",
 )
 """Files of live engines outside of runs."""
 PREDICTED_POINTS = ("tests/accuracy/test_bounds.py", "tests/accuracy/serving/test_latency.py")

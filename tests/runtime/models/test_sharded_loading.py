@@ -1,17 +1,11 @@
 """Models that are cut while they are built say, in bf16 and over 2,000 tokens, what whole ones say."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from rlplan.emit.ray import COMMON_ENVIRONMENT
-from rlplan.runtime.processes.machine_speed import scaled
-from tests.factories import ROOT
 from tests.runtime.live.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
+from tests.runtime.live.live_forks import answers_of, start
 
 pytestmark = pytest.mark.engine
 
@@ -20,12 +14,12 @@ pytestmark = pytest.mark.engine
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank found, for all architectures."""
     folder = tmp_path_factory.mktemp("cut")
-    environment = os.environ | COMMON_ENVIRONMENT
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu"}
-    command = [sys.executable, "-m", "tests.runtime.live.live_cut", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(240))
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    rank = start("tests.runtime.live.live_cut:main", str(folder), log=folder / "log", environment={})
+    try:
+        found: dict[str, Any]
+        (found,) = answers_of([rank], [folder / "answer.json"], 240)
+    finally:
+        rank.close()
     return found
 
 
