@@ -5,6 +5,7 @@
 
 import copy
 import dataclasses
+import gc
 import os
 import socket
 import tempfile
@@ -178,12 +179,13 @@ def _stopped_and_started(live: Live) -> dict[str, Any]:
     engine, asked = live.engine, [request("a", 2, 20)]
     held, before = sum(engine.components().values()), resident_bytes()
     engine.invoke("stop")
-    freed = before - resident_bytes()
+    freed, frozen = before - resident_bytes(), gc.get_freeze_count()
     engine.invoke("start", str(SORTER), 0, None, 9)
     once = engine.invoke("generate", asked)
     return {
         "held": held,
         "freed": freed,
+        "frozen": frozen,
         "restarted_version": [s.version for s in once[0].completions[0].spans],
         "restarted_difference": _against_fresh(live, asked, once),
     }
