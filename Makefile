@@ -43,8 +43,7 @@ NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests
 NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync/test_engines.py \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
   tests/runtime/workers/trainer/test_half_precision.py tests/runtime/workers/trainer/test_quantized_training.py \
-  tests/runtime/models/test_tensor_parallel.py \
-  tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
+  tests/runtime/models tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
   tests/runtime/cluster tests/runtime/sandbox tests/runtime/measure
 NIGHTLY_runs := tests/runtime/device tests/runtime/driver tests/runtime/runs/test_algorithm_runs.py \
   tests/runtime/runs/test_role_runs.py tests/runtime/runs/test_training_runs.py tests/runtime/runs/test_runs.py \
