@@ -6,6 +6,9 @@ from tests.runtime.conftest import FinishedRun
 WEIGHTS_AGREE = 1e-4
 """Log-probs of engine and trainer in fp32, of the same weights; a policy one optimizer step away is further off."""
 
+NOT_MEASURED = {"verifiers"}
+"""Programs in sandboxes, which come and go: they are planned for by their limits."""
+
 
 def process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
     """(predicted, measured) peak of each process."""
@@ -13,7 +16,7 @@ def process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
     for sample in run.trace.samples:
         if sample.kind == "total":
             measured[sample.process] = max(measured.get(sample.process, 0), sample.num_bytes)
-    assert set(measured) == set(run.plan.ledger.processes)
+    assert set(measured) == set(run.plan.ledger.processes) - NOT_MEASURED
     return {process: (run.plan.ledger.process_peak(process).num_bytes, size) for process, size in measured.items()}
 
 
