@@ -43,6 +43,7 @@ NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests
   tests/repository
 NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
+  tests/runtime/workers/trainer/test_half_precision.py tests/runtime/workers/trainer/test_quantized_training.py \
   tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \
   tests/runtime/cluster tests/runtime/sandbox tests/runtime/measure tests/runtime/data tests/runtime/models \
   tests/runtime/learning tests/runtime/rollout tests/runtime/host tests/runtime/workers/test_shared_scorers.py

@@ -16,8 +16,10 @@ LIVE_RANKS = (
     "tests/runtime/workers/trainer/test_quantized_training.py",
     "tests/runtime/workers/trainer/test_resumed_states.py",
     "tests/runtime/workers/trainer/test_roles.py",
+    "tests/runtime/models/test_sharded_loading.py",
+    "tests/memory/trainers/test_training_states.py",
 )
-"""Files that share trainer ranks (tests/runtime/live/live_ranks.py): three processes start for all of them."""
+"""Files whose ranks are forks of one process (tests/runtime/live/live_forks.py), which imports DeepSpeed once."""
 INSTALLED_VLLM = (
     "tests/emit/test_gpu_bundles.py",
     "tests/foreign/export/test_upstream.py",
@@ -25,26 +27,24 @@ INSTALLED_VLLM = (
     "tests/runtime/host/test_engine_keys.py",
 )
 """Files that import vLLM into the tests' own process: 14 s of CPU, once."""
-RUNS = (
+LONGEST = (
     "tests/runtime/runs/test_resumed_runs.py",
-    "tests/runtime/runs/test_runs.py",
     "tests/runtime/device/test_whole_runs.py",
+    "tests/runtime/runs/test_runs.py",
     "tests/runtime/fault_tolerance/test_failures.py",
-    "tests/runtime/runs/test_placements.py",
-    "tests/runtime/environments/test_environment_runs.py",
-    "tests/runtime/rewards/test_reward_runs.py",
-    "tests/runtime/cluster/test_ray_cluster.py",
+)
+"""Files of whole runs that begin. The colocated run of the first is ready when the third asks for it."""
+RUNS = (
     "tests/runtime/processes/test_own_host.py",
+    "tests/runtime/cluster/test_ray_cluster.py",
+    "tests/runtime/environments/test_environment_runs.py",
 )
-"""Files of whole runs, the longest first."""
-ENGINES = (
-    "tests/runtime/weight_sync/test_engines.py",
-    "tests/memory/serving/test_engine_rows.py",
-    "tests/runtime/workers/engine/test_rollout_engine.py",
-    "tests/memory/trainers/test_training_states.py",
-    "tests/runtime/models/test_sharded_loading.py",
-)
-"""Files of live engines outside of runs."""
+"""Files of a whole run each."""
+PROGRAMS = ("tests/runtime/rewards/test_reward_runs.py", "tests/runtime/runs/test_placements.py")
+"""Files that look at the asynchronous run; the first one makes it, and looks at what it leaves behind."""
+ENGINES = ("tests/memory/serving/test_engine_rows.py", "tests/runtime/workers/engine/test_rollout_engine.py")
+"""Files whose engines are forks of one process (tests/runtime/live/live_forks.py), which imports vLLM once."""
+OTHERS = ("tests/runtime/weight_sync/test_engines.py", "tests/runtime/cluster/test_fake_gpus.py")
 PREDICTED_POINTS = (
     "tests/accuracy/test_bounds.py",
     "tests/accuracy/test_intervals.py",
@@ -76,13 +76,15 @@ LIVE_MODULES = (
 """Files that import transformers' models into the tests' own process, when a test asks: 7 s of CPU, once."""
 GROUPS = {
     "ranks": LIVE_RANKS,
+    "engines": ENGINES,
+    "programs": PROGRAMS,
     "vllm": INSTALLED_VLLM,
     "points": PREDICTED_POINTS,
     "sources": OUR_SOURCES,
     "modules": LIVE_MODULES,
 }
 TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
-WITH_ENGINES = (*RUNS, *LIVE_RANKS, *ENGINES, *INSTALLED_VLLM)
+WITH_ENGINES = (*LONGEST, *LIVE_RANKS, *RUNS, *ENGINES, *PROGRAMS, *OTHERS, *INSTALLED_VLLM)
 WITHOUT = ("tests/trust/test_fuzz.py",)
 """Files without engines that take long, and would be the last by their names."""
 FIRST = {file: at for at, file in enumerate((*WITH_ENGINES, *WITHOUT))}

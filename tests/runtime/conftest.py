@@ -17,9 +17,10 @@ from filelock import FileLock
 from rlplan.planner.plan import Plan, read_plan
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.trace import Trace
+from tests.runtime.runs.architectures import job_of
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICKSTART_STEPS = 24
+QUICKSTART_STEPS = 8
 """Of `quickstart_run`."""
 RLPLAN = str(Path(sys.executable).parent / "rlplan")
 DEADLINE_S = 400
@@ -36,18 +37,38 @@ OTHER_LAYOUT = (
 )
 """Of `other_layout_run`."""
 COLOCATED = (
-    "hardware.num_devices=1",
+    "algorithm.kl_coef=0.005",
     "placement.placement=colocated",
     "placement.offload=disk",
-    "workload.num_steps=3",
-    "workload.evaluate_every=3",
     "workload.num_prompts_per_step=8",
+    "workload.num_samples_per_prompt=8",
     "workload.mini_batch_size=32",
+    "workload.micro_batch_size_per_gpu=32",
     "rollout.kv_cache_memory=256MiB",
-    "algorithm.learning_rate=1e-3",
     "checkpoints.every=1",
 )
 """Of `colocated_run`."""
+ASYNC = (
+    "examples/rewards/code-executor.yaml",
+    "algorithm.kl_coef=0",
+    "workload.num_steps=3",
+    "workload.evaluate_every=3",
+    "workload.num_heldout_prompts=16",
+    "workload.num_prompts_per_step=8",
+    "workload.mini_batch_size=64",
+    "workload.micro_batch_size_per_gpu=32",
+    "workload.max_response_len=240",
+    "workload.mean_response_len=44",
+    "workload.response_lengths={kind: lognormal, median: 30, sigma: 0.9}",
+    "rollout.kv_cache_memory=64MiB",
+    "rollout.max_num_seqs=256",
+    "placement.placement=disaggregated",
+    "placement.transport=shared_memory",
+    "placement.max_staleness=1",
+    "controls.forces_lengths=true",
+    "preflight.rehearses=false",
+)
+"""`async_run`: as examples/maturity/5-async.yaml, on programs."""
 FEW_PROCESSES = ("hardware.num_devices=1", "algorithm.kl_coef=0")
 """One trainer, one engine and no scorer: half of what a run costs is starting its processes."""
 
@@ -130,10 +151,15 @@ def run_job(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 
 @pytest.fixture(scope="session")
-def run_once(run_job: Runner, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of one `make test` share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def run_once(run_job: Runner, shared: Path) -> Runner:
     """`run_once(job, *overrides)`: a run that the processes of one `make test` share; the first that asks makes it."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
 
     def run(job: str, *arguments: str) -> FinishedRun:
         record = shared / f"run-{hashlib.sha256(repr((job, arguments)).encode()).hexdigest()[:16]}.json"
@@ -149,10 +175,9 @@ def run_once(run_job: Runner, tmp_path_factory: pytest.TempPathFactory) -> Runne
 
 @pytest.fixture(scope="session")
 def quickstart_run(run_once: Runner) -> FinishedRun:
-    """The quickstart with its report, as `make run` makes it, for as many steps as show that it learns."""
-    return run_once(
-        "examples/quickstart.yaml", "--report", f"workload.num_steps={QUICKSTART_STEPS}", "workload.evaluate_every=12"
-    )
+    """The quickstart with its report, as `make run` makes it, at a rate with which few steps show that it learns."""
+    quick = (f"workload.num_steps={QUICKSTART_STEPS}", "workload.evaluate_every=4", "algorithm.learning_rate=1e-4")
+    return run_once("examples/quickstart.yaml", "--report", *quick)
 
 
 @pytest.fixture(scope="session")
@@ -168,19 +193,21 @@ def other_layout_run(run_once: Runner) -> FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def colocated_run(run_once: Runner) -> FinishedRun:
+def colocated_job(shared: Path) -> tuple[str, ...]:
+    """Three steps of a Gemma 2: its window, caps and multipliers are seen in the same run."""
+    folder = shared / "gemma2"
+    with FileLock(folder.with_suffix(".lock")):
+        job = folder / "job.yaml" if folder.exists() else job_of("Gemma2ForCausalLM", folder)
+    return str(job), *COLOCATED
+
+
+@pytest.fixture(scope="session")
+def colocated_run(run_once: Runner, colocated_job: tuple[str, ...]) -> FinishedRun:
     """Trainer, scorer and engine time-share a device; the KV cache is large enough to be seen when it goes."""
-    return run_once("examples/quickstart.yaml", *COLOCATED)
+    return run_once(*colocated_job)
 
 
 @pytest.fixture(scope="session")
 def async_run(run_once: Runner) -> FinishedRun:
-    """Generation runs ahead of training, with lengths that have a long tail."""
-    return run_once(
-        "examples/maturity/5-async.yaml",
-        "workload.num_steps=3",
-        "workload.evaluate_every=3",
-        "workload.num_prompts_per_step=8",
-        "workload.mini_batch_size=64",
-        "preflight.rehearses=false",
-    )
+    """Generation runs ahead of training, with lengths that have a long tail; programs are judged meanwhile."""
+    return run_once(*ASYNC)

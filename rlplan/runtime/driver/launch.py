@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -212,13 +212,14 @@ def _plan_for(plan: Plan, folder: Path) -> bytes:
 
 def _run(task: Task, cluster: Cluster, recorder: Recorder, listener: Listener) -> None:
     spec = task.spec
-    listener(RunEvent("phase", 0, "preparing the start checkpoint" if _has_own_start(spec) else "starting Ray"))
-    model_folder = _start_checkpoint(spec, recorder.folder)
+    listener(RunEvent("phase", 0, "starting Ray"))
     runner: ActionRunner | None = None
     worker_group = WorkerGroup(spec, recorder.folder / "logs", cluster)
     try:
-        worker_group.start()
-        listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
+        with _start_weights(spec, recorder.folder) as start_weights:
+            worker_group.start()
+            listen_for_signals()  # Ray has put its own handler in place, or swallowed what ours raised
+            model_folder = start_weights()
         play = Player(recorder, worker_group, listener, task)
         resumption = task.resumption
         runner = play.runner = ActionRunner(
@@ -253,31 +254,46 @@ def _has_own_start(spec: ExecutionSpec) -> bool:
     return spec.job.policy.init == "random" or has_vision_tower(Path(spec.job.policy.path))
 
 
-def _start_checkpoint(spec: ExecutionSpec, run_folder: Path) -> Path:
-    """The folder that every process loads: the policy's own, or what a child process writes now.
+@contextmanager
+def _start_weights(spec: ExecutionSpec, run_folder: Path) -> Iterator[Callable[[], Path]]:
+    """Inside, what waits for the folder that every process loads: the policy's own, or what a child process writes
+    meanwhile.
 
-    That is drawn start weights, or the language part of a vision-language model.
+    That is drawn start weights, or the language part of a vision-language model; a run that begins again has them.
+    Raises: what is called inside, RunError.
     """
-    if not _has_own_start(spec):
-        return Path(spec.job.policy.path)
-    folder = run_folder / "start_policy"
-    start = "rlplan.runtime.models.start_checkpoint"
+    folder, draft = run_folder / "start_policy", run_folder / "start_policy.draft"
+    if not _has_own_start(spec) or folder.is_dir():
+        yield lambda: folder if folder.is_dir() else Path(spec.job.policy.path)
+        return
+    shutil.rmtree(draft, ignore_errors=True)  # of a run that was killed
     seed = [str(spec.job.seed)] if spec.job.policy.init == "random" else []
-    command = module_command(start, spec.job.policy.path, str(folder), *seed)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = module_command("rlplan.runtime.models.start_checkpoint", spec.job.policy.path, str(draft), *seed)
     with (run_folder / "logs" / "start_checkpoint.log").open("wb") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         try:
-            subprocess.run(
-                command, check=True, stdout=log, stderr=log, env=environment, timeout=spec.job.limits.start_timeout_s
-            )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            code = getattr(error, "returncode", 0)
-            if failure := disk_error(OSError(code, "", str(folder)), folder):
-                raise failure from error
-            raise RunError(
-                f"the start weights were not made: {error}",
-                where=log.name,
-                rule="a config that transformers can build",
-                way_out="read the log",
-            ) from error
-    return folder
+            yield lambda: _written(child, draft, folder, log.name, spec.job.limits.start_timeout_s)
+        finally:
+            child.kill()
+            child.wait()
+
+
+def _written(child: "subprocess.Popen[bytes]", draft: Path, folder: Path, log: str, timeout_s: float) -> Path:
+    """The folder, which has its name only when it is whole. Raises: RunError."""
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout_s)
+    if child.returncode == 0:
+        draft.rename(folder)
+        return folder
+    if failure := disk_error(OSError(child.returncode or 0, "", str(folder)), folder.parent):
+        raise failure
+    raise RunError(
+        f"the start weights were not made: {_ending(child)}",
+        where=log,
+        rule="a config that transformers can build",
+        way_out="read the log",
+    )
+
+
+def _ending(child: "subprocess.Popen[bytes]") -> str:
+    return "they take too long" if child.returncode is None else f"exit status {child.returncode}"

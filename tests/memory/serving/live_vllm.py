@@ -1,28 +1,22 @@
 """Live vLLM engines on CPU ranks, and the bytes that their tensors really take.
 
-Run as a program it is one rank: for each case of the JSON argument it builds a whole engine with random weights, says
-what it holds as a line of JSON, and shuts it down. An engine takes two seconds, the imports before the first one ten.
+`main` is one rank: for each case it builds a whole engine with random weights, notes what it holds, and shuts it down.
+An engine takes two seconds.
 """
 
 import gc
 import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import Patience
+from tests.runtime.live.live_forks import SERVING, answer, answers_of, start
 
-ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 240
-OWN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-MARK = "engine rows: "
+ANSWERS = "answers.json"
 
 
 def measure(cases: Sequence[Mapping[str, Any]], tp: int) -> list[list[dict[str, Any]]]:
@@ -30,57 +24,25 @@ def measure(cases: Sequence[Mapping[str, Any]], tp: int) -> list[list[dict[str, 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    group = {"WORLD_SIZE": tp, "LOCAL_WORLD_SIZE": tp, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, str(rank)) for rank in range(tp)]
-        ranks = [_start(cases, rank, tp, port, place) for rank, place in enumerate(places)]
+        ranks = []
+        for rank, place in enumerate(places):
+            place.mkdir()
+            environment = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            target, log = "tests.memory.serving.live_vllm:main", place / "log"
+            arguments = (list(cases), tp, str(place))
+            ranks.append(start(target, *arguments, log=log, environment=environment, libraries=SERVING))
         try:
-            _wait(ranks, places)
+            return answers_of(ranks, [place / ANSWERS for place in places], DEADLINE_S)
         finally:
             for process in ranks:
-                process.kill()
-                process.wait()
-        return [_answers((place / "out").read_text(encoding="utf-8")) for place in places]
+                process.close()
 
 
-def _start(
-    cases: Sequence[Mapping[str, Any]], rank: int, tp: int, port: int, folder: Path
-) -> "subprocess.Popen[bytes]":
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tp, "LOCAL_WORLD_SIZE": tp, "MASTER_PORT": port}
-    environment = (
-        os.environ
-        | {name: str(value) for name, value in place.items()}
-        | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        | OWN_PROCESS
-        | QUIET
-    )
-    folder.mkdir()
-    command = [sys.executable, __file__, json.dumps(list(cases)), str(tp), str(folder)]
-    with (folder / "out").open("wb") as out, (folder / "errors").open("wb") as errors:
-        return subprocess.Popen(command, env=environment, stdout=out, stderr=errors)
-
-
-def _wait(ranks: "Sequence[subprocess.Popen[bytes]]", places: Sequence[Path]) -> None:
-    """Until all have ended well. One that fails ends it all: the others would wait for it."""
-    patience = Patience(DEADLINE_S)
-    while any(process.poll() is None for process in ranks):
-        failed = [rank for rank, process in enumerate(ranks) if process.poll()]
-        if failed or patience.left_s() == 0:
-            break
-        time.sleep(0.1)
-    for process, place in zip(ranks, places, strict=True):
-        if process.poll() not in (0, None) or patience.left_s() == 0:
-            seen = len(_answers((place / "out").read_text(encoding="utf-8")))
-            errors = (place / "errors").read_text(encoding="utf-8", errors="replace").replace("[rank0]: ", "")
-            raise AssertionError(f"exit status {process.poll()} after {seen} cases: {errors[-3000:]}")
-
-
-def _answers(out: str) -> list[dict[str, Any]]:
-    return [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
-
-
-def main() -> None:
-    """One rank."""
-    cases, tp, folder = json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def main(cases: Sequence[Mapping[str, Any]], tp: int, path: str) -> None:
+    """One rank. path: of a folder to work in."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
@@ -88,11 +50,12 @@ def main() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
     # It also collects garbage nine times an engine, a third of a second each: once is enough.
     collect, gc.collect = gc.collect, lambda generation=2: 0
-    store = opened_store(tp)
+    folder, store, answers = Path(path), opened_store(tp), []
     for number, case in enumerate(cases):
-        print(MARK + json.dumps(hold(case, tp, folder / str(number), store)), flush=True)
+        answers.append(hold(case, tp, folder / str(number), store))
         cleanup_dist_env_and_memory()
         collect()
+    answer(folder / ANSWERS, answers)
 
 
 def opened_store(tp: int) -> Any:
@@ -217,7 +180,3 @@ def has_tiles() -> bool:
     import torch
 
     return bool(torch.cpu._is_amx_tile_supported())
-
-
-if __name__ == "__main__":
-    main()

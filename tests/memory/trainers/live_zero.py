@@ -1,21 +1,17 @@
 """Live DeepSpeed engines on CPU ranks, and the bytes that their tensors really take.
 
-Run as a program it is one rank: for each of the cases that the JSON argument describes it builds the engine, trains one
-step and gives, for three moments, the bytes of every owner of tensors. `measure` starts the ranks, once for all cases.
+A rank builds the engine of each case, trains one step and gives, for three moments, the bytes of every owner of
+tensors. `measure` starts the ranks, once for all cases.
 """
 
-import json
-import os
 import socket
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplan.runtime.processes.machine_speed import scaled
+from tests.runtime.live.live_forks import answer, answers_of, start
 
-ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 300
 
 
@@ -24,38 +20,33 @@ def measure(num_ranks: int, cases: Mapping[str, Any]) -> dict[str, list[dict[str
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(num_ranks):
-        environment = dict(
-            os.environ,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(num_ranks),
-            LOCAL_SIZE=str(num_ranks),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            OMP_NUM_THREADS="1",
-            PYTHONPATH=str(ROOT),
-        )
-        command = [sys.executable, __file__, json.dumps(dict(cases))]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    answers = []
-    for process in ranks:
-        out, errors = process.communicate(timeout=scaled(DEADLINE_S))
-        assert process.returncode == 0, errors.decode()[-3000:]
-        answers.append(json.loads(out.decode().strip().splitlines()[-1]))
+    group = {"WORLD_SIZE": num_ranks, "LOCAL_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
+        ranks = []
+        for rank, path in enumerate(paths):
+            place = {name: str(value) for name, value in {**group, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            target, log = "tests.memory.trainers.live_zero:main", path.with_suffix(".log")
+            ranks.append(start(target, dict(cases), str(path), log=log, environment=place))
+        try:
+            answers = answers_of(ranks, paths, DEADLINE_S)
+        finally:
+            for process in ranks:
+                process.close()
     return {name: [answer[name] for answer in answers] for name in cases}
 
 
-def main() -> None:
-    """One rank."""
+def main(cases: Mapping[str, Any], path: str) -> None:
+    """One rank. path: of its answers."""
     import deepspeed
     import torch
 
     torch.set_num_threads(1)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    print(json.dumps({name: run(case) for name, case in json.loads(sys.argv[1]).items()}), flush=True)
+    answers = {name: run(case) for name, case in cases.items()}
+    torch.distributed.barrier()  # a rank that answers may be ended
+    answer(Path(path), answers)
 
 
 def run(case: Mapping[str, Any]) -> dict[str, dict[str, int]]:
@@ -173,7 +164,3 @@ def storage_bytes(tensors: Iterable[Any], without: Mapping[int, Any] | None = No
             if storage.nbytes():
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(size for address, size in sizes.items() if address not in (without or {}))
-
-
-if __name__ == "__main__":
-    main()

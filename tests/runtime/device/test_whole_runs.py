@@ -79,10 +79,13 @@ def held(run: FinishedRun, process: str, action: str, statistic: str = "resident
     return max(s.num_bytes for s in run.trace.samples if (s.process, s.action_id, s.kind, s.statistic) == wanted)
 
 
-def test_colocated_the_engine_sleeps_and_roles_are_offloaded_so_that_one_side_at_a_time_fits(tmp_path: Path) -> None:
-    num_bytes = 30 * MIB
-    run = run_on_stand_ins(plan_of(PLACEMENTS["colocated"]), tmp_path, num_bytes)
+def test_one_side_at_a_time_fits_after_a_rehearsal_that_ran_out_took_smaller_micro_batches(tmp_path: Path) -> None:
+    """Colocated: the engine sleeps, roles are offloaded, and weights go by IPC."""
+    num_bytes, plan = 30 * MIB, plan_of(PLACEMENTS["colocated"])
+    assert plan.job.placement.transport is Transport.CUDA_IPC
+    run = run_on_stand_ins(plan, tmp_path, num_bytes)
     agrees(run)
+    took_smaller_micro_batches(run, plan)
     awake = held(run, ENGINE, "generate", "peak")
     assert awake + held(run, TRAINER, "train_forward_backward", "peak") > num_bytes, "both at once would not fit"
     asleep, with_weights = held(run, ENGINE, "sleep_engine"), held(run, ENGINE, "wake_weights")
@@ -92,15 +95,21 @@ def test_colocated_the_engine_sleeps_and_roles_are_offloaded_so_that_one_side_at
     assert held(run, TRAINER, "offload_role/policy") < held(run, TRAINER, "optimizer_step") / 4
 
 
+def took_smaller_micro_batches(run: FinishedRun, plan: Plan) -> None:
+    """That was the one change of the plan."""
+    alarms = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]
+    changes = [alarm["change"] for alarm in alarms if alarm["kind"] == "change"]
+    assert changes == [f"training.max_tokens_per_micro_batch={run.plan.job.max_tokens_per_micro_batch}"]
+    assert run.plan.job.max_tokens_per_micro_batch < plan.job.max_tokens_per_micro_batch
+
+
+@pytest.mark.nightly
 def test_hybrid_weights_go_by_ipc_and_a_rehearsal_that_runs_out_takes_smaller_micro_batches(tmp_path: Path) -> None:
     plan = plan_of(PLACEMENTS["hybrid"], algorithm=WITHOUT_REFERENCE)
     assert plan.job.placement.transport is Transport.CUDA_IPC
     run = run_on_stand_ins(plan, tmp_path, 36 * MIB)
     agrees(run)
-    alarms = [json.loads(line) for line in (run.folder / "alarms.jsonl").read_text().splitlines()]
-    changes = [alarm["change"] for alarm in alarms if alarm["kind"] == "change"]
-    assert changes == [f"training.max_tokens_per_micro_batch={run.plan.job.max_tokens_per_micro_batch}"]
-    assert run.plan.job.max_tokens_per_micro_batch < plan.job.max_tokens_per_micro_batch
+    took_smaller_micro_batches(run, plan)
 
 
 @pytest.mark.nightly

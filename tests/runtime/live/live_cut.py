@@ -1,11 +1,10 @@
 """Models that are cut while they are built, beside the same models whole, in bf16: what both say of 2,000 tokens.
 
-Run as a program it is one rank, for all architectures: it gets a folder to work in and writes `answer.json` there.
+`main` is one rank, for several architectures: it gets a folder to work in and writes `answer.json` there.
 """
 
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rlplan.runtime.rollout.experience import SequencePair
 from rlplan.runtime.workers.scorer import Scorer
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
 from tests.factories import EXAMPLES, make_plan
+from tests.runtime.live.live_forks import answer
 
 LENGTHS = (20, 200, 2000)
 LLAMA3 = {
@@ -137,17 +137,15 @@ def loaded_whole(model: str, variant: str, port: int, said: list[tuple[float, ..
     return found
 
 
-def main(folder: Path) -> None:
-    """All architectures."""
+def main(path: str, names: list[str]) -> None:
+    """Some architectures."""
     import deepspeed
+
+    folder = Path(path)
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled on its first use, as workers know
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    answers = {name: compare(name, folder / name, port) for name in ARCHITECTURES}
-    (folder / "answer.json").write_text(json.dumps(answers))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answers = {name: compare(name, folder / name, port) for name in names}
+    answer(folder / "answer.json", answers)

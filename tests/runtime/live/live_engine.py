@@ -1,16 +1,14 @@
 """A live RolloutEngine on this CPU, put through what a run asks of it.
 
-Run as a program it does all of it and says what came out as one line of JSON; the tests read that. One process, one
-engine: the imports take ten seconds, the engine three.
+`main` does all of it and says what came out as JSON; the tests read that. One process, one engine.
 """
 
 import copy
 import dataclasses
-import json
+import gc
 import os
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -19,19 +17,12 @@ from typing import Any
 from rlplan.emit.ray import COMMON_ENVIRONMENT
 from rlplan.runtime.processes.machine_speed import scaled
 from tests.factories import EXAMPLES, make_job
+from tests.runtime.live.live_forks import SERVING, VLLM_ENVIRONMENT, answer, answers_of, start
 from tests.waiting import Patience
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 240
-MARK = "engine says: "
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    **COMMON_ENVIRONMENT,
-    "PYTHONPATH": str(ROOT),
-}
+ENVIRONMENT = {**VLLM_ENVIRONMENT, **COMMON_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
 SORTER = EXAMPLES / "models" / "sorter"
 
 
@@ -40,39 +31,29 @@ def ask(scenario: str, num_ranks: int = 1, *more: str) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [_start(scenario, [rank, num_ranks, port], more) for rank in range(num_ranks)]
-    try:
-        return [_answer(rank) for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-
-
-def _start(scenario: str, place: list[int], more: tuple[str, ...]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.runtime.live.live_engine", scenario, *map(str, place), *more]
-    threads = {"OMP_NUM_THREADS": str(threads_of(place[1]))}
-    return subprocess.Popen(
-        command,
-        env=os.environ | ENVIRONMENT | threads,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    target, threads = "tests.runtime.live.live_engine:main", {"OMP_NUM_THREADS": str(threads_of(num_ranks))}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{rank}.json" for rank in range(num_ranks)]
+        ranks = [
+            start(
+                *(target, str(path), scenario, rank, num_ranks, port, *more),
+                log=path.with_suffix(".log"),
+                environment=threads,
+                libraries=SERVING,
+                is_alone=scenario != "alone",  # the others measure their memory
+            )
+            for rank, path in enumerate(paths)
+        ]
+        try:
+            return answers_of(ranks, paths, DEADLINE_S)
+        finally:
+            for process in ranks:
+                process.close()
 
 
 def threads_of(num_ranks: int) -> int:
     """Threads of one rank: more in all than there are cores wait for each other in every loop."""
     return max(1, 2 // num_ranks)
-
-
-def _answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, errors = process.communicate(timeout=scaled(DEADLINE_S))
-    lines = [line for line in out.splitlines() if line.startswith(MARK)]
-    assert lines, f"exit status {process.returncode}: {errors[-3000:]}"
-    answer: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
-    return answer
 
 
 class Live:
@@ -198,12 +179,13 @@ def _stopped_and_started(live: Live) -> dict[str, Any]:
     engine, asked = live.engine, [request("a", 2, 20)]
     held, before = sum(engine.components().values()), resident_bytes()
     engine.invoke("stop")
-    freed = before - resident_bytes()
+    freed, frozen = before - resident_bytes(), gc.get_freeze_count()
     engine.invoke("start", str(SORTER), 0, None, 9)
     once = engine.invoke("generate", asked)
     return {
         "held": held,
         "freed": freed,
+        "frozen": frozen,
         "restarted_version": [s.version for s in once[0].completions[0].spans],
         "restarted_difference": _against_fresh(live, asked, once),
     }
@@ -392,5 +374,7 @@ def alone(*_: int) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters}
 
-if __name__ == "__main__":
-    print(MARK + json.dumps(SCENARIOS[sys.argv[1]](*map(int, sys.argv[2:5]), *sys.argv[5:])), flush=True)
+
+def main(path: str, scenario: str, *arguments: Any) -> None:
+    """One rank. path: of what it says."""
+    answer(Path(path), SCENARIOS[scenario](*arguments))

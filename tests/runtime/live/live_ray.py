@@ -1,10 +1,11 @@
 """A Ray of one run, started from the current folder: where it listens, and where its processes look for modules.
 
-In: nothing. Out: JSON on the standard output. Started by test_own_host.py.
+In: nothing. Out: JSON on the standard output; then it waits to be killed. Started by test_own_host.py.
 """
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from tests.factories import make_plan
 
 AGENTS_S = 8.0
 """Ray's agents open their ports some seconds after the rest."""
+WAITS_S = 120.0
+"""At most, to be killed."""
 
 
 class Looker:
@@ -32,7 +35,7 @@ class Looker:
         """Whatever it is asked."""
         command = [sys.executable, "-m", "site"]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
-        return {"own": sys.path, "child": child.stdout}
+        return {"own": sys.path, "child": child.stdout, "pid": os.getpid()}
 
 
 def gives_metrics(port: int) -> bool:
@@ -67,8 +70,8 @@ def main(log_folder: str) -> None:
         "metrics_port": node["MetricsExportPort"],
         "metrics_answered": [port for port in listening if gives_metrics(port[2])],
     }
-    cluster.close()
-    print(json.dumps(answer))
+    print(json.dumps(answer), flush=True)
+    time.sleep(WAITS_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A live policy trainer on a CPU rank, as a program that live_ranks.py starts.
+"""A live policy trainer on a CPU rank, as a process that live_ranks.py starts.
 
 Line by line it is told a folder with a JSON list of cases, each with overrides of the factories' job and the name of an
 exercise below, and writes there what each exercise gave.
@@ -6,7 +6,6 @@ exercise below, and writes there what each exercise gave.
 
 import importlib
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,22 @@ from typing import Any
 Case = Mapping[str, Any]
 
 
-def main(rank: int, num_ranks: int, port: int) -> None:
-    """One rank, until nobody asks any more."""
+def main(rank: int, num_ranks: int, port: int, pipe: str) -> None:
+    """One rank, until it is ended. pipe: a named one, from which it reads folders."""
     import deepspeed
 
+    from tests.runtime.live.live_forks import answer
+
     deepspeed.get_accelerator().is_fp16_supported = lambda: True  # torch computes in it; DeepSpeed thinks of speed
-    for line in sys.stdin:
+    asked = Path(pipe).open()  # noqa: SIM115, for as long as this process lives
+    for line in asked:
         folder = Path(line.strip())
         answers = {}
         for name, case in json.loads((folder / "cases.json").read_text()).items():
             live = LiveRank(rank, num_ranks, port, case)
             answers[name] = EXERCISES[case["exercise"]](live)
             live.call("stop")
-        draft = folder / f"draft-{rank}.json"
-        draft.write_text(json.dumps(answers))
-        draft.rename(folder / f"answer-{rank}.json")
+        answer(folder / f"answer-{rank}.json", answers)
 
 
 class LiveRank:
@@ -239,7 +239,3 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "scaled": scaled,
     **{name: elsewhere("tests.runtime.live.live_roles", name) for name in ("adapted", "adapters", "value_head")},
 }
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,43 +1,43 @@
 """Models that are cut while they are built say, in bf16 and over 2,000 tokens, what whole ones say."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from rlplan.emit.ray import COMMON_ENVIRONMENT
-from rlplan.runtime.processes.machine_speed import scaled
-from tests.factories import ROOT
+from tests.repository.at_night import at_night
 from tests.runtime.live.live_cut import ARCHITECTURES, LENGTHS, VARIANTS
+from tests.runtime.live.live_forks import answers_of, start
+from tests.runtime.workers.trainer.agreement import asked
 
 pytestmark = pytest.mark.engine
+VARIED = "qwen3"
+EACH = at_night(ARCHITECTURES, but=("llama", VARIED, "mixtral"))
+"""Scaled rotary positions, norms of queries and keys, and experts; without any of them at night."""
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one rank found, for all architectures."""
+def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What one rank found."""
+    names = sorted({VARIED, *asked(ARCHITECTURES, request)})
     folder = tmp_path_factory.mktemp("cut")
-    environment = os.environ | COMMON_ENVIRONMENT
-    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "DS_ACCELERATOR": "cpu"}
-    command = [sys.executable, "-m", "tests.runtime.live.live_cut", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=scaled(240))
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    rank = start("tests.runtime.live.live_cut:main", str(folder), names, log=folder / "log", environment={})
+    try:
+        found: dict[str, Any]
+        (found,) = answers_of([rank], [folder / "answer.json"], 240)
+    finally:
+        rank.close()
     return found
 
 
 @pytest.mark.parametrize("who", ["trainer", "reference", "reward"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_cut_model_in_bf16_says_what_the_whole_one_says_of_any_length(
     answers: dict[str, Any], name: str, who: str
 ) -> None:
     assert answers[name][who] == [0.0] * len(LENGTHS)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EACH)
 def test_what_a_model_computes_for_itself_keeps_its_own_type(answers: dict[str, Any], name: str) -> None:
     whole, cut = answers[name]["buffers"]
     assert cut == whole
@@ -48,7 +48,7 @@ def test_what_a_model_computes_for_itself_keeps_its_own_type(answers: dict[str, 
 def test_models_that_are_loaded_whole_keep_those_types_too_whatever_is_made_of_them(
     answers: dict[str, Any], variant: str
 ) -> None:
-    found = answers["qwen3"]["variants"][variant]
-    assert found["buffers"] == answers["qwen3"]["buffers"][0]
+    found = answers[VARIED]["variants"][variant]
+    assert found["buffers"] == answers[VARIED]["buffers"][0]
     if variant != "nf4":  # whose weights are others
         assert found["apart"] == [0.0] * len(LENGTHS)

@@ -110,15 +110,19 @@ def config_of(architecture: str) -> dict[str, Any]:
 
 def job_of(architecture: str, folder: Path, **overrides: Any) -> Path:
     """A job file: three GRPO steps of such a model, on one device; of a vision-language model from its weights."""
-    model = folder / "model"
-    model.mkdir()
+    return write_job(folder, **choices_of(architecture, folder / "model"), **overrides)
+
+
+def choices_of(architecture: str, model: Path) -> dict[str, Any]:
+    """What `job_of` asks for; writes the model into a new folder."""
+    model.mkdir(parents=True)
     for file in (EXAMPLES / "models" / "sorter").glob("token*"):
         shutil.copyfile(file, model / file.name)
     if architecture in WITH_TOWERS:
         write_with_tower(architecture, model)
     else:
         (model / "config.json").write_text(json.dumps(config_of(architecture)))
-    job: dict[str, Any] = {
+    return {
         "policy": {"path": str(model), "init": "checkpoint" if architecture in WITH_TOWERS else "random"},
         "hardware": {"num_devices": 1},
         "algorithm": {"kl_coef": 0, "learning_rate": 1e-3},
@@ -126,4 +130,3 @@ def job_of(architecture: str, folder: Path, **overrides: Any) -> Path:
         "rollout": {"kv_cache_memory": "16MiB", "max_num_seqs": 16},
         "rewards": [{"kind": "format_checker", "pattern": "(?s).*[0-3].*"}],  # about half of what random weights say
     }
-    return write_job(folder, **job, **overrides)

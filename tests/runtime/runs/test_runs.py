@@ -10,7 +10,7 @@ from rlplan.memory.ledger import LedgerRow
 from rlplan.trace import MemorySample
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
 from tests.runtime.runs.beside_the_plan import process_peaks
-from tests.runtime.conftest import COLOCATED, OTHER_LAYOUT, QUICKSTART_STEPS, FinishedRun, Runner, finish, start
+from tests.runtime.conftest import OTHER_LAYOUT, QUICKSTART_STEPS, FinishedRun, Runner, finish, start
 
 pytestmark = pytest.mark.engine
 
@@ -105,13 +105,15 @@ def test_the_prediction_was_written_before_the_run_and_without_it(quickstart_run
     assert bundle < (quickstart_run.folder / "trace.jsonl").stat().st_mtime
 
 
-def test_a_job_is_run_from_the_bundle_that_emit_writes_of_it(colocated_run: FinishedRun, tmp_path: Path) -> None:
+def test_a_job_is_run_from_the_bundle_that_emit_writes_of_it(
+    colocated_run: FinishedRun, colocated_job: tuple[str, ...], tmp_path: Path
+) -> None:
     """What a bundle runs is what its job would have run: tests/runtime/driver/test_rehearsal.py runs one.
 
     Paths in a bundle are relative to it: both lie equally deep under pytest's folder.
     """
     bundle = tmp_path / "run" / "bundle"
-    emitted = finish(start("emit", "examples/quickstart.yaml", *COLOCATED, "-o", str(bundle)), tmp_path)
+    emitted = finish(start("emit", *colocated_job, "-o", str(bundle)), tmp_path)
     assert emitted.exit_code == 0, emitted.stderr
     assert _files_of(bundle) == _files_of(colocated_run.folder / "bundle")
 

@@ -128,8 +128,8 @@ class RolloutEngine(Worker):
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
-        cleanup_dist_env_and_memory()
-        gc.collect()
+        cleanup_dist_env_and_memory()  # which collects what the engine was
+        gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
         give_memory_back()
 
     def sleep(self, level: int) -> None:

@@ -71,6 +71,7 @@ def test_an_engine_whose_update_broke_off_refuses_to_generate_until_everything_w
 
 def test_a_stopped_engine_gives_its_memory_back_and_starts_again(said: dict[str, Any]) -> None:
     assert said["freed"] >= 0.9 * said["held"]
+    assert said["frozen"] > 100_000, "collections of the next start leave modules out"
     assert said["restarted_version"] == [9]
     assert said["restarted_difference"] < ROUNDING
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlplan.vocabulary import PERSISTENT_KINDS
 from tests.factories import make_plan
 from tests.runtime.live.live_ranks import exercise
@@ -12,6 +14,18 @@ Overrides = Mapping[str, Any]
 
 RATE = {"algorithm.learning_rate": 1e-4}
 """Small, so that rounding is not made into steps."""
+
+
+def asked(cases: Mapping[str, Overrides], request: pytest.FixtureRequest) -> dict[str, Overrides]:
+    """The cases that a test of this file names which is to run: those of the night cost nothing by day."""
+    items = [item for item in request.session.items if item.path == request.path]
+    named = {value for item in items if isinstance(item, pytest.Function) for value in parameters(item)}
+    return {name: case for name, case in cases.items() if name in named}
+
+
+def parameters(item: pytest.Function) -> list[str]:
+    callspec = getattr(item, "callspec", None)
+    return [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
 
 
 def alone_and_together(

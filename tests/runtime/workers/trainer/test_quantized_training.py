@@ -6,7 +6,8 @@ import pytest
 
 from rlplan.errors import SpecError
 from tests.factories import make_job
-from tests.runtime.workers.trainer.agreement import check_states, on_one_rank
+from tests.repository.at_night import at_night
+from tests.runtime.workers.trainer.agreement import asked, check_states, on_one_rank
 
 ADAPTERS = {"training.lora": {"rank": 4, "alpha": 8.0}, "algorithm.learning_rate": 1e-3}
 QUANTISED = {
@@ -18,18 +19,24 @@ EIGHT_BIT = {
     f"8 bits, {dtype}, stage {stage}": {"training.dtype": dtype, "training.zero_stage": stage}
     for dtype, stage in (("float32", 0), ("float32", 2), ("bfloat16", 1), ("bfloat16", 3))
 }
+WHOLE, EIGHT = "AdamW, float32", "8 bits, float32, stage 2"
 OVERRIDES: dict[str, dict[str, Any]] = {
     **{name: {**ADAPTERS, "training.lora.base_dtype": "nf4", **case} for name, case in QUANTISED.items()},
     **{name: {"training.optimizer": "adamw_8bit", **case} for name, case in EIGHT_BIT.items()},
-    "AdamW, float32": {"training.zero_stage": 2},
+    WHOLE: {"training.zero_stage": 2},
 }
+BY_DAY = (
+    *("nf4, float32, stage 2", "nf4, bfloat16, stage 1"),
+    *("8 bits, float32, stage 2", "8 bits, bfloat16, stage 3"),
+)
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.25}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     """What one rank gave in each case."""
-    cases = {name: ("adapted" if name in QUANTISED else "agree", more) for name, more in OVERRIDES.items()}
+    wanted = asked(OVERRIDES, request) | {name: OVERRIDES[name] for name in (WHOLE, EIGHT)}
+    cases = {name: ("adapted" if name in QUANTISED else "agree", more) for name, more in wanted.items()}
     return on_one_rank(cases, tmp_path_factory.mktemp("rank"))
 
 
@@ -38,7 +45,7 @@ def distance(one: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", at_night(QUANTISED, but=BY_DAY))
 def test_adapters_learn_beside_a_base_in_four_bits_and_what_is_handed_over_says_the_same(
     found: dict[str, Any], name: str
 ) -> None:
@@ -50,14 +57,14 @@ def test_adapters_learn_beside_a_base_in_four_bits_and_what_is_handed_over_says_
 
 @pytest.mark.engine
 def test_moments_of_eight_bits_step_nearly_as_whole_ones(found: dict[str, Any]) -> None:
-    quantised, whole = found["8 bits, float32, stage 2"], found["AdamW, float32"]
+    quantised, whole = found[EIGHT], found[WHOLE]
     assert quantised["norms"][0] == pytest.approx(whole["norms"][0], rel=1e-6)
     moved = distance(whole["logprobs"][1], whole["logprobs"][0])
     assert 0 < distance(quantised["logprobs"][1], whole["logprobs"][1]) < 0.05 * moved
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", [name for name in OVERRIDES if name != "AdamW, float32"])
+@pytest.mark.parametrize("name", at_night((name for name in OVERRIDES if name != WHOLE), but=BY_DAY))
 def test_states_are_predicted_to_the_byte(found: dict[str, Any], name: str) -> None:
     check_states(OVERRIDES[name], [found[name]])
 

@@ -97,7 +97,7 @@ def measured(
         name: {"exercise": "memory", "overrides": {"policy.path": str(model_folder), **SIZES, **overrides}}
         for name, overrides in kinds.items()
     }
-    return num_ranks, cases, exercise(num_ranks, cases, tmp_path_factory.mktemp("ranks"), is_fresh=True)
+    return num_ranks, cases, exercise(num_ranks, cases, tmp_path_factory.mktemp("ranks"), is_measured=True)
 
 
 @pytest.mark.parametrize(
