@@ -24,7 +24,6 @@ from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
-    DEPENDS_ON_GRADIENTS,
     DEPENDS_ON_TOKENS,
     BytesByMoment,
     Capacities,
@@ -88,6 +87,15 @@ class GpuRoles:
                 arrangement, num_training=1, num_generation=1, num_scoring=min(1, arrangement.num_scoring)
             )
             self._views[key] = build_view(self.job, smallest, has_engine=self.job.has_rollouts)
+        return self._views[key]
+
+    def every_step(self, arrangement: Arrangement) -> Schedule:
+        """The same view with what happens in every step alone."""
+        key = "every step", self.kind(arrangement)
+        if key not in self._views:
+            view = self.view(arrangement)
+            always = tuple(action for action in view.step if action.every == 1)
+            self._views[key] = replace(view, start=(), step=always, finish=())
         return self._views[key]
 
     def kind(self, arrangement: Arrangement) -> tuple[object, ...]:
@@ -177,10 +185,6 @@ class GpuRoles:
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
         return self.trainer_bytes(arrangement, choice.without_passes, leaves_out=DEPENDS_ON_TOKENS)
-
-    def states_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
-        """At least what a choice holds, quickly counted: what its passes and its steps leave."""
-        return self.trainer_bytes(arrangement, choice, leaves_out=DEPENDS_ON_GRADIENTS)
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""

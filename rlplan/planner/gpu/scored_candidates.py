@@ -197,7 +197,7 @@ class CandidateScorer:
             ranks = choice.ranks_per_sequence * choice.ep
             most = ceil_div(self.setting.num_gpus, ranks) * ranks
             largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
-            held = self.roles.states_bytes(largest, choice), self.roles.nothing(largest)
+            held = self.roles.resident_bytes(largest, choice), self.roles.nothing(largest)
             self.note_lack(largest, choice, rank, -self.slack(largest, held, rank))
         return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self._hopeless[key])
 

@@ -284,7 +284,7 @@ class GpuSearch:
         floor, roles = self.bounds(arrangement, 1).engines.floor, self.roles
         return any(
             self.scorer.least_excess(arrangement, (held(arrangement, trainer), floor)) > excess
-            for held in (roles.states_bytes, roles.trainer_bytes)
+            for held in (roles.resident_bytes, roles.trainer_bytes)
         )
 
     def full_plan(self, one: ScoredCandidate) -> Plan:

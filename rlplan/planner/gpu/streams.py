@@ -149,7 +149,7 @@ class Trainers:
             roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
             self._fitting[base] = not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
                 self._fits(held(self.arrangement, choice), on_host=False)
-                for held in (roles.states_bytes, roles.trainer_bytes)
+                for held in (roles.resident_bytes, roles.trainer_bytes)
             )
         return self._fitting[base]
 
@@ -180,7 +180,7 @@ def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement
     for choice in map(_leanest, _chains(space, arrangement).values()):
         if scorer.is_hopeless(arrangement, choice, rank):
             continue
-        for held in (roles.states_bytes, roles.trainer_bytes):
+        for held in (roles.resident_bytes, roles.trainer_bytes):
             if (slack := scorer.slack(arrangement, (held(arrangement, choice), nothing), rank)) < 0:
                 scorer.note_lack(arrangement, choice, rank, -slack)
                 break

@@ -74,8 +74,8 @@ class GpuTimes:
         return other
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
-        """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
-        return self.job_timing(self.roles.view(candidate.arrangement), candidate, kv_cache).step
+        """A steady step, from the view of its schedule: what happens in every step. kv_cache: bytes a GPU."""
+        return self.job_timing(self.roles.every_step(candidate.arrangement), candidate, kv_cache).step
 
     def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
         """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
