@@ -102,9 +102,9 @@ class ZeroWalk:
         inside = [(layer, numel) for layer, numel in found if layer is not None]
         return sum(numel for _, numel in inside) // max(1, len(dict(inside)))
 
-    @property
-    def _trained(self) -> tuple[tuple[Parameter, int | None], ...]:
-        return _with_layers(self.states.trainable)
+    @cached_property
+    def _trained(self) -> list[tuple[Parameter, int | None]]:
+        return [(parameter, layer_of(parameter.name)) for parameter in self.states.trainable]
 
     @cached_property
     def _table(self) -> Parameter | None:
@@ -296,12 +296,6 @@ def _outermost(moments: Iterable[Moment]) -> Iterator[Moment]:
 def _is_above(left: tuple[int, int, Moment], middle: tuple[int, int, Moment], right: tuple[int, int, Moment]) -> bool:
     """Whether the middle one lies above the line between the others. Each: (layers, bytes, itself)."""
     return (middle[1] - left[1]) * (right[0] - left[0]) > (right[1] - left[1]) * (middle[0] - left[0])
-
-
-@lru_cache(maxsize=64)
-def _with_layers(parameters: tuple[Parameter, ...]) -> tuple[tuple[Parameter, int | None], ...]:
-    """Each with the layer that it belongs to: the same for all numbers of ranks."""
-    return tuple((parameter, layer_of(parameter.name)) for parameter in parameters)
 
 
 @lru_cache(maxsize=1 << 16)

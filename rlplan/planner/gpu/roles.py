@@ -41,6 +41,7 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Placement, Role
 
+ENGINE = "rollout_engine"
 UNKNOWN = 1 << 60
 """Bytes of a host of which nothing is known: it is not what binds."""
 
@@ -52,16 +53,18 @@ class ArrangementParts:
     moments: ScheduleMoments
     schedule: Schedule
     capacities: Capacities
+    without_engines: int
+    """One number for all arrangements that differ in the size of their engines' group alone."""
 
     @cached_property
     def others(self) -> tuple[str, ...]:
         """Processes that train and score."""
-        return tuple(name for name, _ in self.schedule.processes if not name.startswith("rollout_engine"))
+        return tuple(name for name, _ in self.schedule.processes if not name.startswith(ENGINE))
 
     @cached_property
     def engines(self) -> tuple[str, ...]:
         """Processes that generate."""
-        return tuple(name for name, _ in self.schedule.processes if name.startswith("rollout_engine"))
+        return tuple(name for name, _ in self.schedule.processes if name.startswith(ENGINE))
 
 
 class GpuRoles:
@@ -76,6 +79,7 @@ class GpuRoles:
         self._views: dict[object, Schedule] = {}
         self._moments: dict[object, ScheduleMoments] = {}
         self._parts: dict[object, ArrangementParts] = {}
+        self._without_engines: dict[object, int] = {}
         self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
@@ -112,9 +116,16 @@ class GpuRoles:
             moments = self._moments_of(arrangement, schedule)
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
-            others = self.other_capacities(schedule)
-            capacities = capacities_of(moments, self.setting.capacity, host, driver, others)
-            self._parts[key] = ArrangementParts(moments, schedule, capacities)
+            capacities = capacities_of(
+                moments, self.setting.capacity, host, driver, self.other_capacities(schedule)
+            )
+            hosts = tuple(
+                (host, 0 if name.startswith(ENGINE) else alike)
+                for name, (host, alike) in self.hosts(schedule, arrangement).items()
+            )
+            others = key[0], arrangement.num_training, arrangement.num_scoring, hosts
+            number = self._without_engines.setdefault(others, len(self._without_engines))
+            self._parts[key] = ArrangementParts(moments, schedule, capacities, number)
         return self._parts[key]
 
     def _moments_of(self, arrangement: Arrangement, schedule: Schedule) -> ScheduleMoments:
@@ -168,15 +179,12 @@ class GpuRoles:
         }
         return replace(need, **left)
 
-    def trainer_bytes(
-        self, arrangement: Arrangement, choice: TrainerChoice, *, leaves_out: tuple[ActionKind, ...] = ()
-    ) -> BytesByMoment:
-        """Everything that trains and scores. leaves_out: actions of which only what is left after them counts."""
-        key = self.kind(arrangement), arrangement, choice, leaves_out
+    def trainer_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
+        """Everything that trains and scores."""
+        parts = self.parts(arrangement)
+        key = parts.without_engines, choice
         if key not in self._bytes:
-            candidate = Choice(arrangement, choice, NO_ENGINE)
-            parts = self.parts(arrangement)
-            self._bytes[key] = self._sum(parts, parts.others, candidate, leaves_out)
+            self._bytes[key] = self._sum(parts, parts.others, Choice(arrangement, choice, NO_ENGINE))
         return self._bytes[key]
 
     def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
@@ -184,7 +192,12 @@ class GpuRoles:
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_bytes(arrangement, choice.without_passes, leaves_out=DEPENDS_ON_TOKENS)
+        parts, choice = self.parts(arrangement), choice.without_passes
+        key = "resident", parts.without_engines, choice
+        if key not in self._bytes:
+            candidate = Choice(arrangement, choice, NO_ENGINE)
+            self._bytes[key] = self._sum(parts, parts.others, candidate, DEPENDS_ON_TOKENS)
+        return self._bytes[key]
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
@@ -232,7 +245,7 @@ class GpuRoles:
 
     def engine(self, candidate: Choice, kv_cache: int = 0) -> EngineOnGpu:
         """One rank of one engine."""
-        forecast = self.forecast("rollout_engine/0", candidate, self.usual_len, kv_cache)
+        forecast = self.forecast(f"{ENGINE}/0", candidate, self.usual_len, kv_cache)
         assert isinstance(forecast, EngineOnGpu), "this process is an engine"
         return forecast
 
@@ -257,7 +270,7 @@ class GpuRoles:
         arrangement, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")
         micro_batch = self.micro_batch(candidate, response_len)
-        if worker == "rollout_engine":
+        if worker == ENGINE:
             return EngineOnGpu(
                 setting.policy,
                 job.rollout,
@@ -369,7 +382,7 @@ class GpuRoles:
     def _table(self, process: str, candidate: Choice) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
         arrangement = candidate.arrangement
-        is_engine = process.startswith("rollout_engine")
+        is_engine = process.startswith(ENGINE)
         key: tuple[object, ...] = (process, arrangement.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer

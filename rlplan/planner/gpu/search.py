@@ -68,11 +68,13 @@ class GpuSearch:
         setting: GpuSetting,
         asked: JobSpec | None = None,
         scorer: CandidateScorer | None = None,
+        space: GpuSpace | None = None,
     ) -> None:
+        """scorer, space: with what is known already."""
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
         self.scorer = scorer or scorer_of(job, setting)
         self.roles, self.times = self.scorer.roles, self.scorer.times
-        self.space = GpuSpace(job, setting)
+        self.space = space or GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
         self._best: Best | None = None
         self.instead_of = ""
@@ -99,7 +101,7 @@ class GpuSearch:
         fewer = {"num_devices": num_gpus, "num_hosts": hosts}
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
-        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting))
+        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting), GpuSpace(job, setting, self.space))
 
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""

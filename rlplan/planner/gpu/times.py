@@ -153,7 +153,16 @@ class GpuTimes:
         key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
             actions = [one for one in self.roles.view(arrangement).step if one.kind in PASSES and one.every == 1]
-            self._seconds[key] = sum(self._floor(action, arrangement) for action in actions)
+            self._seconds[key] = sum(self._floor_of(action, arrangement) for action in actions)
+        return self._seconds[key]
+
+    def _floor_of(self, action: Action, arrangement: Arrangement) -> float:
+        """Of one action; the same for all sizes of the groups that it is not on."""
+        is_apart = arrangement.num_scoring > 0 and action.role in self._frozen
+        ranks = arrangement.num_scoring if is_apart else arrangement.num_training
+        key = "floor", action.kind, action.role, action.repeat, is_apart, ranks
+        if key not in self._seconds:
+            self._seconds[key] = self._floor(action, arrangement)
         return self._seconds[key]
 
     def _floor(self, action: Action, arrangement: Arrangement) -> float:
