@@ -187,6 +187,14 @@ class CandidateScorer:
         other.times = self.times.of(job, setting, other.roles)
         return other
 
+    def with_rates(self, setting: GpuSetting) -> "CandidateScorer":
+        """One for GPUs that have other rates and hold as many bytes."""
+        other = copy(self)
+        other.setting, other.roles = setting, copy(self.roles)
+        other.roles.setting = setting
+        other.times = GpuTimes(self.job, setting, other.roles)
+        return other
+
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
         """Whether a choice lacks more than BUFFERS in a like arrangement with as many ranks or more: with fewer a rank
         holds no less but for those (a property test). Asked first of as many ranks as there are GPUs at all.

@@ -244,9 +244,9 @@ class GpuSearch:
         return self.setting.profiles
 
     def with_profile(self, profile: Profile) -> "GpuSearch":
-        """The same with other values of the profile of that name."""
+        """The same with other rates of the profile of that name."""
         setting = self.setting.with_profile(profile)
-        return GpuSearch(self.job, setting, self.asked, CandidateScorer(self.job, setting))
+        return GpuSearch(self.job, setting, self.asked, self.scorer.with_rates(setting), self.space)
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""

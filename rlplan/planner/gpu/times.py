@@ -135,6 +135,16 @@ class GpuTimes:
             self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in mine)
         return self._seconds[key]
 
+    def least_ahead(
+        self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, others_s: float, sync_s: float = 0.0
+    ) -> float:
+        """No step with rollouts ahead takes fewer seconds beside so many of everything else."""
+        key = "ahead", self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
+        if (*key, others_s, sync_s) not in self._seconds:
+            ahead = self._ahead(arrangement, choice, kv_cache)
+            self._seconds[*key, others_s, sync_s] = ahead.step_s(others_s, sync_s)
+        return self._seconds[*key, others_s, sync_s]
+
     def engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
         if self.roles.versions_ahead(arrangement):
