@@ -104,7 +104,6 @@ class RankState:
             )
         )
 
-
     @property
     def update(self) -> tuple[Moment, ...]:
         """The moments of the optimizer's step alone."""

@@ -4,7 +4,7 @@ In: a SettledJob and its setting. Out: schedules, forecasts, tables and KV deman
 Left out: which candidates there are (candidates.py) and which is best (search.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from rlplan.dataflow.build import build_view
@@ -25,8 +25,9 @@ from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
     DEPENDS_ON_TOKENS,
+    ENGINE,
+    ArrangementParts,
     BytesByMoment,
-    Capacities,
     Fit,
     RoleTable,
     ScheduleMoments,
@@ -41,30 +42,8 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Placement, Role
 
-ENGINE = "rollout_engine"
 UNKNOWN = 1 << 60
 """Bytes of a host of which nothing is known: it is not what binds."""
-
-
-@dataclass(frozen=True)
-class ArrangementParts:
-    """An arrangement with what every candidate in it shares."""
-
-    moments: ScheduleMoments
-    schedule: Schedule
-    capacities: Capacities
-    without_engines: int
-    """One number for all arrangements that differ in the size of their engines' group alone."""
-
-    @cached_property
-    def others(self) -> tuple[str, ...]:
-        """Processes that train and score."""
-        return tuple(name for name, _ in self.schedule.processes if not name.startswith(ENGINE))
-
-    @cached_property
-    def engines(self) -> tuple[str, ...]:
-        """Processes that generate."""
-        return tuple(name for name, _ in self.schedule.processes if name.startswith(ENGINE))
 
 
 class GpuRoles:
@@ -116,9 +95,7 @@ class GpuRoles:
             moments = self._moments_of(arrangement, schedule)
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
-            capacities = capacities_of(
-                moments, self.setting.capacity, host, driver, self.other_capacities(schedule)
-            )
+            capacities = capacities_of(moments, self.setting.capacity, host, driver, self.other_capacities(schedule))
             hosts = tuple(
                 (host, 0 if name.startswith(ENGINE) else alike)
                 for name, (host, alike) in self.hosts(schedule, arrangement).items()
@@ -215,14 +192,14 @@ class GpuRoles:
         candidate: Choice,
         leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
-        total = _nothing(parts)
+        total = parts.nothing
         for name in processes:
             total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
         return total
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
         """No bytes at any moment."""
-        return _nothing(self.parts(arrangement))
+        return self.parts(arrangement).nothing
 
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
@@ -242,6 +219,10 @@ class GpuRoles:
             )
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
         return self._demands[key]
+
+    def share_demands(self, known: "GpuRoles") -> None:
+        """Take what is known of the rollouts of another job whose engines are the same."""
+        self._demands = known._demands
 
     def engine(self, candidate: Choice, kv_cache: int = 0) -> EngineOnGpu:
         """One rank of one engine."""
@@ -373,7 +354,7 @@ class GpuRoles:
     def _fits_at(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
         """Whether every moment fits as expected when the longest response has so many tokens."""
         parts = self.parts(candidate.arrangement)
-        total = nothing = _nothing(parts)
+        total = nothing = parts.nothing
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += bytes_by_moment(parts.moments, name, RoleTable(forecast))
@@ -405,9 +386,3 @@ class GpuRoles:
                 None if is_engine or states == candidate else self._table(process, states),
             )
         return self._tables[key]
-
-
-def _nothing(parts: ArrangementParts) -> BytesByMoment:
-    """No bytes at every moment."""
-    nothing = (0,) * len(parts.moments.places)
-    return BytesByMoment(nothing, nothing, (0,) * len(parts.moments.hosts))

@@ -200,9 +200,8 @@ def _fits(
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    need = scorer.need(arrangement, held)
-    slack = need.slack_high if rank == 0 else need.slack_expected
-    return slack >= 0 and (need.slack_host >= 0 or not on_host)
+    device, host = scorer.left(arrangement, held, rank)
+    return device >= 0 and (host >= 0 or not on_host)
 
 
 def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:
