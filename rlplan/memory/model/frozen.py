@@ -138,6 +138,7 @@ def _mlp_bytes(block: Block, element_bytes: int) -> int:
     return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width
 
 
+@lru_cache(maxsize=256)
 def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
     """What is trained beside a layer's frozen weights, from the names of its adapters, which are of the model's type.
 

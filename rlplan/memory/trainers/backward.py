@@ -44,7 +44,7 @@ class ZeroWalk:
         key = accumulates, is_first
         if key not in self._found:
             passes = self._passes(_reduction_of(self, accumulates=accumulates, is_first=is_first))
-            self._found[key] = (*_outermost(passes), *self._step)
+            self._found[key] = (*_outermost(passes), *self.update)
         return self._found[key]
 
     @property
@@ -141,7 +141,7 @@ class ZeroWalk:
         yield from reduction.flush(Place.TABLE, 0, 0)
 
     @cached_property
-    def _step(self) -> tuple[Moment, ...]:
+    def update(self) -> tuple[Moment, ...]:
         """The optimizer's step.
 
         Reducing: stages 0 and 1 reduce all gradients here, through flat copies.

@@ -310,11 +310,27 @@ class HeldAt:
     """Bytes of a micro-batch at each place."""
 
     def __init__(self, shape: MicroBatchShape) -> None:
-        all_layers = all_kept_bytes(shape)
-        self.shape, self.kept = shape, all_layers
-        self.others = all_layers * (shape.micro_batches_in_flight - 1)
-        self.layer = max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in shape.kinds)
-        self.alternate = layer_bytes(shape) if shape.recompute is Recompute.ALTERNATE else 0
+        self.shape = shape
+
+    @cached_property
+    def kept(self) -> int:
+        """Of all layers until their backward passes."""
+        return all_kept_bytes(self.shape)
+
+    @property
+    def others(self) -> int:
+        """Of the other micro-batches of a pipeline."""
+        return self.kept * (self.shape.micro_batches_in_flight - 1)
+
+    @cached_property
+    def layer(self) -> int:
+        """Inside the largest layer's backward pass."""
+        return max(_recomputed_bytes(kind) + _working_bytes(kind) for kind in self.shape.kinds)
+
+    @cached_property
+    def alternate(self) -> int:
+        """Of a layer that is there whole where every other one is recomputed."""
+        return layer_bytes(self.shape) if self.shape.recompute is Recompute.ALTERNATE else 0
 
     def activations(self, place: Place, layers: int) -> int:
         """Activations. layers: that still wait, the one that the place is in included.

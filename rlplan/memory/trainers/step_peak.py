@@ -42,6 +42,11 @@ class GradientWalk(Protocol):
         """
         ...
 
+    @property
+    def update(self) -> tuple[Moment, ...]:
+        """Those of the optimizer's step, for which no gradient is followed."""
+        ...
+
 
 @dataclass(frozen=True)
 class RankState:
@@ -99,6 +104,13 @@ class RankState:
             )
         )
 
+    @property
+    def update(self) -> tuple[Moment, ...]:
+        """The moments of the optimizer's step alone."""
+        if self.walk is not None:
+            return self.walk.update
+        return tuple(moment for moment in self.moments(0) if moment.place in UPDATE)
+
 
 def snapshots(
     rank_state: RankState,
@@ -110,16 +122,22 @@ def snapshots(
     """Bytes by kind at the largest moment of each place. resident: instead of the rank's own. is_first: before the
     first step.
     """
+    base = rank_state.resident if resident is None else resident
+    return _snapshots(rank_state, shape, rank_state.moments(shape.total_layers, is_first=is_first), base)
+
+
+def _snapshots(
+    rank_state: RankState, shape: MicroBatchShape, moments: Iterable[Moment], base: Mapping[MemoryKind, int]
+) -> dict[Place, MemorySnapshot]:
     held = HeldAt(shape)
     again = rank_state.head_gradient if shape.loss in CHUNKED_LOSSES else 0  # each chunk's is added to the sum
     largest: dict[Place, tuple[int, int, int, int]] = {}
-    for moment in rank_state.moments(shape.total_layers, is_first=is_first):
+    for moment in moments:
         activations = held.activations(moment.place, moment.layers)
         gradients = moment.gradients + (again if moment.place is Place.HEAD else 0)
         total = activations + gradients + moment.buffers
         if moment.place not in largest or total > largest[moment.place][0]:
             largest[moment.place] = total, activations, gradients, moment.buffers
-    base = rank_state.resident if resident is None else resident
     return {
         place: _snapshot(base, activations, held.logits(place), gradients, buffers)
         for place, (_, activations, gradients, buffers) in largest.items()
@@ -147,9 +165,9 @@ def passes_peak(found: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
     return largest_of(snapshot for place, snapshot in found.items() if place not in UPDATE)
 
 
-def update_peak(found: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
+def update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
     """The largest snapshot of the optimizer's step."""
-    return largest_of(snapshot for place, snapshot in found.items() if place in UPDATE)
+    return largest_of(_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())
 
 
 def step_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:

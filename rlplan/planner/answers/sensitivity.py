@@ -82,7 +82,7 @@ Layout = tuple[Choice, int]
 def list_sensitivities(plan: Plan, search: Search, others: Sequence[Layout]) -> tuple[Sensitivity, ...]:
     """Of every uncertain constant, the one that moves the step most first. others: layouts that fit too."""
     chosen = plan.choice, plan.kv.kv_cache_memory_bytes if plan.kv else 0
-    layouts = [chosen, *(layout for layout in others if layout[0] != chosen[0])]
+    layouts = list(dict.fromkeys((chosen, *(layout for layout in others if layout[0] != chosen[0]))))
     rows = []
     for one in constants(search.profiles):
         searches = [search.with_profile(one.times(factor)) for factor in FACTORS]

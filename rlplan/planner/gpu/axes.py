@@ -52,6 +52,7 @@ class Axes(NamedTuple):
         return self.ulysses * self.tp * self.pp * self.cp
 
 
+@lru_cache(maxsize=256)
 def powers(largest: int) -> tuple[int, ...]:
     """1, 2, 4 ... up to `largest`."""
     return tuple(2**power for power in range(largest.bit_length()))

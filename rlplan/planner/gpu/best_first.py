@@ -11,7 +11,9 @@ remain. This is exact, for no bound is above the seconds of anything that it sta
 - a pair stands for itself and for those behind it in both streams (streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the weight sync's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
-- the refined bound of a pair takes the KV cache that the trainer's states leave, which its passes can only lessen.
+- the refined bound of a pair takes the KV cache that the trainer's states leave, which its passes can only lessen;
+- where generation runs ahead a step is no shorter with more beside it (a property test), so that an engine's seconds
+  are those beside the fastest trainer, and a refined pair's those beside its own.
 A pair that does not fit with the trainer's states alone does not fit, for bytes add up.
 Candidates whose seconds are the same come in a fixed total order (`simplicity`), so that the answer does not depend on
 the order of anything.
@@ -24,7 +26,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
-from rlplan.planner.gpu.candidates import GpuSpace
+from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
 from rlplan.planner.gpu.tables import fit
@@ -77,14 +79,22 @@ class PairBounds:
     @property
     def bound(self) -> Key:
         """Lower bound of all candidates of the arrangement."""
-        return self._key(self.trainers.bound, self.engines.entries[0].seconds)
+        return self._key(self.trainers.bound, self.entries[0].seconds)
+
+    @cached_property
+    def entries(self) -> Sequence[EngineEntry]:
+        """The engines by seconds; where their rollouts run ahead, by the shortest step beside the fastest trainer."""
+        least, arrangement = self.trainers.bound, self.arrangement
+        if not self.scorer.roles.versions_ahead(arrangement) or least == float("inf"):
+            return self.engines.entries
+        return self.engines.sorted(lambda one, most: self.scorer.times.least_ahead(arrangement, one, most, least))
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
         trainer = self.trainers.get(i)
-        if trainer is None or j >= len(self.engines.entries):
+        if trainer is None or j >= len(self.entries):
             return None
-        engine = self.engines.entries[j]
+        engine = self.entries[j]
         return self._key(trainer.seconds, engine.seconds), trainer.choice, engine.choice
 
     def refined_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
@@ -100,6 +110,9 @@ class PairBounds:
         times, arrangement = self.scorer.times, self.arrangement
         sync = times.syncs.cost(arrangement, trainer, engine, transport).seconds
         own = times.trainer_seconds(arrangement, trainer)
+        if self.scorer.roles.versions_ahead(arrangement):
+            step = max(own + sync, times.least_ahead(arrangement, engine, found[0], own, sync))
+            return rounded(step * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)
         if arrangement.is_async:
             return rounded((max(own, found[1]) + sync) * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)
         return self._key(own + sync, found[1])

@@ -67,7 +67,10 @@ class EngineEntry:
 class GpuSpace:
     """The axes of a job's candidates."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
+    def __init__(self, job: SettledJob, setting: GpuSetting, known: "GpuSpace | None" = None) -> None:
+        """known: the space of the same job on another number of such GPUs, whose choices for groups of a size are the
+        same.
+        """
         self.job, self.num_gpus, self.model = job, setting.num_gpus, setting.policy
         self.models = (setting.policy, *setting.models.values())
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
@@ -80,6 +83,9 @@ class GpuSpace:
         self._counts: dict[tuple[int, bool], int] = {}
         self.engine_entries: dict[object, list[EngineEntry]] = {}
         """Engines by seconds, of arrangements that have the same."""
+        if known is not None:
+            self._transports, self._can_train_on, self._sweeps = known._transports, known._can_train_on, known._sweeps
+            self._engines, self._counts, self.engine_entries = known._engines, known._counts, known.engine_entries
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:

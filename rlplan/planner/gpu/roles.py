@@ -4,7 +4,7 @@ In: a SettledJob and its setting. Out: schedules, forecasts, tables and KV deman
 Left out: which candidates there are (candidates.py) and which is best (search.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from rlplan.dataflow.build import build_view
@@ -24,10 +24,10 @@ from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.tables import (
-    DEPENDS_ON_GRADIENTS,
     DEPENDS_ON_TOKENS,
+    ENGINE,
+    ArrangementParts,
     BytesByMoment,
-    Capacities,
     Fit,
     RoleTable,
     ScheduleMoments,
@@ -46,25 +46,6 @@ UNKNOWN = 1 << 60
 """Bytes of a host of which nothing is known: it is not what binds."""
 
 
-@dataclass(frozen=True)
-class ArrangementParts:
-    """An arrangement with what every candidate in it shares."""
-
-    moments: ScheduleMoments
-    schedule: Schedule
-    capacities: Capacities
-
-    @cached_property
-    def others(self) -> tuple[str, ...]:
-        """Processes that train and score."""
-        return tuple(name for name, _ in self.schedule.processes if not name.startswith("rollout_engine"))
-
-    @cached_property
-    def engines(self) -> tuple[str, ...]:
-        """Processes that generate."""
-        return tuple(name for name, _ in self.schedule.processes if name.startswith("rollout_engine"))
-
-
 class GpuRoles:
     """Bytes of every role of a job, by choice."""
 
@@ -77,6 +58,7 @@ class GpuRoles:
         self._views: dict[object, Schedule] = {}
         self._moments: dict[object, ScheduleMoments] = {}
         self._parts: dict[object, ArrangementParts] = {}
+        self._without_engines: dict[object, int] = {}
         self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
@@ -88,6 +70,15 @@ class GpuRoles:
                 arrangement, num_training=1, num_generation=1, num_scoring=min(1, arrangement.num_scoring)
             )
             self._views[key] = build_view(self.job, smallest, has_engine=self.job.has_rollouts)
+        return self._views[key]
+
+    def every_step(self, arrangement: Arrangement) -> Schedule:
+        """The same view with what happens in every step alone."""
+        key = "every step", self.kind(arrangement)
+        if key not in self._views:
+            view = self.view(arrangement)
+            always = tuple(action for action in view.step if action.every == 1)
+            self._views[key] = replace(view, start=(), step=always, finish=())
         return self._views[key]
 
     def kind(self, arrangement: Arrangement) -> tuple[object, ...]:
@@ -104,9 +95,14 @@ class GpuRoles:
             moments = self._moments_of(arrangement, schedule)
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
-            others = self.other_capacities(schedule)
-            capacities = capacities_of(moments, self.setting.capacity, host, driver, others)
-            self._parts[key] = ArrangementParts(moments, schedule, capacities)
+            capacities = capacities_of(moments, self.setting.capacity, host, driver, self.other_capacities(schedule))
+            hosts = tuple(
+                (host, 0 if name.startswith(ENGINE) else alike)
+                for name, (host, alike) in self.hosts(schedule, arrangement).items()
+            )
+            others = key[0], arrangement.num_training, arrangement.num_scoring, hosts
+            number = self._without_engines.setdefault(others, len(self._without_engines))
+            self._parts[key] = ArrangementParts(moments, schedule, capacities, number)
         return self._parts[key]
 
     def _moments_of(self, arrangement: Arrangement, schedule: Schedule) -> ScheduleMoments:
@@ -160,15 +156,12 @@ class GpuRoles:
         }
         return replace(need, **left)
 
-    def trainer_bytes(
-        self, arrangement: Arrangement, choice: TrainerChoice, *, leaves_out: tuple[ActionKind, ...] = ()
-    ) -> BytesByMoment:
-        """Everything that trains and scores. leaves_out: actions of which only what is left after them counts."""
-        key = self.kind(arrangement), arrangement, choice, leaves_out
+    def trainer_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
+        """Everything that trains and scores."""
+        parts = self.parts(arrangement)
+        key = parts.without_engines, choice
         if key not in self._bytes:
-            candidate = Choice(arrangement, choice, NO_ENGINE)
-            parts = self.parts(arrangement)
-            self._bytes[key] = self._sum(parts, parts.others, candidate, leaves_out)
+            self._bytes[key] = self._sum(parts, parts.others, Choice(arrangement, choice, NO_ENGINE))
         return self._bytes[key]
 
     def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
@@ -176,11 +169,12 @@ class GpuRoles:
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        return self.trainer_bytes(arrangement, choice.without_passes, leaves_out=DEPENDS_ON_TOKENS)
-
-    def states_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
-        """At least what a choice holds, quickly counted: what its passes and its steps leave."""
-        return self.trainer_bytes(arrangement, choice, leaves_out=DEPENDS_ON_GRADIENTS)
+        parts, choice = self.parts(arrangement), choice.without_passes
+        key = "resident", parts.without_engines, choice
+        if key not in self._bytes:
+            candidate = Choice(arrangement, choice, NO_ENGINE)
+            self._bytes[key] = self._sum(parts, parts.others, candidate, DEPENDS_ON_TOKENS)
+        return self._bytes[key]
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
@@ -198,14 +192,14 @@ class GpuRoles:
         candidate: Choice,
         leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
-        total = _nothing(parts)
+        total = parts.nothing
         for name in processes:
             total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
         return total
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
         """No bytes at any moment."""
-        return _nothing(self.parts(arrangement))
+        return self.parts(arrangement).nothing
 
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
@@ -226,9 +220,13 @@ class GpuRoles:
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
         return self._demands[key]
 
+    def share_demands(self, known: "GpuRoles") -> None:
+        """Take what is known of the rollouts of another job whose engines are the same."""
+        self._demands = known._demands
+
     def engine(self, candidate: Choice, kv_cache: int = 0) -> EngineOnGpu:
         """One rank of one engine."""
-        forecast = self.forecast("rollout_engine/0", candidate, self.usual_len, kv_cache)
+        forecast = self.forecast(f"{ENGINE}/0", candidate, self.usual_len, kv_cache)
         assert isinstance(forecast, EngineOnGpu), "this process is an engine"
         return forecast
 
@@ -253,7 +251,7 @@ class GpuRoles:
         arrangement, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")
         micro_batch = self.micro_batch(candidate, response_len)
-        if worker == "rollout_engine":
+        if worker == ENGINE:
             return EngineOnGpu(
                 setting.policy,
                 job.rollout,
@@ -356,7 +354,7 @@ class GpuRoles:
     def _fits_at(self, candidate: Choice, kv_cache: int, response_len: float) -> bool:
         """Whether every moment fits as expected when the longest response has so many tokens."""
         parts = self.parts(candidate.arrangement)
-        total = nothing = _nothing(parts)
+        total = nothing = parts.nothing
         for name, _ in parts.schedule.processes:
             forecast = self.forecast(name, candidate, response_len, kv_cache)
             total += bytes_by_moment(parts.moments, name, RoleTable(forecast))
@@ -365,7 +363,7 @@ class GpuRoles:
     def _table(self, process: str, candidate: Choice) -> RoleTable:
         """A process's table, shared by all candidates in which it holds the same."""
         arrangement = candidate.arrangement
-        is_engine = process.startswith("rollout_engine")
+        is_engine = process.startswith(ENGINE)
         key: tuple[object, ...] = (process, arrangement.placement is Placement.DISAGGREGATED, candidate.engine)
         if process.startswith("scorer"):
             trainer = candidate.trainer
@@ -388,9 +386,3 @@ class GpuRoles:
                 None if is_engine or states == candidate else self._table(process, states),
             )
         return self._tables[key]
-
-
-def _nothing(parts: ArrangementParts) -> BytesByMoment:
-    """No bytes at every moment."""
-    nothing = (0,) * len(parts.moments.places)
-    return BytesByMoment(nothing, nothing, (0,) * len(parts.moments.hosts))

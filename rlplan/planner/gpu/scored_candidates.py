@@ -13,7 +13,7 @@ from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
 from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit
+from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit, left_of
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
@@ -113,6 +113,8 @@ OPEN = {
 """Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
 APART = ("name", "objective", "hardware", "limits")
 """Parts of a job that no byte and no second depends on but through the setting."""
+NOT_OF_ENGINES = ("training", "roles")
+"""Parts of a job that no engine depends on but through the policy's shape."""
 _RECENT: deque["CandidateScorer"] = deque(maxlen=16)
 """Scorers, the last one used last. A question of `explain` that fits nowhere tries some ten other jobs (adapters, other
 optimizers), and the next such question the same ones."""
@@ -130,8 +132,12 @@ def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
             found = known.of(job, setting)
             found.num_misfits = 0
             return found
-    _RECENT.append(CandidateScorer(job, setting))
-    return _RECENT[-1]
+    new = CandidateScorer(job, setting)
+    alike = next((one for one in reversed(_RECENT) if one.has_engines_of(new)), None)
+    if alike is not None:
+        new.times.share_engines(alike.times)
+    _RECENT.append(new)
+    return new
 
 
 def _without_choices(job: SettledJob) -> tuple[object, ...]:
@@ -139,6 +145,14 @@ def _without_choices(job: SettledJob) -> tuple[object, ...]:
     parts = {name: getattr(job, name) for name in type(job).model_fields if name not in APART}
     parts |= {name: parts[name].model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
     return tuple(parts.values())
+
+
+def _of_engines(job: SettledJob, setting: GpuSetting) -> tuple[object, ...]:
+    """What seconds of engines and the cache that they ask for depend on, but for the choice."""
+    names = (name for name in type(job).model_fields if name not in APART)
+    parts = zip(names, _without_choices(job), strict=True)
+    kept = tuple(part for name, part in parts if name not in NOT_OF_ENGINES)
+    return setting.policy, setting.pools, setting.link, kept
 
 
 def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
@@ -162,6 +176,7 @@ class CandidateScorer:
         self.num_misfits = 0
         """Chains of trainers that were found not to fit at all."""
         self._known_of = _without_choices(job)
+        self._engines = _of_engines(job, setting)
         self._hopeless: dict[object, list[tuple[int, int]]] = {}
 
     @property
@@ -176,6 +191,10 @@ class CandidateScorer:
         """
         return _lie_alike(self.setting, setting) and self._known_of == asked
 
+    def has_engines_of(self, other: "CandidateScorer") -> bool:
+        """Whether engines of both are the same: jobs that differ in who trains, and how."""
+        return self._engines == other._engines
+
     def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
         """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
         if not self.knows(_without_choices(job), setting):
@@ -185,6 +204,14 @@ class CandidateScorer:
         other.roles = copy(self.roles)
         other.roles.job, other.roles.setting = job, setting
         other.times = self.times.of(job, setting, other.roles)
+        return other
+
+    def with_rates(self, setting: GpuSetting) -> "CandidateScorer":
+        """One for GPUs that have other rates and hold as many bytes."""
+        other = copy(self)
+        other.setting, other.roles = setting, copy(self.roles)
+        other.roles.setting = setting
+        other.times = GpuTimes(self.job, setting, other.roles)
         return other
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
@@ -197,14 +224,20 @@ class CandidateScorer:
             ranks = choice.ranks_per_sequence * choice.ep
             most = ceil_div(self.setting.num_gpus, ranks) * ranks
             largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
-            held = self.roles.states_bytes(largest, choice), self.roles.nothing(largest)
+            held = self.roles.resident_bytes(largest, choice), self.roles.nothing(largest)
             self.note_lack(largest, choice, rank, -self.slack(largest, held, rank))
         return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self._hopeless[key])
 
     def slack(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment], rank: int) -> int:
         """What two parts of an arrangement leave of its devices together."""
-        need = self.need(arrangement, held)
-        return need.slack_high if rank == 0 else need.slack_expected
+        return self.left(arrangement, held, rank)[0]
+
+    def left(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment], rank: int) -> tuple[int, int]:
+        """The same, and what they leave of its hosts."""
+        if self.setting.gpu.shares_host_memory:
+            need = self.need(arrangement, held)
+            return need.slack_high if rank == 0 else need.slack_expected, need.slack_host
+        return left_of(*held, self.roles.parts(arrangement).capacities, at_high=rank == 0)
 
     def need(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> Fit:
         """What two parts of an arrangement need together."""

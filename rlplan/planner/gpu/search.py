@@ -68,11 +68,13 @@ class GpuSearch:
         setting: GpuSetting,
         asked: JobSpec | None = None,
         scorer: CandidateScorer | None = None,
+        space: GpuSpace | None = None,
     ) -> None:
+        """scorer, space: with what is known already."""
         self.job, self.setting, self.asked = job, setting, plain(asked or job)
         self.scorer = scorer or scorer_of(job, setting)
         self.roles, self.times = self.scorer.roles, self.scorer.times
-        self.space = GpuSpace(job, setting)
+        self.space = space or GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
         self._best: Best | None = None
         self.instead_of = ""
@@ -99,7 +101,7 @@ class GpuSearch:
         fewer = {"num_devices": num_gpus, "num_hosts": hosts}
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
-        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting))
+        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting), GpuSpace(job, setting, self.space))
 
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""
@@ -242,9 +244,9 @@ class GpuSearch:
         return self.setting.profiles
 
     def with_profile(self, profile: Profile) -> "GpuSearch":
-        """The same with other values of the profile of that name."""
+        """The same with other rates of the profile of that name."""
         setting = self.setting.with_profile(profile)
-        return GpuSearch(self.job, setting, self.asked, CandidateScorer(self.job, setting))
+        return GpuSearch(self.job, setting, self.asked, self.scorer.with_rates(setting), self.space)
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
@@ -284,7 +286,7 @@ class GpuSearch:
         floor, roles = self.bounds(arrangement, 1).engines.floor, self.roles
         return any(
             self.scorer.least_excess(arrangement, (held(arrangement, trainer), floor)) > excess
-            for held in (roles.states_bytes, roles.trainer_bytes)
+            for held in (roles.resident_bytes, roles.trainer_bytes)
         )
 
     def full_plan(self, one: ScoredCandidate) -> Plan:

@@ -14,12 +14,13 @@ Why no choice comes too late or is missing:
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, TrainerChoice
+from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
@@ -45,7 +46,8 @@ class Engines:
         self.scorer, self.arrangement, self.choices = scorer, arrangement, space.engines(arrangement)
         key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
         if key not in space.engine_entries:
-            space.engine_entries[key] = self._by_seconds()
+            # the same beside every trainer
+            space.engine_entries[key] = self.sorted(partial(scorer.times.engine_seconds, arrangement))
         self.entries = space.engine_entries[key]
         self._floor: BytesByMoment | None = None
         by_mode = {
@@ -56,12 +58,12 @@ class Engines:
         self.transports = tuple(by_mode.values())
         """Modes of weight sync to them that differ in seconds."""
 
-    def _by_seconds(self) -> list[EngineEntry]:
-        """The engines, the fastest first: the same beside every trainer."""
+    def sorted(self, seconds: Callable[[EngineChoice, int], float]) -> list[EngineEntry]:
+        """The engines, the fastest first. seconds: of each with the most KV cache that is ever useful."""
         scorer, limit, entries = self.scorer, self.scorer.setting.pool(GENERATION).capacity, []
         for choice in self.choices:
             most, _ = scorer.kv_cache(self.arrangement, choice, limit, limit)
-            entries.append(EngineEntry(scorer.times.engine_seconds(self.arrangement, choice, most), choice))
+            entries.append(EngineEntry(seconds(choice, most), choice))
         return sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
 
     @property
@@ -149,7 +151,7 @@ class Trainers:
             roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
             self._fitting[base] = not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
                 self._fits(held(self.arrangement, choice), on_host=False)
-                for held in (roles.states_bytes, roles.trainer_bytes)
+                for held in (roles.resident_bytes, roles.trainer_bytes)
             )
         return self._fitting[base]
 
@@ -180,7 +182,7 @@ def may_fit_without_engine(scorer: CandidateScorer, space: GpuSpace, arrangement
     for choice in map(_leanest, _chains(space, arrangement).values()):
         if scorer.is_hopeless(arrangement, choice, rank):
             continue
-        for held in (roles.states_bytes, roles.trainer_bytes):
+        for held in (roles.resident_bytes, roles.trainer_bytes):
             if (slack := scorer.slack(arrangement, (held(arrangement, choice), nothing), rank)) < 0:
                 scorer.note_lack(arrangement, choice, rank, -slack)
                 break
@@ -198,9 +200,8 @@ def _fits(
     on_host: bool,
 ) -> bool:
     """Whether two parts of an arrangement fit together. on_host: and into the memory of hosts."""
-    need = scorer.need(arrangement, held)
-    slack = need.slack_high if rank == 0 else need.slack_expected
-    return slack >= 0 and (need.slack_host >= 0 or not on_host)
+    device, host = scorer.left(arrangement, held, rank)
+    return device >= 0 and (host >= 0 or not on_host)
 
 
 def _chains(space: GpuSpace, arrangement: Arrangement) -> dict[tuple[object, ...], Chain]:

@@ -21,6 +21,8 @@ from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.vocabulary import ActionKind, MemoryKind
 
+ENGINE = "rollout_engine"
+"""How processes are named that generate."""
 Slot = tuple[RunPhase, str, bool]
 """A run phase, an action, and whether the process is inside it (its peak) or has left it (what it still holds)."""
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
@@ -250,6 +252,13 @@ def fit(one: BytesByMoment, other: BytesByMoment, there: Capacities) -> Fit:
     )
 
 
+def left_of(one: BytesByMoment, other: BytesByMoment, there: Capacities, *, at_high: bool) -> tuple[int, int]:
+    """What two parts leave at least of a device, and of a host; below 0 where they do not fit together."""
+    mine, others = (one.high, other.high) if at_high else (one.expected, other.expected)
+    hosts = map(sub, map(sub, map(sub, there.hosts, there.driver), one.hosts), other.hosts)
+    return min(map(sub, map(sub, there.devices, mine), others)), min(hosts)
+
+
 def capacities_of(
     moments: ScheduleMoments, capacity: int, host: int, driver: int, others: Mapping[str, int]
 ) -> Capacities:
@@ -259,3 +268,30 @@ def capacities_of(
         tuple(others.get(name, host) for name, _ in moments.hosts),
         tuple(driver if name == HOST_DEVICE else 0 for name, _ in moments.hosts),
     )
+
+
+@dataclass(frozen=True)
+class ArrangementParts:
+    """An arrangement with what every candidate in it shares."""
+
+    moments: ScheduleMoments
+    schedule: Schedule
+    capacities: Capacities
+    without_engines: int
+    """One number for all arrangements that differ in the size of their engines' group alone."""
+
+    @cached_property
+    def others(self) -> tuple[str, ...]:
+        """Processes that train and score."""
+        return tuple(name for name, _ in self.schedule.processes if not name.startswith(ENGINE))
+
+    @cached_property
+    def engines(self) -> tuple[str, ...]:
+        """Processes that generate."""
+        return tuple(name for name, _ in self.schedule.processes if name.startswith(ENGINE))
+
+    @cached_property
+    def nothing(self) -> BytesByMoment:
+        """No bytes at every moment."""
+        nothing = (0,) * len(self.moments.places)
+        return BytesByMoment(nothing, nothing, (0,) * len(self.moments.hosts))

@@ -10,7 +10,7 @@ a synchronous step are a sum of three, and those of an asynchronous one the larg
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from rlplan.dataflow.choice import (
     NO_ENGINE,
@@ -58,11 +58,21 @@ class GpuTimes:
     def __init__(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> None:
         self.job, self.setting, self.roles = job, setting, roles
         self._costs: dict[object, Cost] = {}
+        self._engine_costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
         self._rollouts_ahead: dict[object, RolloutsAhead] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
         self.syncs = SyncTimes(job, setting, roles, self._cluster)
+
+    def share_engines(self, known: "GpuTimes") -> None:
+        """Take what is known of engines of another job whose engines are the same."""
+        self._engine_costs, self._speeds, self._rollouts_ahead = (
+            known._engine_costs,
+            known._speeds,
+            known._rollouts_ahead,
+        )
+        self.roles.share_demands(known.roles)
 
     def of(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> "GpuTimes":
         """Those of another job that differs in its choices alone, with what is known already."""
@@ -74,8 +84,8 @@ class GpuTimes:
         return other
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
-        """A steady step, from the view of its schedule. kv_cache: bytes a GPU."""
-        return self.job_timing(self.roles.view(candidate.arrangement), candidate, kv_cache).step
+        """A steady step, from the view of its schedule: what happens in every step. kv_cache: bytes a GPU."""
+        return self.job_timing(self.roles.every_step(candidate.arrangement), candidate, kv_cache).step
 
     def job_timing(self, schedule: Schedule, candidate: Choice, kv_cache: int) -> JobTiming:
         """Of all parts of a schedule, or of a view of it. Starting and finishing take no time here but to evaluate."""
@@ -127,13 +137,23 @@ class GpuTimes:
     def _sum_of(
         self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement, choice: TrainerChoice
     ) -> float:
-        sizes = arrangement.num_training, arrangement.num_scoring
-        key = name, *sizes, arrangement.offloaded, arrangement.placement, choice
+        where = arrangement.num_training, arrangement.num_scoring, arrangement.offloaded, arrangement.placement
+        key = name, where, choice
         if key not in self._seconds:
             actions = self.roles.view(arrangement).step
             mine = (action for action in actions if action.kind in kinds and action.every == 1)
             self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in mine)
         return self._seconds[key]
+
+    def least_ahead(
+        self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, others_s: float, sync_s: float = 0.0
+    ) -> float:
+        """No step with rollouts ahead takes fewer seconds beside so many of everything else."""
+        key = "ahead", self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
+        if (*key, others_s, sync_s) not in self._seconds:
+            ahead = self._ahead(arrangement, choice, kv_cache)
+            self._seconds[*key, others_s, sync_s] = ahead.step_s(others_s, sync_s)
+        return self._seconds[*key, others_s, sync_s]
 
     def engine_seconds(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> float:
         """At least what rollouts with so much KV cache take and the engine's switches with any."""
@@ -153,7 +173,15 @@ class GpuTimes:
         key = "floor", arrangement.num_training, arrangement.num_scoring
         if key not in self._seconds:
             actions = [one for one in self.roles.view(arrangement).step if one.kind in PASSES and one.every == 1]
-            self._seconds[key] = sum(self._floor(action, arrangement) for action in actions)
+            self._seconds[key] = sum(self._floor_of(action, arrangement) for action in actions)
+        return self._seconds[key]
+
+    def _floor_of(self, action: Action, arrangement: Arrangement) -> float:
+        """Of one action; the same for all sizes of the groups that it is not on."""
+        alone = arrangement.num_scoring if action.role in self._frozen else 0
+        key = "floor", action.kind, action.role, action.repeat, alone, not alone and arrangement.num_training
+        if key not in self._seconds:
+            self._seconds[key] = self._floor(action, arrangement)
         return self._seconds[key]
 
     def _floor(self, action: Action, arrangement: Arrangement) -> float:
@@ -271,13 +299,12 @@ class GpuTimes:
         return move(num_bytes, self._cluster(arrangement, group))
 
     def _of_engine(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
-        if kind is ActionKind.GENERATE:
-            key = "generate", arrangement.num_generation, choice, kv_cache
-            return self._once(key, lambda: self._generate(arrangement, choice, kv_cache))
-        key = kind, arrangement.num_generation, choice, kv_cache
-        if kind is ActionKind.EVALUATE:
-            return self._once(key, lambda: self._generate(arrangement, choice, kv_cache, evaluates=True))
-        return self._once(key, lambda: self._switch(kind, arrangement, choice, kv_cache))
+        if kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
+            evaluates = kind is ActionKind.EVALUATE
+            work_out = partial(self._generate, arrangement, choice, kv_cache, evaluates=evaluates)
+        else:
+            work_out = partial(self._switch, kind, arrangement, choice, kv_cache)
+        return self._once((kind, arrangement.num_generation, choice, kv_cache), work_out, self._engine_costs)
 
     def _switch(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         cluster, level = self._cluster(arrangement, GENERATION), choice.sleep_level
@@ -347,10 +374,11 @@ class GpuTimes:
             self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
         return self._clusters[group, size]
 
-    def _once(self, key: object, work_out: Callable[[], Cost]) -> Cost:
-        if key not in self._costs:
-            self._costs[key] = work_out()
-        return self._costs[key]
+    def _once(self, key: object, work_out: Callable[[], Cost], costs: dict[object, Cost] | None = None) -> Cost:
+        costs = self._costs if costs is None else costs
+        if key not in costs:
+            costs[key] = work_out()
+        return costs[key]
 
 
 def _matters(kind: ActionKind, choice: TrainerChoice) -> tuple[object, ...]:

@@ -36,6 +36,8 @@ from rlplan.timing.serving.step import StepLoad, cost_of
 NUM_HALVINGS = 48
 """Of the interval in which the step's length is looked for: as far as numbers go, so that a view of a schedule, whose
 seconds are added up in another order, has the same."""
+NEAR = 1e-13
+"""Share of a step from which on two steps are near each other; rounding has less."""
 NUM_LINK_HALVINGS = 16
 """The same where new weights travel beside a step: each has a staleness of its own."""
 Piece = tuple[float, float, float, float, float, float]
@@ -88,19 +90,39 @@ class RolloutsAhead:
         """The least T for which both conditions of the engines hold."""
         low = self.least_step_s() + sync_s
         high = low
-        while self._holds(high, others_s, sync_s) is None:
+        while not self._holds(high, others_s, sync_s):
             low, high = high, 1.5 * high
         if high == low:
             return high
-        piece = 0
+        short, enough = self._around(low, high, others_s, sync_s)
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
-            found = self._holds(middle, others_s, sync_s, piece)
-            if found is None:
+            if middle <= short * (1 - NEAR):
                 low = middle
+            elif middle >= enough * (1 + NEAR) or self._holds(middle, others_s, sync_s):
+                high = middle
             else:
-                high, piece = middle, found
+                low = middle
         return high
+
+    def _around(self, low: float, high: float, others_s: float, sync_s: float) -> tuple[float, float]:
+        """Two steps near each other, of which the first is too short and the second is not, where these are found: so
+        that halves far from both need not be asked. By false position (Illinois).
+        """
+        above, below = self._spare(high, others_s, sync_s), self._spare(low, others_s, sync_s)
+        if below is None:  # the pace alone: from there on some number keeps it
+            below = self._spare(first := low * (1 + NEAR), others_s, sync_s)
+            low, high = (low, first) if below is not None and below >= 0 else (first, high)
+        again = 0
+        while below is not None and above is not None and below < 0 and high - low > NEAR * high:
+            at = high - above * (high - low) / (above - below)
+            if not low < at < high or (spare := self._spare(at, others_s, sync_s)) is None:
+                break
+            if spare >= 0:
+                high, above, below, again = at, spare, below / (2 if again > 0 else 1), 1
+            else:
+                low, below, above, again = at, spare, above / (2 if again < 0 else 1), -1
+        return low, high
 
     def _late(self, step_s: float, travel_s: float) -> "RolloutsAhead":
         """The same with as much staleness as weights leave that are under way for a part of it."""
@@ -109,27 +131,24 @@ class RolloutsAhead:
     def _step_over_link(self, others_s: float, sync_s: float, travel_s: float) -> float:
         """The least T in which the link carries a version and rollouts are not too old when they are trained on."""
         low = high = max(travel_s + sync_s, self.step_s(others_s, sync_s))
-        while self._late(high, travel_s)._holds(high, others_s, sync_s) is None:
+        while not self._late(high, travel_s)._holds(high, others_s, sync_s):
             low, high = high, 1.5 * high
         for _ in range(NUM_LINK_HALVINGS if high > low else 0):
             middle = (low + high) / 2
-            piece = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
-            low, high = (middle, high) if piece is None else (low, middle)
+            holds = self._late(middle, travel_s)._holds(middle, others_s, sync_s)
+            low, high = (low, middle) if holds else (middle, high)
         return high
 
     def running(self, step_s: float, sync_s: float) -> float | None:
         """The fewest at once that keep pace with a step; None where none do."""
-        return self._keeping(step_s - sync_s)[1]
+        return self._keeping(step_s - sync_s)
 
-    def _keeping(self, room: float, first: int = 0) -> tuple[int, float | None]:
-        """The least n whose pace is within `room`, with its stretch; None where there is none. first: the stretch that
-        kept pace with a longer step, before which none keeps with this.
-        """
+    def _keeping(self, room: float) -> float | None:
+        """The least n whose pace is within `room`; None where there is none."""
         prompts, token, tokens, pieces = self._prompts_s, self._token_s, self._num_tokens, self._pieces
-        for index in range(first, len(pieces)):
-            low, high, a, b, c, d = pieces[index]
+        for low, high, a, b, c, d in pieces:
             if prompts + token * (c + d * low) + tokens * (a / low + b) <= room:
-                return index, low
+                return low
             # x / n + y n + z = room
             x, y = tokens * a, token * d
             left = room - (prompts + token * c + tokens * b)
@@ -137,8 +156,8 @@ class RolloutsAhead:
             if left > 0 and root >= 0:
                 found = 2 * x / (left + sqrt(root))
                 if found and low <= found <= high:
-                    return index, found
-        return first, None
+                    return found
+        return None
 
     @cached_property
     def most(self) -> float:
@@ -147,16 +166,21 @@ class RolloutsAhead:
         begun = self.staleness * rollouts.num_rollouts
         return max(1.0, min(begun, rollouts.max_num_seqs, rollouts.kv_tokens / self._held))
 
-    def _holds(self, step_s: float, others_s: float, sync_s: float, first: int = 0) -> int | None:
-        """The stretch with which both hold; None where they do not. first: as `_keeping` has it."""
-        piece, running = self._keeping(step_s - sync_s, first)
+    def _holds(self, step_s: float, others_s: float, sync_s: float) -> bool:
+        """Whether both hold."""
+        spare = self._spare(step_s, others_s, sync_s)
+        return spare is not None and spare >= 0
+
+    def _spare(self, step_s: float, others_s: float, sync_s: float) -> float | None:
+        """Seconds that the longest rollout ends before it is too old; None where no number keeps pace."""
+        running = self._keeping(step_s - sync_s)
         if running is None:
             return None
         interrupted = self._num_interrupted(running)
         stalls = self._prompts_s + self._token_s * interrupted + sync_s
         begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
         lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
-        return piece if self._wait_s + lasts + others_s + sync_s <= (1 + self.staleness) * step_s else None
+        return (1 + self.staleness) * step_s - (self._wait_s + lasts + others_s + sync_s)
 
     def _num_interrupted(self, running: float) -> float:
         """Rollouts that new weights interrupt when so many run on average.

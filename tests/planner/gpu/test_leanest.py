@@ -56,7 +56,7 @@ def test_a_layout_that_lacks_much_on_many_ranks_fits_on_no_fewer(seeds: range) -
             for sweep in search.space.sweeps(arrangement):
                 choice, nothing = sweep.choices[-1], search.roles.nothing(arrangement)
                 held = search.roles.trainer_bytes(arrangement, choice), nothing
-                states = search.roles.states_bytes(arrangement, choice), nothing
+                states = search.roles.resident_bytes(arrangement, choice), nothing
                 for rank in (0, 1):
                     slack = search.scorer.slack(arrangement, held, rank)
                     assert slack <= search.scorer.slack(arrangement, states, rank)

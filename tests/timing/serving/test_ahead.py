@@ -10,7 +10,7 @@ from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.parts.lengths import ConstantLengths
-from rlplan.timing.serving.ahead import RolloutsAhead
+from rlplan.timing.serving.ahead import NUM_HALVINGS, RolloutsAhead
 from tests.factories import EXAMPLES
 from tests.timing.serving.test_generation import LONG_TAIL, rollouts, speed
 
@@ -99,3 +99,21 @@ def test_more_at_once_and_more_staleness_are_never_slower_and_nothing_is_below_t
     assert ahead(places + more, staleness).least_step_s() <= one.least_step_s() * (1 + 1e-12)
     assert ahead(places, staleness + 1).step_s(others_s, sync_s) <= seconds * (1 + 1e-9)
     assert one.step_s(others_s + 1.0, sync_s) >= seconds * (1 - 1e-9)
+    assert one.step_s(others_s + sync_s, 0.0) <= seconds * (1 + 1e-12)  # so that searches bound it before the sync
+
+
+@given(
+    staleness=st.integers(1, 8), places=st.integers(1, 256), others_s=st.floats(0.0, 60.0), sync_s=st.floats(0.0, 5.0)
+)
+def test_a_step_is_to_the_last_digit_what_halving_alone_finds(
+    staleness: int, places: int, others_s: float, sync_s: float
+) -> None:
+    work = rollouts(LONG_TAIL, num_rollouts=64, max_num_seqs=places)
+    one = RolloutsAhead(speed(), work, 4, staleness)
+    low = high = one.least_step_s() + sync_s
+    while not one._holds(high, others_s, sync_s):
+        low, high = high, 1.5 * high
+    for _ in range(NUM_HALVINGS if high > low else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if one._holds(middle, others_s, sync_s) else (middle, high)
+    assert one.step_s(others_s, sync_s) == high

@@ -207,7 +207,7 @@ class RankOnGpu(Forecast):
             held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            return self._with_overheads(update_peak(self.snapshots))
+            return self._with_overheads(update_peak(self.rank_state, self.shape))
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
         held = self._with_overheads(self._waiting.device)
