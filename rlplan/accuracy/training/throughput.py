@@ -43,11 +43,19 @@ PAGEABLE = 2.9e9
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
 mostly other work, says 1.0. Left out: 4B's rate errs by 4.3 %
 of the six others, 30B's by 3.4 % of seven; 41 and 17 % without it."""
-RL_STEP, RL_TOKEN = 0.8, 18e-6
-"""Seconds of a step of prime-rl's RL, and of each token of a rank, beside its passes.
-Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6. Neither follows the width,
-so that they lie between logits and loss, or on the host. Not explained. Left out: 0.6B's values err by 5.8 and 4.7 %
-of the 23 others, 4B's by 5.9 and 6.0 % of 17; 12 to 14 % without either."""
+LAYER_WAITS = 11e-3
+"""Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
+the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
+nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models: 0.6B alone says 9e-3, 4B 12e-3.
+Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.0 % of the 31 others, 9.0 % without it."""
+RL_TOKEN = 18e-6
+"""Seconds of a token of a rank in prime-rl's RL: `get_response_lengths` compares one position after the other on the
+device and reads each answer back (trainer/utils.py, 2026-02). Fitted: 0.6B alone says 19e-6, 4B 16e-6; left out, they
+err by 2.3 and 3.0 % of the others, 8.2 and 10.4 % without it."""
+BLACKWELL_EXPERTS = 39.0
+"""Seconds of a step of prime-rl's mixtures on B200, beside all else. Not explained: the same of 106B in 46 layers and
+of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. INTELLECT-3 alone says 45, Qwen3-235B
+38; left out, either errs by 10.0 and 4.0 % of the other's, 149 and 100 % without it."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
 EXPERTS_LAUNCHED = 9e-3
@@ -148,9 +156,20 @@ def read_step(point: MeasuredPoint) -> Step:
     head = length if setting.loss is not Loss.NONE else 0
     publishes = run.trainer.publishes_weights and "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
     written = run.precision.compute * run.model.num_parameters if publishes and run.adapters is None else 0
-    beside = RL_STEP + RL_TOKEN * sequences * length / groups if publishes else 0.0
+    beside = _beside_prime_rl(run, sequences / groups, is_rl=publishes) if run.trainer is PRIME_RL else 0.0
     shape = MiniBatchShape(sequences, length, length**2, length, head)
     return Step(setting, shape, sequences, length, written, beside)
+
+
+def _beside_prime_rl(run: Run, sequences: float, *, is_rl: bool) -> float:
+    """Seconds of a step of prime-rl beside its kernels; sequences: of a rank."""
+    experts = run.model.experts
+    layers = LAYER_WAITS * run.model.num_layers + EXPERTS_LAUNCHED * (len(experts.layers) if experts else 0)
+    seconds = layers * sequences / run.tokens.sequences
+    if is_rl:
+        seconds += RL_TOKEN * sequences * run.tokens.length
+    is_blackwell = "b200" in run.settings.gpu.lower()
+    return seconds + (BLACKWELL_EXPERTS if experts and is_blackwell else 0.0)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -281,13 +300,13 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         words = settings.word("kernels")
         return replace(kernels, is_fused="TE" in words.split(), sends_once="deepep" in words.lower())
     if trainer is PRIME_RL:
-        return replace(kernels, scatters_rows=True)
+        return replace(kernels, scatters_rows=True, reduce_bytes=4)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
         kernels = replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
-        return replace(kernels, scatters_rows=True)
+        return replace(kernels, scatters_rows=True, scales_rows=re.search(r"row-?_?wise", words) is not None)
     if trainer is MEGATRON and run.model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
         return replace(kernels, is_fused=True, stores_scores=True, attention=Attention.FLASH_2, virtual_stages=virtual)

@@ -128,18 +128,26 @@ def repeat_bytes(model: ModelSpec) -> float:
     return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
 
 
-def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
-    """Bytes of a token's casts to 8-bit floats in all layers, in one pass.
+def cast_bytes(model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False) -> float:
+    """Bytes of a token's casts to 8-bit floats in all layers, in one pass, on all tp ranks.
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
-    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
-    float8 with one scale a tensor, recomputed each time. Assumes: the head stays in 16 bits.
+    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). scales_rows: backward
+    both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits. Source:
+    torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time. Assumes:
+    the head stays in 16 bits.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
     148480.0
+    >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False, tp=2, scales_rows=True) / 28  # 2 h once more
+    184320.0
     """
     inputs, outputs = _cast_widths(model)
+    if scales_rows:
+        kinds = kinds_of_layers(model)
+        whole = model.hidden_size * (model.num_layers - kinds.get(NONE, 0) + model.num_dense_mlps) * (tp - 1.0)
+        return (10.0 * (outputs + whole) if is_backward else 0.0) + 5.0 * (inputs + whole)
     return 5.0 * outputs + 3.0 * inputs if is_backward else 5.0 * inputs
 
 

@@ -41,6 +41,9 @@ class Kernels:
     attention: Attention = Attention.FLASH_2
     has_fp8: bool = False
     """Matmuls of the layers in 8-bit floats."""
+    scales_rows: bool = False
+    """8-bit matmuls have a scale for each row and column, and ranks of tensor parallelism gather 16 bits (torchao's
+    row-wise float8)."""
     has_fp4: bool = False
     """Matmuls of the layers in 4-bit floats, where the chip has them."""
     stores_scores: bool = False

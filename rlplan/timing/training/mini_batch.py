@@ -88,7 +88,8 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     and drain; and the reduction of a step, beside the last pass. Source: Narayanan et al. 2021, section 2.2.
     Assumes: every group has as many passes (DeepSpeed and FSDP wait for each other in each).
     """
-    times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
+    narrow = setting.runs.has_fp8 or setting.runs.has_fp4
+    times = training_times(setting.recompute, is_frozen=setting.training.lora is not None, has_narrow=narrow)
     num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
     step = step_traffic(setting, cluster)
     last = overlap(one, step, _layers(setting)) if setting.runs.hides_step else one + step

@@ -211,8 +211,10 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     moved += repeat_bytes(model) if runs.repeats_keys else 0.0
     moved *= times.elementwise * tokens
     if runs.has_fp8 or runs.has_fp4:
-        moved += cast_bytes(model, is_backward=False) * (times.matmuls - 2 * times.is_training) * tokens
-        moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
+        tp, by_row = setting.choice.tp, runs.scales_rows
+        forward = cast_bytes(model, is_backward=False, tp=tp, scales_rows=by_row)
+        backward = cast_bytes(model, is_backward=True, tp=tp, scales_rows=by_row) * times.is_training
+        moved += (forward * (times.matmuls - 2 * times.is_training) + backward) * tokens
     if runs.scatters_rows and model.experts:
         rows = model.experts.num_active * len(model.experts.layers) * (times.elementwise - times.is_training)
         moved += SCATTERED * model.hidden_size * rows * tokens

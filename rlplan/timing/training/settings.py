@@ -114,18 +114,24 @@ class Times:
 FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
 
 
-def training_times(recompute: Recompute, *, is_frozen: bool = False) -> Times:
+def training_times(recompute: Recompute, *, is_frozen: bool = False, has_narrow: bool = False) -> Times:
     """A forward and a backward pass.
 
     Counts: matmuls 1 + 2, attention 1 + 2.5, bytes 1 + 2, exchanges 1 + 1; once more what is recomputed: all, every
-    other layer, or (selective) every second matmul and all elementwise operators. Frozen weights have no gradient: 1 +
+    other layer, or (selective) every second matmul and all elementwise operators; has_narrow: in 8 or 4 bits, whose
+    matmuls selective recomputation has in no list of what it keeps. Frozen weights have no gradient: 1 +
     1.
     Source: Kaplan et al. 2020; Dao et al. 2022, algorithm 4; torchtitan 2024-12 (`mm_count % 2`).
 
     >>> training_times(Recompute.FULL).matmuls, training_times(Recompute.NONE, is_frozen=True).matmuls
     (4.0, 2.0)
     """
-    again = {Recompute.FULL: (1.0, 1.0, 1.0), Recompute.ALTERNATE: (0.5, 0.5, 0.5), Recompute.SELECTIVE: (0.5, 0, 1.0)}
+    second = 1.0 if has_narrow else 0.5
+    again = {
+        Recompute.FULL: (1.0, 1.0, 1.0),
+        Recompute.ALTERNATE: (0.5, 0.5, 0.5),
+        Recompute.SELECTIVE: (second, 0, 1.0),
+    }
     matmuls, attention, elementwise = again.get(recompute, (0.0, 0.0, 0.0))
     backward = 1.0 if is_frozen else 2.0
     return Times(
