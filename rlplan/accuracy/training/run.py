@@ -26,6 +26,7 @@ from rlplan.accuracy.training.settings import (
     read_precision,
     read_recompute,
     read_tokens,
+    recomputed_modules,
 )
 from rlplan.accuracy.training.trainers import (
     AUTOMODEL,
@@ -81,6 +82,12 @@ class Run:
     """An optimizer step for each gradient as it is made."""
     replicates: bool = False
     """DDP, nothing is sharded."""
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules of a layer that its backward pass computes anew, by Megatron's names."""
+        key = self.settings.first(RECOMPUTE)
+        return recomputed_modules(self.settings.raw(key)) if key else frozenset()
 
     @property
     def has_fused_step(self) -> bool:

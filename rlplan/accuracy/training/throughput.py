@@ -273,6 +273,7 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
     return replace(
         kernels,
         is_fused=True,
+        modules=run.modules,
         attention=Attention.VENDOR,
         virtual_stages=virtual,
         main_gradient_bytes=8,

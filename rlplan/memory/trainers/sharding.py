@@ -208,6 +208,10 @@ def rank_state_under_megatron(
     etp: int | None = None,
     expert_numel: int = 0,
     has_distributed_optimizer: bool = True,
+    gradient_bytes: int = FLOAT_BYTES,
+    moment_bytes: int = FLOAT_BYTES,
+    layer_matrices: int = 0,
+    head: int = 0,
 ) -> RankState:
     """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
 
@@ -224,7 +228,23 @@ def rank_state_under_megatron(
     split = ep * (tp if etp is None else etp)
     experts = expert_numel // (pp * split)
     over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
-    return rank_state_of_megatron_rank(MegatronRank(dense, experts, over, over_experts))
+    rank = MegatronRank(
+        dense,
+        experts,
+        over,
+        over_experts,
+        gradient_bytes=gradient_bytes,
+        moment_bytes=moment_bytes,
+        layer_matrices=layer_matrices // tp,
+        head=head // tp,
+    )
+    return rank_state_of_megatron_rank(rank)
+
+
+STAND_IN_BYTES = 2
+"""Of an element of the tensor that autograd is handed for a gradient that lies in the buffer already. Source:
+Transformer Engine 2, module/base.py (`get_dummy_wgrad`, one a shape); Megatron-Core 0.14, tensor_parallel/layers.py
+(`gradient_accumulation_fusion`: `torch.empty(main_grad.shape)`)."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +272,19 @@ class MegatronRank:
     master_bytes: int = FLOAT_BYTES
     """Of a master weight and of each moment: 2 with the precision-aware optimizer."""
 
+    gradient_bytes: int = FLOAT_BYTES
+    """Of a gradient in the buffer: 2 where gradients are reduced in bf16."""
+
+    moment_bytes: int = 0
+    """Of each moment; 0: as of a master weight."""
+
+    layer_matrices: int = 0
+    """Elements of one layer's matrices. Each shape has a tensor in bf16 that stands for its gradient, once the matmul
+    has added the real one to the buffer."""
+
+    head: int = 0
+    """Elements of the head, whose own such tensor comes and goes."""
+
     has_states: bool = True
     """False where they live on the host."""
 
@@ -273,17 +306,19 @@ def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     7800
     """
     trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
-    gradients = FLOAT_BYTES * trained
+    gradients = rank.gradient_bytes * trained
     has_master = rank.weight_bytes < FLOAT_BYTES
     return RankState(
         {
             MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
             MemoryKind.GRADIENTS: gradients,
             MemoryKind.MASTER_WEIGHTS: rank.master_bytes * updated * has_master,
-            MemoryKind.OPTIMIZER: 2 * rank.master_bytes * updated,
+            MemoryKind.OPTIMIZER: 2 * (rank.moment_bytes or rank.master_bytes) * updated,
+            MemoryKind.COMM_BUFFERS: STAND_IN_BYTES * rank.layer_matrices,
         },
         gradients=gradients,
         kept_gradients=gradients,
+        head_gradient=STAND_IN_BYTES * rank.head,
     )
 
 

@@ -64,18 +64,29 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = F
     >>> layers_bytes(qwen, is_fused=False) / 28  # 84*3584 + 20*4096 + 4*4096 + 10*18944
     588800.0
     """
-    experts = model.experts
-    dense = _mlp_bytes(model, is_fused) * model.num_dense_mlps
-    sparse = 0.0
-    if experts is not None:
-        per_width = (FUSED_GATED if is_fused else GATED) if experts.is_gated else PLAIN_MLP
-        per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
-        rows = 2 * PERMUTED * (experts.latent_size or model.hidden_size)
-        routed = experts.num_active * (experts.intermediate_size * per_width + rows)
-        shared = per_width * experts.shared_intermediate_size
-        sparse = len(experts.layers) * (routed + shared)
     plain = not is_fused or has_plain_rotary
-    return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+    inner = dense_mlp_bytes(model, is_fused=is_fused) + experts_bytes(model, is_fused=is_fused)
+    return inner + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+
+
+def dense_mlp_bytes(model: ModelSpec, *, is_fused: bool = True) -> float:
+    """Bytes of a token in all dense MLPs, forward. Source: as `layers_bytes`."""
+    return _mlp_bytes(model, is_fused) * model.num_dense_mlps
+
+
+def experts_bytes(model: ModelSpec, *, is_fused: bool = True, has_rows: bool = True) -> float:
+    """Bytes of a token in all layers of experts, forward. has_rows: with rows copied to experts and back.
+
+    Counts: k of the experts' activations, and of the shared ones; 8 h a chosen expert. Source: as `layers_bytes`.
+    """
+    experts = model.experts
+    if experts is None:
+        return 0.0
+    per_width = (FUSED_GATED if is_fused else GATED) if experts.is_gated else PLAIN_MLP
+    per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
+    rows = 2 * PERMUTED * (experts.latent_size or model.hidden_size) * has_rows
+    routed = experts.num_active * (experts.intermediate_size * per_width + rows)
+    return len(experts.layers) * (routed + per_width * experts.shared_intermediate_size)
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:

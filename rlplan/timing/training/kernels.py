@@ -50,6 +50,8 @@ class Kernels:
     """Attention writes its scores (before FlashAttention)."""
     recompute: Recompute | None = None
     """Instead of what is chosen, for policies that only published runs have."""
+    modules: frozenset[str] = frozenset()
+    """Of a layer, which the backward pass computes anew (modules.py)."""
     reduce_bytes: int = 2
     """Of a gradient's element on the way."""
     hides_tp: bool = False

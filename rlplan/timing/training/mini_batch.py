@@ -15,6 +15,7 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.modules import computed_again
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
@@ -90,6 +91,7 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     """
     narrow = setting.runs.has_fp8 or setting.runs.has_fp4
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None, has_narrow=narrow)
+    times = times.with_again(computed_again(setting.model, setting.runs.modules))
     num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
     step = step_traffic(setting, cluster)
     last = overlap(one, step, _layers(setting)) if setting.runs.hides_step else one + step

@@ -57,7 +57,7 @@ def stage_costs(
         + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times.exchanges, cluster)
     )
-    sent = expert_exchange_cost(setting, batch, times.exchanges, cluster)
+    sent = expert_exchange_cost(setting, batch, times.exchanges + times.expert_exchanges_again, cluster)
     device = overlap(device, sent, setting.model.num_layers / pp) if setting.runs.hides_experts else device + sent
     head = head_cost(setting, batch, times, cluster) if stages else NOTHING
     layers = device.times(pp) + head.times(-1) if stages else NOTHING
@@ -146,7 +146,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
     if not runs.hides_experts:
-        others += expert_exchange_cost(setting, batch, times.exchanges, cluster)
+        others += expert_exchange_cost(setting, batch, times.exchanges + times.expert_exchanges_again, cluster)
     return (matmuls + head + scores) / ranks + others.seconds
 
 

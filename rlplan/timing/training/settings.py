@@ -3,7 +3,7 @@
 In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.kernels import Kernels, kernels_of
+from rlplan.timing.training.modules import Again
 from rlplan.vocabulary import Role
 
 ATTENTION_BACKWARD = 2.5
@@ -109,6 +110,18 @@ class Times:
     """The head's matmul."""
     is_training: bool
     """There is a backward pass."""
+    expert_exchanges_again: float = 0.0
+    """Of rows with experts, beside `exchanges`."""
+
+    def with_again(self, again: Again) -> "Times":
+        """The same with modules that are computed once more."""
+        return replace(
+            self,
+            matmuls=self.matmuls + again.matmuls,
+            attention=self.attention + again.attention,
+            elementwise=self.elementwise + again.elementwise,
+            expert_exchanges_again=again.expert_exchanges,
+        )
 
 
 FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
