@@ -228,13 +228,19 @@ def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
     if trainer is TORCHTUNE:
         chunked = settings.says("chunked_ce")
         loss = Loss.PLAIN if chunked is False else Loss.COMPILED_CHUNKED if compiled else Loss.CHUNKED
-    if trainer is MEGATRON and settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion"):
+    fuses = settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion")
+    if trainer is MEGATRON and (is_bridge(settings) if fuses is None else fuses):
         loss = Loss.IN_PLACE
     if trainer is PRIME_RL and "sft" in settings.text:
         loss = Loss.SHIFTED
     if trainer is TORCHTITAN and settings.degree("tp") > 1:
         loss = Loss.PARALLEL
     return loss
+
+
+def is_bridge(settings: RunSettings) -> bool:
+    """Whether Megatron-Bridge's recipes run, whose defaults differ from Megatron-LM's."""
+    return "bridge" in settings.word("framework").lower()
 
 
 def stated_loss(word: str) -> Loss | None:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training.run import Run
+from rlplan.accuracy.training.run import Run, is_bridge
 from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import has_own_adam, read_stage, read_zero
 from rlplan.memory.model.logits import Loss
@@ -199,8 +199,8 @@ def layer_matrices(model: ModelSpec) -> list[int]:
 def _by_megatron(run: Run) -> RankState:
     sizes = rank_sizes(run)
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
-    is_bridge = "bridge" in run.settings.word("framework").lower()
-    has_lean_moments = is_bridge and run.model.architecture in BF16_MOMENTS
+    has_recipe = is_bridge(run.settings)
+    has_lean_moments = has_recipe and run.model.architecture in BF16_MOMENTS
     return rank_state_under_megatron(
         sizes,
         tp=run.tp,
@@ -209,7 +209,7 @@ def _by_megatron(run: Run) -> RankState:
         ep=run.ep,
         etp=expert_shards(run),
         expert_numel=experts,
-        gradient_bytes=2 if is_bridge else 4,
+        gradient_bytes=2 if has_recipe else 4,
         moment_bytes=2 if has_lean_moments else 4,
         layer_matrices=int(max(layer_matrices(run.model))),
         head=run.model.vocab_size * run.model.hidden_size,

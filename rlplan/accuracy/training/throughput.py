@@ -10,7 +10,7 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.timed_hardware import USUAL_GPUS_PER_HOST, cluster_of
-from rlplan.accuracy.training.run import Run, read_run
+from rlplan.accuracy.training.run import Run, is_bridge, read_run
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
     BATCH,
@@ -263,13 +263,16 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
     hosts, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids
     Megatron-Core overlaps nothing, and their graphs leave experts out. Source: Megatron-Bridge
     src/megatron/bridge/perf_recipes (2026-08)."""
-    is_bridge = "bridge" in settings.word("framework").lower()
+    has_recipe = is_bridge(settings)
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace = re.search(r"gb\d00", settings.gpu.lower()) is not None
     is_hybrid = NONE in run.model.attention_kinds
     virtual = settings.degree(*VIRTUAL_STAGES)
     hides = container >= (26, 6) or (not is_grace and virtual > 1 and run.ep > USUAL_GPUS_PER_HOST)
-    has_graphs = is_bridge and (is_grace or (container >= (26, 4) and run.pp == 1))
+    dispatcher, graphs = settings.word("dispatcher").lower(), settings.word("cuda_graphs").lower()
+    hides = "overlap" in dispatcher if dispatcher else hides
+    has_graphs = has_recipe and (is_grace or (container >= (26, 4) and run.pp == 1))
+    has_graphs = re.search("moe|full", graphs) is not None if graphs else has_graphs
     return replace(
         kernels,
         is_fused=True,
@@ -277,8 +280,8 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
         attention=Attention.VENDOR,
         virtual_stages=virtual,
         main_gradient_bytes=8,
-        sends_once=is_bridge,
-        hides_experts=is_bridge and hides and not is_hybrid,
+        sends_once=re.search("hybrid|deep", dispatcher) is not None if dispatcher else has_recipe,
+        hides_experts=has_recipe and hides and not is_hybrid,
         waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
     )
 
