@@ -49,6 +49,17 @@ from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 
+RECIPE_MODULES = (
+    (r"deepseekv3.* h100", "mla_up_proj mlp"),
+    (r"deepseekv3.* (b200|b300|gb200)", "mla_up_proj"),
+    (r"gptoss.* (h100|b200|gb200)", "layernorm moe_act"),
+    (r"nemotronh.* h100 .*bf16", "moe layernorm"),
+    (r"nemotronh.* h100", "layernorm"),
+    (r"nemotronh.* b200 .*mxfp8", "moe_act layernorm"),
+)
+"""What Megatron-Bridge's recipes recompute, by architecture, GPU and precision; others nothing. Source: Megatron-Bridge
+2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: earlier containers as these."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -85,9 +96,14 @@ class Run:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Modules of a layer that its backward pass computes anew, by Megatron's names."""
+        """Modules of a layer that its backward pass computes anew, by Megatron's names: stated, else of the recipe."""
         key = self.settings.first(RECOMPUTE)
-        return recomputed_modules(self.settings.raw(key)) if key else frozenset()
+        if key or not is_bridge(self.settings):
+            return recomputed_modules(self.settings.raw(key)) if key else frozenset()
+        run = f"{self.model.architecture} {self.settings.gpu} {self.settings.raw('precision')}".lower()
+        return next(
+            (frozenset(words.split()) for pattern, words in RECIPE_MODULES if re.search(pattern, run)), frozenset()
+        )
 
     @property
     def has_fused_step(self) -> bool:

@@ -279,7 +279,7 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
         modules=run.modules,
         attention=Attention.VENDOR,
         virtual_stages=virtual,
-        main_gradient_bytes=8,
+        main_gradient_bytes=4 if has_recipe else 8,
         sends_once=re.search("hybrid|deep", dispatcher) is not None if dispatcher else has_recipe,
         hides_experts=has_recipe and hides and not is_hybrid,
         waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
