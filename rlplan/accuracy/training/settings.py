@@ -208,7 +208,7 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
             return Recompute.SELECTIVE
         return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
     if value is True or any(
-        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth")
+        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth", "recompute")
     ):
         return Recompute.FULL
     raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
