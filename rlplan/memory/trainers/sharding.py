@@ -308,13 +308,14 @@ def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
     gradients = rank.gradient_bytes * trained
     has_master = rank.weight_bytes < FLOAT_BYTES
+    stand_ins = {MemoryKind.COMM_BUFFERS: STAND_IN_BYTES * rank.layer_matrices} if rank.layer_matrices else {}
     return RankState(
         {
             MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
             MemoryKind.GRADIENTS: gradients,
             MemoryKind.MASTER_WEIGHTS: rank.master_bytes * updated * has_master,
             MemoryKind.OPTIMIZER: 2 * (rank.moment_bytes or rank.master_bytes) * updated,
-            MemoryKind.COMM_BUFFERS: STAND_IN_BYTES * rank.layer_matrices,
+            **stand_ins,
         },
         gradients=gradients,
         kept_gradients=gradients,
