@@ -16,8 +16,9 @@ from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     Sizes,
+    megatron_sizes,
+    rank_state_of_megatron_rank,
     rank_state_under_fsdp,
-    rank_state_under_megatron,
     rank_state_under_torch,
     rank_state_under_zero,
     sizes_of,
@@ -201,19 +202,17 @@ def _by_megatron(run: Run) -> RankState:
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
     has_recipe = is_bridge(run.settings)
     has_lean_moments = has_recipe and run.model.architecture in BF16_MOMENTS
-    return rank_state_under_megatron(
-        sizes,
-        tp=run.tp,
-        pp=run.pp,
-        dp=run.data_ranks,
-        ep=run.ep,
-        etp=expert_shards(run),
-        expert_numel=experts,
+    rank = megatron_sizes(
+        sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=expert_shards(run), expert_numel=experts
+    )
+    rank = replace(
+        rank,
         gradient_bytes=2 if has_recipe else 4,
         moment_bytes=2 if has_lean_moments else 4,
-        layer_matrices=int(max(layer_matrices(run.model))),
-        head=run.model.vocab_size * run.model.hidden_size,
+        layer_matrices=max(layer_matrices(run.model)) // run.tp,
+        head=run.model.vocab_size * run.model.hidden_size // run.tp,
     )
+    return rank_state_of_megatron_rank(rank)
 
 
 def _by_zero(run: Run) -> RankState:

@@ -198,7 +198,7 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     )
 
 
-def rank_state_under_megatron(
+def megatron_sizes(
     sizes: Sizes,
     *,
     tp: int = 1,
@@ -207,38 +207,23 @@ def rank_state_under_megatron(
     ep: int = 1,
     etp: int | None = None,
     expert_numel: int = 0,
-    has_distributed_optimizer: bool = True,
-    gradient_bytes: int = FLOAT_BYTES,
-    moment_bytes: int = FLOAT_BYTES,
-    layer_matrices: int = 0,
-    head: int = 0,
-) -> RankState:
-    """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
+) -> "MegatronRank":
+    """What a rank of Megatron-Core trains with the distributed optimizer, of a model cut into equal parts.
 
-    Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
-    ranks and etp (expert tensor parallel, tp unless given), their states over what is left of the stage's ranks.
-    Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
+    Counts: experts are split over ep ranks and etp (expert tensor parallel, tp unless given), their states over what is
+    left of the stage's ranks. Source: Megatron-Core 0.14, parallel_state.py.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> rank_state = rank_state_under_megatron(sizes, tp=2, dp=4)
-    >>> sum(rank_state.resident.values())  # 800 * (2 + 4 + 12/4)
+    >>> sum(rank_state_of_megatron_rank(megatron_sizes(sizes, tp=2, dp=4)).resident.values())  # 800 * (2 + 4 + 12/4)
     7200
     """
-    dense = (sizes.num_trainable - expert_numel) // (tp * pp)
     split = ep * (tp if etp is None else etp)
-    experts = expert_numel // (pp * split)
-    over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
-    rank = MegatronRank(
-        dense,
-        experts,
-        over,
-        over_experts,
-        gradient_bytes=gradient_bytes,
-        moment_bytes=moment_bytes,
-        layer_matrices=layer_matrices // tp,
-        head=head // tp,
+    return MegatronRank(
+        dense=(sizes.num_trainable - expert_numel) // (tp * pp),
+        experts=expert_numel // (pp * split),
+        over=dp,
+        over_experts=max(1, dp * tp // split),
     )
-    return rank_state_of_megatron_rank(rank)
 
 
 STAND_IN_BYTES = 2
