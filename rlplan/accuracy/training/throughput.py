@@ -47,15 +47,16 @@ LAYER_WAITS = 11e-3
 """Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
 the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
 nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models: 0.6B alone says 9e-3, 4B 12e-3.
-Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.0 % of the 31 others, 9.0 % without it."""
+Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.2 % of the 31 others,
+11.5 % without it."""
 RL_TOKEN = 18e-6
 """Seconds of a token of a rank in prime-rl's RL: `get_response_lengths` compares one position after the other on the
 device and reads each answer back (trainer/utils.py, 2026-02). Fitted: 0.6B alone says 19e-6, 4B 16e-6; left out, they
-err by 2.3 and 3.0 % of the others, 8.2 and 10.4 % without it."""
+err by 2.7 and 3.1 % of the others, 9.4 and 12.5 % without it."""
 BLACKWELL_EXPERTS = 39.0
 """Seconds of a step of prime-rl's mixtures on B200, beside all else. Not explained: the same of 106B in 46 layers and
 of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. INTELLECT-3 alone says 45, Qwen3-235B
-38; left out, either errs by 10.0 and 4.0 % of the other's, 149 and 100 % without it."""
+38; left out, either errs by 10.1 and 4.1 % of the other's, 148 and 101 % without it."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
 EXPERTS_LAUNCHED = 9e-3

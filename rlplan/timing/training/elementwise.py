@@ -37,8 +37,8 @@ PERMUTED = 4
 """Bytes an element of a row that is copied to its expert, or back."""
 SCATTERED = 60
 """Bytes that an element takes as long as, added to its token by torch's `scatter_add_` of bf16 (atomic). Fitted to
-prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 3.5 and
-18.9 % of the other's, 16.9 and 33.6 % without it (benchmarks/constants/timing.py)."""
+prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 5.6 and
+6.7 % of the other's, 11.9 and 16.3 % without it (benchmarks/constants/timing.py)."""
 STATES = 16
 """Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
