@@ -41,8 +41,8 @@ PAGEABLE = 2.9e9
 """Bytes a second of a blocking copy from a GPU into memory that is not pinned, tensor by tensor
 (prime-rl copies each so). Fitted to what its steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
-mostly other work, says 1.0. Left out: 4B's rate errs by 4.3 %
-of the six others, 30B's by 3.4 % of seven; 41 and 17 % without it."""
+mostly other work, says 1.0. Left out: 4B's rate errs by 3.7 %
+of the six others, 30B's by 2.5 % of seven; 39 and 18 % without it."""
 LAYER_WAITS = 11e-3
 """Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
 the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
@@ -62,8 +62,8 @@ PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 EXPERTS_LAUNCHED = 9e-3
 """Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
 counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
-on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.5 % of the 24
-others, 34.8 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
+on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.7 % of the 24
+others, 35.7 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
