@@ -36,6 +36,10 @@ class Constant:
     concerns: Callable[[MeasuredPoint], bool]
 
 
+def _is_prime(point: MeasuredPoint) -> bool:
+    return point.id.startswith("primerl") and ("b200" not in point.id or "qwen3-4b" in point.id)
+
+
 def _is_rl(point: MeasuredPoint) -> bool:
     return point.id.startswith("primerl") and "-rl-" in point.id and "b200" not in point.id
 
@@ -60,12 +64,20 @@ CONSTANTS = (
         _waits,
     ),
     Constant(
-        "RL_STEP, s",
-        ((throughput, "RL_STEP"),),
+        "LAYER_WAITS, s a layer",
+        ((throughput, "LAYER_WAITS"),),
         0.0,
-        {"qwen3-0.6b": 0.7, "qwen3-4b": 0.9, "now": 0.8},
+        {"qwen3-0.6b": 9e-3, "qwen3-4b": 12e-3, "now": 11e-3},
         lambda point, fitted: fitted in point.id,
-        _is_rl,
+        _is_prime,
+    ),
+    Constant(
+        "BLACKWELL_EXPERTS, s a step",
+        ((throughput, "BLACKWELL_EXPERTS"),),
+        0.0,
+        {"intellect": 45.0, "qwen3-235b": 38.0, "now": 39.0},
+        lambda point, fitted: fitted in point.id,
+        lambda point: point.id.startswith("primerl") and "b200" in point.id and "qwen3-4b" not in point.id,
     ),
     Constant(
         "RL_TOKEN, s",

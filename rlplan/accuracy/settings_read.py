@@ -14,6 +14,8 @@ from rlplan.accuracy.without_effect import why_without_effect
 from rlplan.errors import did_you_mean
 from rlplan.spec.base import shorten
 
+OF_TRAINING = ("train_peak", "train_steady", "throughput_train")
+
 
 class ReadSettings(dict[str, Any]):
     """Settings that remember which keys were asked for; going through all of them asks for none.
@@ -51,9 +53,53 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+SPELLINGS = {
+    "tp": "tensor_model_parallel_size|tensor_parallel_size|tp_size|tensor_parallel_degree",
+    "pp": "pipeline_model_parallel_size|pipeline_parallel_size|pp_size|pipeline_parallel_degree",
+    "cp": "context_parallel_size|context_parallel|cp_size|context_parallel_degree",
+    "ep": "expert_model_parallel_size|expert_parallel_size|expert_parallel|ep_size|expert_parallel_degree",
+    "etp": "expert_tensor_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size|vpp_size|vp_size",
+    "dp": "data_parallel_size|dp_size|data_parallel_degree",
+    "fsdp": "dp_shard|data_parallel_shard_degree|dp_shard_size",
+    "seq": "seq_length|sequence_len|max_sequence_length",
+    "mbs": "microbatch_size",
+    "gbs": "globalbatch_size",
+    "compile": "torch_compile",
+    "packed": "packed_sequence|packed_sequences",
+    "attn": "attention_backend",
+    "dispatcher": "moe_token_dispatcher_type|token_dispatcher|moe_dispatcher|moe_flex_dispatcher_backend",
+    "cuda_graphs": "cuda_graph_scope|cuda_graph_modules|cuda_graph",
+    "ac": "ac_mode|activation_checkpoint|activation_checkpoint_mode",
+}
+"""Of a setting of a training run its name here, and what trainers call it."""
+_OURS = {alias: name for name, aliases in SPELLINGS.items() for alias in (name, *aliases.split("|"))}
+
+
+def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a training run by the names that the readers know; a name that is stated is left as it is.
+
+    Megatron's `recompute_granularity` and `recompute_modules` are one setting: the modules, where they are named.
+
+    >>> in_our_words({"TP": 2, "expert_model_parallel_size": 8, "recompute_granularity": "selective",
+    ...     "recompute_modules": ["moe_act"]})
+    {'tp': 2, 'ep': 8, 'recompute': ['moe_act']}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        ours = _OURS.get(name.lower(), name)
+        found[name if ours in values and ours != name else ours] = value
+    granularity, modules = found.pop("recompute_granularity", None), found.pop("recompute_modules", None)
+    if (modules or granularity) and "recompute" not in found:
+        found["recompute"] = modules if modules and str(granularity).lower() != "full" else granularity
+    return found
+
+
 def watched(point: MeasuredPoint) -> MeasuredPoint:
     """The point with settings that remember what is asked for; keys beside `settings` count as settings too."""
-    return point.model_copy(update={"settings": ReadSettings({**(point.model_extra or {}), **point.settings})})
+    values = {**(point.model_extra or {}), **point.settings}
+    values = in_our_words(values) if point.kind in OF_TRAINING else values
+    return point.model_copy(update={"settings": ReadSettings(values)})
 
 
 def unread(point: MeasuredPoint) -> dict[str, str]:

@@ -15,7 +15,8 @@ from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.colocated import RESIDUAL, num_updates, outside_tensors
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
-from rlplan.accuracy.training.states import rank_state_of
+from rlplan.accuracy.training.states import expert_shards, rank_state_of
+from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Layers
@@ -46,7 +47,12 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     run = read_run(point)
     rank_state = rank_state_of(run)
-    found = [snapshot for shape in shapes_of(run) for snapshot in _snapshots(run, rank_state, shape)]
+    headless = replace(rank_state, head_gradient=0) if run.trainer is MEGATRON else rank_state
+    found = [
+        snapshot
+        for shape in shapes_of(run)
+        for snapshot in _snapshots(run, rank_state if shape.num_head_tokens else headless, shape)
+    ]
     snapshot = max(found, key=lambda snapshot: sum(snapshot.values()))
     if run.trainer.holds_engine and run.statistic is Statistic.PROCESS:
         snapshot = snapshot | outside_tensors(point, run, run.layers[0].block)
@@ -130,7 +136,9 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
     """What a rank computes in one micro-batch: of a pipeline its first stage, which holds the most micro-batches, and
     its last, which has the head."""
     trainer, num_tokens = run.trainer, run.tokens.num // (run.cp * run.ulysses)
-    first, *others = (Layers(ceil_div(kind.num, run.pp), kind.block.sharded(run.tp)) for kind in run.layers)
+    whole = run.tp > 1 and expert_shards(run) == 1
+    blocks = [kind.block.sharded(run.tp, has_whole_experts=whole) for kind in run.layers]
+    first, *others = (Layers(ceil_div(kind.num, run.pp), block) for kind, block in zip(run.layers, blocks, strict=True))
     shape = MicroBatchShape(
         block=first.block,
         num_layers=first.num,
@@ -140,6 +148,7 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         num_head_tokens=num_tokens,
         element_bytes=run.precision.compute,
         recompute=run.recompute,
+        modules=run.modules,
         loss=run.loss,
         offloads_activations=run.offloads_activations,
         frozen=run.adapters.frozen if run.adapters else None,
@@ -148,6 +157,7 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         is_compiled=run.is_compiled,
         held_logit_bytes=trainer.held_logit_bytes,
         sequence_shards=run.tp if run.splits_sequence else 1,
+        gathers_again=run.splits_sequence and trainer is MEGATRON,
         has_dropout=run.has_dropout,
         ulysses=run.ulysses,
         softcaps_logits=run.model.architecture in CAPPED,

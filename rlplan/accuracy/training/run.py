@@ -26,6 +26,7 @@ from rlplan.accuracy.training.settings import (
     read_precision,
     read_recompute,
     read_tokens,
+    recomputed_modules,
 )
 from rlplan.accuracy.training.trainers import (
     AUTOMODEL,
@@ -47,6 +48,17 @@ from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
+
+RECIPE_MODULES = (
+    (r"deepseekv3.* h100", "mla_up_proj mlp"),
+    (r"deepseekv3.* (b200|b300|gb200)", "mla_up_proj"),
+    (r"gptoss.* (h100|b200|gb200)", "layernorm moe_act"),
+    (r"nemotronh.* h100 .*bf16", "moe layernorm"),
+    (r"nemotronh.* h100", "layernorm"),
+    (r"nemotronh.* b200 .*mxfp8", "moe_act layernorm"),
+)
+"""What Megatron-Bridge's recipes recompute, by architecture, GPU and precision; others nothing. Source: Megatron-Bridge
+2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: earlier containers as these."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,17 @@ class Run:
     """An optimizer step for each gradient as it is made."""
     replicates: bool = False
     """DDP, nothing is sharded."""
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules of a layer that its backward pass computes anew, by Megatron's names: stated, else of the recipe."""
+        key = self.settings.first(RECOMPUTE)
+        if key or not is_bridge(self.settings):
+            return recomputed_modules(self.settings.raw(key)) if key else frozenset()
+        run = f"{self.model.architecture} {self.settings.gpu} {self.settings.raw('precision')}".lower()
+        return next(
+            (frozenset(words.split()) for pattern, words in RECIPE_MODULES if re.search(pattern, run)), frozenset()
+        )
 
     @property
     def has_fused_step(self) -> bool:
@@ -221,13 +244,19 @@ def _loss(settings: RunSettings, trainer: Trainer, compiled: bool) -> Loss:
     if trainer is TORCHTUNE:
         chunked = settings.says("chunked_ce")
         loss = Loss.PLAIN if chunked is False else Loss.COMPILED_CHUNKED if compiled else Loss.CHUNKED
-    if trainer is MEGATRON and settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion"):
+    fuses = settings.says("ce_fusion", "cross_entropy_fusion", "cross_entropy_loss_fusion")
+    if trainer is MEGATRON and (is_bridge(settings) if fuses is None else fuses):
         loss = Loss.IN_PLACE
     if trainer is PRIME_RL and "sft" in settings.text:
         loss = Loss.SHIFTED
     if trainer is TORCHTITAN and settings.degree("tp") > 1:
         loss = Loss.PARALLEL
     return loss
+
+
+def is_bridge(settings: RunSettings) -> bool:
+    """Whether Megatron-Bridge's recipes run, whose defaults differ from Megatron-LM's."""
+    return "bridge" in settings.word("framework").lower()
 
 
 def stated_loss(word: str) -> Loss | None:

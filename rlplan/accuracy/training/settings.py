@@ -12,6 +12,7 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
+from rlplan.memory.model.recomputed import MODULES
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.spec.base import shorten
@@ -176,6 +177,19 @@ def read_recompute(settings: RunSettings, default: Recompute | None, selective: 
     return selective if selective is not None and found is Recompute.ATTENTION else found
 
 
+def recomputed_modules(value: Any) -> frozenset[str]:
+    """Megatron's modules that are recomputed, named one by one; empty where the words say something else.
+
+    >>> sorted(recomputed_modules("core_attn+layernorm")), sorted(recomputed_modules(["moe_act"]))
+    (['core_attn', 'layernorm'], ['moe_act'])
+    >>> recomputed_modules("selective"), recomputed_modules("mlp, head")
+    (frozenset(), frozenset())
+    """
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    words = frozenset(re.findall(r"\w+", text.lower())) - {"selective"}
+    return words if words <= MODULES else frozenset()
+
+
 def recompute_of(value: Any, key: str = "recompute") -> Recompute:
     """A policy in the words of trainers.
 
@@ -187,14 +201,14 @@ def recompute_of(value: Any, key: str = "recompute") -> Recompute:
     word = str(value).lower()
     if value is False or word in ("none", "off", "no", "false", "no ac", "disabled"):
         return Recompute.NONE
-    if word == "core_attn":
+    if recomputed_modules(value):
         return Recompute.ATTENTION
     if "selective" in word or re.search(r"\bsac\b", word):
         if "op" in word:
             return Recompute.SELECTIVE
         return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
     if value is True or any(
-        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth")
+        name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth", "recompute")
     ):
         return Recompute.FULL
     raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")

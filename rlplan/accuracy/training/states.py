@@ -3,10 +3,11 @@
 In: a Run. Out: RankState. Left out: activations and logits (step_peak.py).
 """
 
+import re
 from dataclasses import replace
 
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training.run import Run
+from rlplan.accuracy.training.run import Run, is_bridge
 from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import has_own_adam, read_stage, read_zero
 from rlplan.memory.model.logits import Loss
@@ -15,15 +16,16 @@ from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     Sizes,
+    megatron_sizes,
+    rank_state_of_megatron_rank,
     rank_state_under_fsdp,
-    rank_state_under_megatron,
     rank_state_under_torch,
     rank_state_under_zero,
     sizes_of,
 )
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
-from rlplan.spec.model import Component, Layout, Parameter
+from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -33,6 +35,12 @@ COMPUTE_BYTES = 2
 
 ETP = ("etp", "expert_tensor_parallel")
 """Keys of Megatron's expert tensor parallelism."""
+
+
+BF16_MOMENTS = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
+"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`). Gradients are
+reduced in bf16 by all of its recipes that are measured (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
+src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py."""
 
 
 def rank_state_of(run: Run) -> RankState:
@@ -167,14 +175,44 @@ def _with_whole_stage(run: Run, rank_state: RankState, sizes: Sizes) -> RankStat
     )
 
 
+def expert_shards(run: Run) -> int:
+    """Ranks that share an expert's matrices."""
+    if run.trainer is not MEGATRON:
+        return run.tp
+    stated = run.settings.degree(*ETP) if run.settings.first(ETP) else run.tp
+    return stated if stated * run.ep <= run.data_ranks * run.tp else 1  # more would not fit the stage's ranks
+
+
+def layer_matrices(model: ModelSpec) -> list[int]:
+    """Elements of the matrices of each layer, of experts one."""
+    sizes = [0] * model.num_layers
+    for parameter in model.parameters:
+        layer = re.search(r"layers\.(\d+)\.", parameter.name)
+        if layer is None or len(parameter.shape) < 2 or parameter.is_buffer:
+            continue
+        is_expert = parameter.component is Component.EXPERTS and model.experts is not None
+        sizes[int(layer.group(1))] += parameter.numel // (
+            model.experts.num_experts if is_expert and model.experts else 1
+        )
+    return sizes
+
+
 def _by_megatron(run: Run) -> RankState:
     sizes = rank_sizes(run)
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
-    stated = run.settings.degree(*ETP) if run.settings.first(ETP) else run.tp
-    etp = stated if stated * run.ep <= run.data_ranks * run.tp else 1  # more would not fit the stage's ranks
-    return rank_state_under_megatron(
-        sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=etp, expert_numel=experts
+    has_recipe = is_bridge(run.settings)
+    has_lean_moments = has_recipe and run.model.architecture in BF16_MOMENTS
+    rank = megatron_sizes(
+        sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=expert_shards(run), expert_numel=experts
     )
+    rank = replace(
+        rank,
+        gradient_bytes=2 if has_recipe else 4,
+        moment_bytes=2 if has_lean_moments else 4,
+        layer_matrices=max(layer_matrices(run.model)) // run.tp,
+        head=run.model.vocab_size * run.model.hidden_size // run.tp,
+    )
+    return rank_state_of_megatron_rank(rank)
 
 
 def _by_zero(run: Run) -> RankState:

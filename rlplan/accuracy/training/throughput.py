@@ -10,7 +10,7 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.timed_hardware import USUAL_GPUS_PER_HOST, cluster_of
-from rlplan.accuracy.training.run import Run, read_run
+from rlplan.accuracy.training.run import Run, is_bridge, read_run
 from rlplan.accuracy.training.settings import (
     ACCUMULATION,
     BATCH,
@@ -41,20 +41,29 @@ PAGEABLE = 2.9e9
 """Bytes a second of a blocking copy from a GPU into memory that is not pinned, tensor by tensor
 (prime-rl copies each so). Fitted to what its steps of RL take longer than the same of SFT: 2.2, 2.9 and 3.1 GB/s of a
 4B model on three kinds of GPU, 2.85 of a 30B one, so that either model alone gives the same. A 0.6B one, whose step is
-mostly other work, says 1.0. Left out: 4B's rate errs by 4.3 %
-of the six others, 30B's by 3.4 % of seven; 41 and 17 % without it."""
-RL_STEP, RL_TOKEN = 0.8, 18e-6
-"""Seconds of a step of prime-rl's RL, and of each token of a rank, beside its passes.
-Fitted to dense models on H100: a 0.6B one alone says 0.7 and 19e-6, a 4B one 0.9 and 16e-6. Neither follows the width,
-so that they lie between logits and loss, or on the host. Not explained. Left out: 0.6B's values err by 5.8 and 4.7 %
-of the 23 others, 4B's by 5.9 and 6.0 % of 17; 12 to 14 % without either."""
+mostly other work, says 1.0. Left out: 4B's rate errs by 3.7 %
+of the six others, 30B's by 2.5 % of seven; 39 and 18 % without it."""
+LAYER_WAITS = 11e-3
+"""Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
+the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
+nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models: 0.6B alone says 9e-3, 4B 12e-3.
+Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.2 % of the 31 others,
+11.5 % without it."""
+RL_TOKEN = 18e-6
+"""Seconds of a token of a rank in prime-rl's RL: `get_response_lengths` compares one position after the other on the
+device and reads each answer back (trainer/utils.py, 2026-02). Fitted: 0.6B alone says 19e-6, 4B 16e-6; left out, they
+err by 2.7 and 3.1 % of the others, 9.4 and 12.5 % without it."""
+BLACKWELL_EXPERTS = 39.0
+"""Seconds of a step of prime-rl's mixtures on B200, beside all else. Not explained: the same of 106B in 46 layers and
+of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. INTELLECT-3 alone says 45, Qwen3-235B
+38; left out, either errs by 10.1 and 4.1 % of the other's, 148 and 101 % without it."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
 EXPERTS_LAUNCHED = 9e-3
 """Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
 counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
-on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.5 % of the 24
-others, 34.8 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
+on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.7 % of the 24
+others, 35.7 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -148,9 +157,20 @@ def read_step(point: MeasuredPoint) -> Step:
     head = length if setting.loss is not Loss.NONE else 0
     publishes = run.trainer.publishes_weights and "rl" in re.findall(r"[a-z]+", settings.word("task").lower())
     written = run.precision.compute * run.model.num_parameters if publishes and run.adapters is None else 0
-    beside = RL_STEP + RL_TOKEN * sequences * length / groups if publishes else 0.0
+    beside = _beside_prime_rl(run, sequences / groups, is_rl=publishes) if run.trainer is PRIME_RL else 0.0
     shape = MiniBatchShape(sequences, length, length**2, length, head)
     return Step(setting, shape, sequences, length, written, beside)
+
+
+def _beside_prime_rl(run: Run, sequences: float, *, is_rl: bool) -> float:
+    """Seconds of a step of prime-rl beside its kernels; sequences: of a rank."""
+    experts = run.model.experts
+    layers = LAYER_WAITS * run.model.num_layers + EXPERTS_LAUNCHED * (len(experts.layers) if experts else 0)
+    seconds = layers * sequences / run.tokens.sequences
+    if is_rl:
+        seconds += RL_TOKEN * sequences * run.tokens.length
+    is_blackwell = "b200" in run.settings.gpu.lower()
+    return seconds + (BLACKWELL_EXPERTS if experts and is_blackwell else 0.0)
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
@@ -244,21 +264,25 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
     hosts, and have CUDA graphs on GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids
     Megatron-Core overlaps nothing, and their graphs leave experts out. Source: Megatron-Bridge
     src/megatron/bridge/perf_recipes (2026-08)."""
-    is_bridge = "bridge" in settings.word("framework").lower()
+    has_recipe = is_bridge(settings)
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace = re.search(r"gb\d00", settings.gpu.lower()) is not None
     is_hybrid = NONE in run.model.attention_kinds
     virtual = settings.degree(*VIRTUAL_STAGES)
     hides = container >= (26, 6) or (not is_grace and virtual > 1 and run.ep > USUAL_GPUS_PER_HOST)
-    has_graphs = is_bridge and (is_grace or (container >= (26, 4) and run.pp == 1))
+    dispatcher, graphs = settings.word("dispatcher").lower(), settings.word("cuda_graphs").lower()
+    hides = "overlap" in dispatcher if dispatcher else hides
+    has_graphs = has_recipe and (is_grace or (container >= (26, 4) and run.pp == 1))
+    has_graphs = re.search("moe|full", graphs) is not None if graphs else has_graphs
     return replace(
         kernels,
         is_fused=True,
+        modules=run.modules,
         attention=Attention.VENDOR,
         virtual_stages=virtual,
-        main_gradient_bytes=8,
-        sends_once=is_bridge,
-        hides_experts=is_bridge and hides and not is_hybrid,
+        main_gradient_bytes=4 if has_recipe else 8,
+        sends_once=re.search("hybrid|deep", dispatcher) is not None if dispatcher else has_recipe,
+        hides_experts=has_recipe and hides and not is_hybrid,
         waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
     )
 
@@ -281,13 +305,13 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         words = settings.word("kernels")
         return replace(kernels, is_fused="TE" in words.split(), sends_once="deepep" in words.lower())
     if trainer is PRIME_RL:
-        return replace(kernels, scatters_rows=True)
+        return replace(kernels, scatters_rows=True, reduce_bytes=4)
     if trainer is TORCHTITAN:
         hides = bool(settings.says("async_tp")) or "async" in settings.word("tp_comm").lower()
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
         kernels = replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
-        return replace(kernels, scatters_rows=True)
+        return replace(kernels, scatters_rows=True, scales_rows=re.search(r"row-?_?wise", words) is not None)
     if trainer is MEGATRON and run.model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
         return replace(kernels, is_fused=True, stores_scores=True, attention=Attention.FLASH_2, virtual_stages=virtual)

@@ -133,7 +133,7 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
     if experts is None:
         return block.mlp_saved_widths * e * block.intermediate
     width = experts.row_width or block.hidden
-    rows = experts.top_k * (experts.saved_widths * e * experts.width + 2 * e * width + 40)
+    rows = experts.top_k * (experts.saved_widths * e * experts.width + (2 * e * width + 40) // experts.row_shards)
     router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
     gate = e * (block.hidden + 1) if experts.gates_shared else 0
     return rows + router + min(4, experts.saved_widths) * e * experts.shared_width + gate

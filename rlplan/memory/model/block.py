@@ -50,6 +50,9 @@ class Experts:
     row_width: int = 0
     """Of the rows that go to experts and back; 0 for the model's."""
 
+    row_shards: int = 1
+    """Tensor parallel ranks that each send their own tokens' rows to experts that are whole."""
+
     gates_shared: bool = False
     """The shared experts' output is scaled by a gate of its own (Qwen)."""
 
@@ -175,11 +178,15 @@ class Block:
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
-    def sharded(self, tp_size: int) -> "Block":
-        """The part that tensor parallelism splits: heads, MLP and experts over `tp_size` ranks; norms are whole."""
+    def sharded(self, tp_size: int, *, has_whole_experts: bool = False) -> "Block":
+        """The part that tensor parallelism splits: heads, MLP and experts over `tp_size` ranks; norms are whole.
+
+        has_whole_experts: each rank sends its share of the rows to whole experts, instead of all rows to shares.
+        """
         experts = self.experts
         if experts is not None:
-            experts = replace(experts, width=experts.width // tp_size, shared_width=experts.shared_width // tp_size)
+            sizes = (experts.width // tp_size, experts.shared_width // tp_size, tp_size if has_whole_experts else 1)
+            experts = replace(experts, width=sizes[0], shared_width=sizes[1], row_shards=sizes[2])
         rule = self.delta_rule
         if rule is not None:
             heads, keys, values = rule.num_heads // tp_size, rule.keys // tp_size, rule.values // tp_size

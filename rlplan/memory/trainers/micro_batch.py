@@ -21,6 +21,7 @@ from rlplan.memory.model.activations import (
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen, frozen_layer_bytes
 from rlplan.memory.model.logits import CHUNKS, ROWS_ON_GPU, Loss, held_bytes, loss_peak_bytes, rows_bytes
+from rlplan.memory.model.recomputed import recomputed_bytes
 
 FLOAT_BYTES = 4
 MASKS = 2
@@ -56,6 +57,8 @@ class MicroBatchShape:
     """Tokens with logits; 0 where another pipeline stage has the head."""
     element_bytes: int = 2
     recompute: Recompute = Recompute.NONE
+    modules: frozenset[str] = frozenset()
+    """Of a layer, which are recomputed alone (recomputed.py)."""
     loss: Loss = Loss.PLAIN
     offloads_activations: bool = False
     frozen: Frozen | None = None
@@ -70,6 +73,8 @@ class MicroBatchShape:
     """Of a word's logit, of the logits that the training loop keeps in a variable."""
     sequence_shards: int = 1
     """Tensor parallel ranks that share what lies between the sharded matmuls (sequence parallelism)."""
+    gathers_again: bool = False
+    """The rows that sharded matmuls read are kept as shares, and gathered once more going back (Megatron)."""
     has_dropout: bool = False
     """After attention and after the MLP."""
     ulysses: int = 1
@@ -130,6 +135,7 @@ def layer_bytes(shape: MicroBatchShape) -> int:
     is_view = shape.views_fused and not block.packs_qkv and not more
     more += block.q + block.k if is_view else 0
     between = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    between += block.norms_feed_linears * e * block.hidden if shape.gathers_again else 0
     saved += MASKS * tokens * block.hidden if shape.has_dropout else 0
     saved += exchanged_bytes(block, shape.ulysses, tokens, e)
     return saved + tokens * (e * more - (between - between // shape.sequence_shards))
@@ -159,7 +165,14 @@ def kept_layer_bytes(shape: MicroBatchShape) -> int:
         last = 0 if shape.is_compiled else block.hidden
         half = 2 * block.q + block.k + block.intermediate + last
         return entry + tokens * (e * half + FLOAT_BYTES * block.num_heads)
-    return 0 if shape.offloads_activations else layer_bytes(shape)
+    return 0 if shape.offloads_activations else layer_bytes(shape) - _given_back(shape)
+
+
+def _given_back(shape: MicroBatchShape) -> int:
+    """Bytes of a layer's modules that are recomputed alone."""
+    names, shards = shape.modules, shape.sequence_shards if shape.gathers_again else 1
+    norms = recomputed_bytes(shape.block, names & {"layernorm"}, shape.element_bytes) // shards
+    return shape.num_tokens * (norms + recomputed_bytes(shape.block, names - {"layernorm"}, shape.element_bytes))
 
 
 CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
@@ -232,7 +245,7 @@ def _recomputed_bytes(shape: MicroBatchShape) -> int:
         entry = entry_bytes(shape)
         kept = entry if shape.recompute is Recompute.FULL else kept_layer_bytes(shape)
         return layer_bytes(shape) - min(kept, layer_bytes(shape))
-    return 0
+    return _given_back(shape)
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:

@@ -198,7 +198,7 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     )
 
 
-def rank_state_under_megatron(
+def megatron_sizes(
     sizes: Sizes,
     *,
     tp: int = 1,
@@ -207,24 +207,29 @@ def rank_state_under_megatron(
     ep: int = 1,
     etp: int | None = None,
     expert_numel: int = 0,
-    has_distributed_optimizer: bool = True,
-) -> RankState:
-    """Megatron-Core in bf16: weights 2, gradients 4 in one flat buffer that always lives, 12 of states over dp.
+) -> "MegatronRank":
+    """What a rank of Megatron-Core trains with the distributed optimizer, of a model cut into equal parts.
 
-    Counts: 18 bytes a parameter of the rank, or 6 + 12/dp with the distributed optimizer; experts are split over ep
-    ranks and etp (expert tensor parallel, tp unless given), their states over what is left of the stage's ranks.
-    Source: Megatron-Core 0.14, param_and_grad_buffer.py, distrib_optimizer.py, parallel_state.py.
+    Counts: experts are split over ep ranks and etp (expert tensor parallel, tp unless given), their states over what is
+    left of the stage's ranks. Source: Megatron-Core 0.14, parallel_state.py.
 
     >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> rank_state = rank_state_under_megatron(sizes, tp=2, dp=4)
-    >>> sum(rank_state.resident.values())  # 800 * (2 + 4 + 12/4)
+    >>> sum(rank_state_of_megatron_rank(megatron_sizes(sizes, tp=2, dp=4)).resident.values())  # 800 * (2 + 4 + 12/4)
     7200
     """
-    dense = (sizes.num_trainable - expert_numel) // (tp * pp)
     split = ep * (tp if etp is None else etp)
-    experts = expert_numel // (pp * split)
-    over, over_experts = (dp, max(1, dp * tp // split)) if has_distributed_optimizer else (1, 1)
-    return rank_state_of_megatron_rank(MegatronRank(dense, experts, over, over_experts))
+    return MegatronRank(
+        dense=(sizes.num_trainable - expert_numel) // (tp * pp),
+        experts=expert_numel // (pp * split),
+        over=dp,
+        over_experts=max(1, dp * tp // split),
+    )
+
+
+STAND_IN_BYTES = 2
+"""Of an element of the tensor that autograd is handed for a gradient that lies in the buffer already. Source:
+Transformer Engine 2, module/base.py (`get_dummy_wgrad`, one a shape); Megatron-Core 0.14, tensor_parallel/layers.py
+(`gradient_accumulation_fusion`: `torch.empty(main_grad.shape)`)."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +257,19 @@ class MegatronRank:
     master_bytes: int = FLOAT_BYTES
     """Of a master weight and of each moment: 2 with the precision-aware optimizer."""
 
+    gradient_bytes: int = FLOAT_BYTES
+    """Of a gradient in the buffer: 2 where gradients are reduced in bf16."""
+
+    moment_bytes: int = 0
+    """Of each moment; 0: as of a master weight."""
+
+    layer_matrices: int = 0
+    """Elements of one layer's matrices. Each shape has a tensor in bf16 that stands for its gradient, once the matmul
+    has added the real one to the buffer."""
+
+    head: int = 0
+    """Elements of the head, whose own such tensor comes and goes."""
+
     has_states: bool = True
     """False where they live on the host."""
 
@@ -273,17 +291,20 @@ def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     7800
     """
     trained, updated = rank.dense + rank.experts, rank.num_updated * rank.has_states
-    gradients = FLOAT_BYTES * trained
+    gradients = rank.gradient_bytes * trained
     has_master = rank.weight_bytes < FLOAT_BYTES
+    stand_ins = {MemoryKind.COMM_BUFFERS: STAND_IN_BYTES * rank.layer_matrices} if rank.layer_matrices else {}
     return RankState(
         {
             MemoryKind.WEIGHTS: rank.weight_bytes * (trained + rank.frozen),
             MemoryKind.GRADIENTS: gradients,
             MemoryKind.MASTER_WEIGHTS: rank.master_bytes * updated * has_master,
-            MemoryKind.OPTIMIZER: 2 * rank.master_bytes * updated,
+            MemoryKind.OPTIMIZER: 2 * (rank.moment_bytes or rank.master_bytes) * updated,
+            **stand_ins,
         },
         gradients=gradients,
         kept_gradients=gradients,
+        head_gradient=STAND_IN_BYTES * rank.head,
     )
 
 

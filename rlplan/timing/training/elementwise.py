@@ -37,8 +37,8 @@ PERMUTED = 4
 """Bytes an element of a row that is copied to its expert, or back."""
 SCATTERED = 60
 """Bytes that an element takes as long as, added to its token by torch's `scatter_add_` of bf16 (atomic). Fitted to
-prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 3.5 and
-18.9 % of the other's, 16.9 and 33.6 % without it (benchmarks/constants/timing.py)."""
+prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 5.6 and
+6.7 % of the other's, 11.9 and 16.3 % without it (benchmarks/constants/timing.py)."""
 STATES = 16
 """Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
@@ -64,18 +64,29 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = F
     >>> layers_bytes(qwen, is_fused=False) / 28  # 84*3584 + 20*4096 + 4*4096 + 10*18944
     588800.0
     """
-    experts = model.experts
-    dense = _mlp_bytes(model, is_fused) * model.num_dense_mlps
-    sparse = 0.0
-    if experts is not None:
-        per_width = (FUSED_GATED if is_fused else GATED) if experts.is_gated else PLAIN_MLP
-        per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
-        rows = 2 * PERMUTED * (experts.latent_size or model.hidden_size)
-        routed = experts.num_active * (experts.intermediate_size * per_width + rows)
-        shared = per_width * experts.shared_intermediate_size
-        sparse = len(experts.layers) * (routed + shared)
     plain = not is_fused or has_plain_rotary
-    return dense + sparse + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+    inner = dense_mlp_bytes(model, is_fused=is_fused) + experts_bytes(model, is_fused=is_fused)
+    return inner + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+
+
+def dense_mlp_bytes(model: ModelSpec, *, is_fused: bool = True) -> float:
+    """Bytes of a token in all dense MLPs, forward. Source: as `layers_bytes`."""
+    return _mlp_bytes(model, is_fused) * model.num_dense_mlps
+
+
+def experts_bytes(model: ModelSpec, *, is_fused: bool = True, has_rows: bool = True) -> float:
+    """Bytes of a token in all layers of experts, forward. has_rows: with rows copied to experts and back.
+
+    Counts: k of the experts' activations, and of the shared ones; 8 h a chosen expert. Source: as `layers_bytes`.
+    """
+    experts = model.experts
+    if experts is None:
+        return 0.0
+    per_width = (FUSED_GATED if is_fused else GATED) if experts.is_gated else PLAIN_MLP
+    per_width = CLAMPED if model.architecture == "GptOssForCausalLM" else per_width
+    rows = 2 * PERMUTED * (experts.latent_size or model.hidden_size) * has_rows
+    routed = experts.num_active * (experts.intermediate_size * per_width + rows)
+    return len(experts.layers) * (routed + per_width * experts.shared_intermediate_size)
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
@@ -128,18 +139,26 @@ def repeat_bytes(model: ModelSpec) -> float:
     return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
 
 
-def cast_bytes(model: ModelSpec, *, is_backward: bool) -> float:
-    """Bytes of a token's casts to 8-bit floats in all layers, in one pass.
+def cast_bytes(model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False) -> float:
+    """Bytes of a token's casts to 8-bit floats in all layers, in one pass, on all tp ranks.
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
-    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). Source: torchao 0.7
-    float8 with one scale a tensor, recomputed each time. Assumes: the head stays in 16 bits.
+    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). scales_rows: backward
+    both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits. Source:
+    torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time. Assumes:
+    the head stays in 16 bits.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
     148480.0
+    >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False, tp=2, scales_rows=True) / 28  # 2 h once more
+    184320.0
     """
     inputs, outputs = _cast_widths(model)
+    if scales_rows:
+        kinds = kinds_of_layers(model)
+        whole = model.hidden_size * (model.num_layers - kinds.get(NONE, 0) + model.num_dense_mlps) * (tp - 1.0)
+        return (10.0 * (outputs + whole) if is_backward else 0.0) + 5.0 * (inputs + whole)
     return 5.0 * outputs + 3.0 * inputs if is_backward else 5.0 * inputs
 
 

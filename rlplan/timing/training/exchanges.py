@@ -7,6 +7,7 @@ Ranks of a stage are neighbours, stages lie behind one another: Megatron-Core 0.
 Experts have ranks of their own order in it: ep neighbours (`expert_tensor_parallel_size` 1), whatever tp and cp are.
 """
 
+from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_gather_cost, all_to_all_cost
@@ -24,7 +25,8 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
 
     Counts: a layer forward: tensor parallelism an all-reduce of e h T after attention and after the MLP (as two halves
     under sequence parallelism: the same bytes); Ulysses an all-to-all of q, k, v and of the output; context parallelism
-    a ring of keys and values. As often backward.
+    a ring of keys and values. As often backward; torchtitan's per-operator recomputation keeps what was reduced and
+    gathers again what was gathered.
     Source: Shoeybi et al. 2019, section 3; Jacobs et al. 2023 (Ulysses), section 3.2; Liu et al. 2023 (ring attention).
     """
     model, choice, e = setting.model, setting.choice, setting.training.dtype.num_bytes
@@ -33,7 +35,8 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
     total = NOTHING
     if choice.tp > 1:
         hidden = HIDDEN_BY_ASYNC_TP if setting.runs.hides_tp else 0.0
-        halves = 4 * layers * exchanges * (1 - hidden)
+        again = 2 if setting.recompute is Recompute.SELECTIVE and exchanges > 1 else 0
+        halves = (4 * exchanges + again) * layers * (1 - hidden)
         total += all_gather_cost(e * model.hidden_size * rows, choice.tp, cluster).times(halves)
     stride = choice.tp
     if choice.ulysses > 1:

@@ -41,12 +41,17 @@ class Kernels:
     attention: Attention = Attention.FLASH_2
     has_fp8: bool = False
     """Matmuls of the layers in 8-bit floats."""
+    scales_rows: bool = False
+    """8-bit matmuls have a scale for each row and column, and ranks of tensor parallelism gather 16 bits (torchao's
+    row-wise float8)."""
     has_fp4: bool = False
     """Matmuls of the layers in 4-bit floats, where the chip has them."""
     stores_scores: bool = False
     """Attention writes its scores (before FlashAttention)."""
     recompute: Recompute | None = None
     """Instead of what is chosen, for policies that only published runs have."""
+    modules: frozenset[str] = frozenset()
+    """Of a layer, which the backward pass computes anew (modules.py)."""
     reduce_bytes: int = 2
     """Of a gradient's element on the way."""
     hides_tp: bool = False

@@ -15,6 +15,7 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.modules import computed_again
 from rlplan.timing.training.passes import least_pass_seconds, pass_cost, stage_costs
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, Times, TrainSetting, training_times
 from rlplan.timing.training.shards import overlap, pass_traffic, step_traffic
@@ -88,7 +89,9 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     and drain; and the reduction of a step, beside the last pass. Source: Narayanan et al. 2021, section 2.2.
     Assumes: every group has as many passes (DeepSpeed and FSDP wait for each other in each).
     """
-    times = training_times(setting.recompute, is_frozen=setting.training.lora is not None)
+    narrow = setting.runs.has_fp8 or setting.runs.has_fp4
+    times = training_times(setting.recompute, is_frozen=setting.training.lora is not None, has_narrow=narrow)
+    times = times.with_again(computed_again(setting.model, setting.runs.modules))
     num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
     step = step_traffic(setting, cluster)
     last = overlap(one, step, _layers(setting)) if setting.runs.hides_step else one + step

@@ -14,7 +14,15 @@ from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
-from rlplan.timing.training.elementwise import SCATTERED, SCORES, cast_bytes, layers_bytes, loss_bytes, repeat_bytes
+from rlplan.timing.training.elementwise import (
+    PERMUTED,
+    SCATTERED,
+    SCORES,
+    cast_bytes,
+    layers_bytes,
+    loss_bytes,
+    repeat_bytes,
+)
 from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost
 from rlplan.timing.training.flops import (
     attention_flops,
@@ -57,7 +65,7 @@ def stage_costs(
         + adapter_cost(setting, batch, times, cluster)
         + exchange_cost(setting, batch, times.exchanges, cluster)
     )
-    sent = expert_exchange_cost(setting, batch, times.exchanges, cluster)
+    sent = expert_exchange_cost(setting, batch, times.exchanges + times.expert_exchanges_again, cluster)
     device = overlap(device, sent, setting.model.num_layers / pp) if setting.runs.hides_experts else device + sent
     head = head_cost(setting, batch, times, cluster) if stages else NOTHING
     layers = device.times(pp) + head.times(-1) if stages else NOTHING
@@ -146,7 +154,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
     if not runs.hides_experts:
-        others += expert_exchange_cost(setting, batch, times.exchanges, cluster)
+        others += expert_exchange_cost(setting, batch, times.exchanges + times.expert_exchanges_again, cluster)
     return (matmuls + head + scores) / ranks + others.seconds
 
 
@@ -211,17 +219,33 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     moved += repeat_bytes(model) if runs.repeats_keys else 0.0
     moved *= times.elementwise * tokens
     if runs.has_fp8 or runs.has_fp4:
-        moved += cast_bytes(model, is_backward=False) * (times.matmuls - 2 * times.is_training) * tokens
-        moved += cast_bytes(model, is_backward=True) * times.is_training * tokens
+        tp, by_row = setting.choice.tp, runs.scales_rows
+        forward = cast_bytes(model, is_backward=False, tp=tp, scales_rows=by_row)
+        backward = cast_bytes(model, is_backward=True, tp=tp, scales_rows=by_row) * times.is_training
+        moved += (forward * (times.matmuls - 2 * times.is_training) + backward) * tokens
     if runs.scatters_rows and model.experts:
         rows = model.experts.num_active * len(model.experts.layers) * (times.elementwise - times.is_training)
         moved += SCATTERED * model.hidden_size * rows * tokens
+    moved += _sorted_bytes(setting) * times.elementwise * tokens
     if runs.stores_scores:
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     moved += _loss_bytes(setting, batch, times) / ranks
     moved += runs.main_gradient_bytes * _rank_matmuls(setting).get(Component.EXPERTS, 0.0) * times.is_training
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
+
+
+def _sorted_bytes(setting: TrainSetting) -> float:
+    """Bytes of a token's rows that are put in the order of a rank's several experts when they have come, and back.
+
+    Counts: 8 h a chosen expert. Source: Megatron-Core 0.14 moe/token_dispatcher.py (`sort_chunks_by_idxs`); DeepEP and
+    HybridEP deliver them in order.
+    """
+    experts, ep = setting.model.experts, setting.choice.ep
+    if experts is None or ep == 1 or experts.num_experts <= ep or setting.runs.sends_once:
+        return 0.0
+    row = experts.latent_size or setting.model.hidden_size
+    return 2.0 * PERMUTED * row * experts.num_active * len(experts.layers)
 
 
 def adapter_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:

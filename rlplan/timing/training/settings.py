@@ -3,7 +3,7 @@
 In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.kernels import Kernels, kernels_of
+from rlplan.timing.training.modules import Again
 from rlplan.vocabulary import Role
 
 ATTENTION_BACKWARD = 2.5
@@ -109,23 +110,41 @@ class Times:
     """The head's matmul."""
     is_training: bool
     """There is a backward pass."""
+    expert_exchanges_again: float = 0.0
+    """Of rows with experts, beside `exchanges`."""
+
+    def with_again(self, again: Again) -> "Times":
+        """The same with modules that are computed once more."""
+        return replace(
+            self,
+            matmuls=self.matmuls + again.matmuls,
+            attention=self.attention + again.attention,
+            elementwise=self.elementwise + again.elementwise,
+            expert_exchanges_again=again.expert_exchanges,
+        )
 
 
 FORWARD = Times(1.0, 1.0, 1.0, 1.0, 1.0, is_training=False)
 
 
-def training_times(recompute: Recompute, *, is_frozen: bool = False) -> Times:
+def training_times(recompute: Recompute, *, is_frozen: bool = False, has_narrow: bool = False) -> Times:
     """A forward and a backward pass.
 
     Counts: matmuls 1 + 2, attention 1 + 2.5, bytes 1 + 2, exchanges 1 + 1; once more what is recomputed: all, every
-    other layer, or (selective) every second matmul and all elementwise operators. Frozen weights have no gradient: 1 +
+    other layer, or (selective) every second matmul and all elementwise operators; has_narrow: in 8 or 4 bits, whose
+    matmuls selective recomputation has in no list of what it keeps. Frozen weights have no gradient: 1 +
     1.
     Source: Kaplan et al. 2020; Dao et al. 2022, algorithm 4; torchtitan 2024-12 (`mm_count % 2`).
 
     >>> training_times(Recompute.FULL).matmuls, training_times(Recompute.NONE, is_frozen=True).matmuls
     (4.0, 2.0)
     """
-    again = {Recompute.FULL: (1.0, 1.0, 1.0), Recompute.ALTERNATE: (0.5, 0.5, 0.5), Recompute.SELECTIVE: (0.5, 0, 1.0)}
+    second = 1.0 if has_narrow else 0.5
+    again = {
+        Recompute.FULL: (1.0, 1.0, 1.0),
+        Recompute.ALTERNATE: (0.5, 0.5, 0.5),
+        Recompute.SELECTIVE: (second, 0, 1.0),
+    }
     matmuls, attention, elementwise = again.get(recompute, (0.0, 0.0, 0.0))
     backward = 1.0 if is_frozen else 2.0
     return Times(

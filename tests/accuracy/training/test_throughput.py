@@ -8,7 +8,8 @@ from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.timed_hardware import cluster_of, timed_gpu
-from rlplan.accuracy.training.throughput import RL_STEP, RL_TOKEN, predict_throughput
+from rlplan.accuracy.training.throughput import EXPERTS_LAUNCHED, LAYER_WAITS, RL_TOKEN, predict_throughput
+from rlplan.timing.training.kernels import matmul_flops_per_s
 
 ALL = {point.id: point for point in bundled_points() if point.kind == "throughput_train"}
 LATER = ("mb-", "primerl-", "automodel-", "simumax-", "titan-asynctp", "titan-mxfp8", "titan-scout")
@@ -144,11 +145,37 @@ def seconds(**changes: object) -> float:
 
 
 def test_a_trainer_that_publishes_its_weights_pays_for_the_file_in_every_step_of_rl():
-    published = 2 * 4.02e9 * (1 / 2.9e9 + 1 / 4e9)
+    """By hand: 8 GB to the host and to a file; a token's read-back, and its logits by rows, 56 bytes more and once more
+    multiplied."""
+    published, cluster = 2 * 4.02e9 * (1 / 2.9e9 + 1 / 4e9), cluster_of(PRIME)
+    rate = cluster.memory_bytes_per_s * cluster.efficiencies.memory.value
+    token = RL_TOKEN + 151936 * (56 / rate + 2 * 2560 / matmul_flops_per_s(cluster))
     for length in (16384, 65536):
-        beside = RL_STEP + RL_TOKEN * 2 * length
         more = seconds(task="RL full", seq=length) - seconds(task="SFT full", seq=length)
-        assert more - published == pytest.approx(beside, rel=0.2)
+        assert more - published == pytest.approx(2 * length * token, rel=0.05)
+
+
+def test_a_host_that_waits_in_every_layer_takes_as_long_whatever_the_tokens():
+    mixture = PRIME.model_copy(update={"model": "Qwen/Qwen3-30B-A3B-Instruct-2507"})
+    dense, sparse = (
+        predict_throughput(point.model_copy(update={"settings": PRIME.settings | {"task": "SFT Full"}})).parts[
+            "latency"
+        ]
+        for point in (PRIME, mixture)
+    )
+    assert dense == pytest.approx(2 * 36 * LAYER_WAITS, rel=0.02)
+    assert sparse == pytest.approx(2 * 48 * (LAYER_WAITS + EXPERTS_LAUNCHED), rel=0.02)
+
+
+def test_a_scale_for_each_row_costs_more_the_more_ranks_share_a_layer():
+    ratios = []
+    for tp in (1, 8):
+        by_tensor, by_row = (
+            predicted(made("titan-t3a-tps", gpu="64x H100", tp=tp, compile=True, quant=f"float8 {word}"))
+            for word in ("tensorwise", "rowwise")
+        )
+        ratios.append(by_row / by_tensor)
+    assert ratios[1] < ratios[0] < 1
 
 
 def test_with_adapters_no_file_of_all_weights_is_written():
@@ -203,6 +230,19 @@ def test_layers_of_experts_wait_for_an_x86_host_until_a_graph_has_them():
 
 def test_experts_rows_travel_beside_another_micro_batch_from_container_26_06_on():
     assert bridge_seconds(container="26.06") < 0.95 * bridge_seconds(container="26.04")
+
+
+def test_modules_that_are_recomputed_take_their_own_time():
+    none, act, moe = (bridge_seconds(recompute=words, container="26.04") for words in ("none", "moe_act", "moe"))
+    assert none < act < moe < bridge_seconds(recompute="full", container="26.04")
+    assert bridge_seconds(container="26.04") == none
+
+
+def test_a_dispatcher_and_graphs_are_read_before_the_container():
+    assert bridge_seconds(cuda_graphs="moe_router", container="26.02") == bridge_seconds(container="26.04")
+    assert bridge_seconds(dispatcher="alltoall", container="26.04") > bridge_seconds(container="26.04")
+    overlapped = bridge_seconds(dispatcher="HybridEP + EP overlap", container="26.04")
+    assert overlapped == bridge_seconds(container="26.06")
 
 
 def test_a_limited_blackwell_loses_matmuls_in_proportion_to_its_dynamic_power():
