@@ -204,7 +204,7 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _trainer_can_combine(self) -> Self:
-        if self.target == "rlplan" and not self.is_on_gpus:  # on GPUs planner/checks/targets.py says where
+        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/targets.py says where
             for one in self.training.combination().contradictions():
                 raise ValueError(one.reason)
         return self

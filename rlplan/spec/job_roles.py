@@ -128,7 +128,7 @@ class JobRoles(JobParts):
                 "another model",
             )
         self.adapter_parameters(model)
-        if self.target == "rlplan":
+        if self.is_for_rlplan:
             check_sharing(self.training, model, "policy.path")
         return model
 
@@ -194,7 +194,7 @@ class JobRoles(JobParts):
             limit = self.roles.reward.max_seq_len if role is Role.REWARD else None
             needs = limit or self.workload.max_seq_len
             models[role] = load_role_model(role, path, needs_tokens=needs, where=f"roles.{role}.path")
-            if role in self.trained_roles and self.target == "rlplan":
+            if role in self.trained_roles and self.is_for_rlplan:
                 check_sharing(self.training, models[role], f"roles.{role}.path")
         return models
 
@@ -202,6 +202,11 @@ class JobRoles(JobParts):
     def device_kind(self) -> Literal["cpu", "cuda"]:
         """What a device of the job is: a slot of a CPU host, or a GPU. Raises: SpecError for an unknown profile."""
         return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
+
+    @property
+    def is_for_rlplan(self) -> bool:
+        """Whether rlplan's own runtime trains; of a job for GPUs that names no target, planning says."""
+        return self.target == "rlplan" or (self.target == "auto" and not self.is_on_gpus)
 
     @property
     def is_on_gpus(self) -> bool:

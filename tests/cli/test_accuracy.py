@@ -27,7 +27,9 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
     monkeypatch.setenv("COLUMNS", columns)
     points = bundled_points()
     few = [
-        point for at, point in enumerate(points) if at % 6 == 0 or point.id.startswith(("kvtok", "trtllm", "mb-nano3"))
+        point
+        for at, point in enumerate(points)
+        if at % 6 == 0 or point.id.startswith(("kvtok", "trtllm", "ds-z3-offload"))
     ]
     monkeypatch.setattr(accuracy, "bundled_points", lambda: few)
     answer = rlplan("accuracy")

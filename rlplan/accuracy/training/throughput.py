@@ -50,9 +50,9 @@ nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models:
 Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.2 % of the 31 others,
 11.5 % without it."""
 RL_TOKEN = 18e-6
-"""Seconds of a token of a rank in prime-rl's RL: `get_response_lengths` compares one position after the other on the
-device and reads each answer back (trainer/utils.py, 2026-02). Fitted: 0.6B alone says 19e-6, 4B 16e-6; left out, they
-err by 2.7 and 3.1 % of the others, 9.4 and 12.5 % without it."""
+"""Seconds of a token of a rank in prime-rl's RL: lengths of responses are found by comparing one position after the
+other on the device, and each answer is read back (2026-02). Fitted: 0.6B alone says 19e-6, 4B 16e-6; left out, they err
+by 2.7 and 3.1 % of the others, 9.4 and 12.5 % without it."""
 BLACKWELL_EXPERTS = 39.0
 """Seconds of a step of prime-rl's mixtures on B200, beside all else. Not explained: the same of 106B in 46 layers and
 of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. INTELLECT-3 alone says 45, Qwen3-235B

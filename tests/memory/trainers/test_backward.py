@@ -150,8 +150,8 @@ def test_the_flat_copy_of_stage_1_comes_in_the_step_and_its_bucket_is_there_befo
 
 def test_the_step_of_stage_1_lets_go_of_other_ranks_gradients_before_it_copies_its_own() -> None:
     model = make_model(num_layers=1)
-    found = snapshots(state_of(model, 4, 10, stage=1, machine=CUDA), shape_of(model, 2, 1))
-    assert sum(passing(update_peak(found)).values()) == 4 * model.num_parameters + 4 * 10
+    found = update_peak(state_of(model, 4, 10, stage=1, machine=CUDA), shape_of(model, 2, 1))
+    assert sum(passing(found).values()) == 4 * model.num_parameters + 4 * 10
 
 
 def test_stage_3_gathers_a_tensor_through_a_second_copy_on_a_cpu_alone() -> None:
