@@ -73,13 +73,19 @@ class Cluster:
         self._children: list[psutil.Process] = []
         self.foreign_pids = {child.pid for child in child_processes()}
 
-    def reserve(self, placement: RayPlacement, timeout_s: float) -> None:
-        """Start or join Ray and reserve. A Ray of our own is kept from the workers before, with what is reserved on it;
-        of a cluster that was joined a host may have gone, so that hosts are chosen again. Raises: HostError.
+    def keep_for(self, placement: RayPlacement) -> None:
+        """Between two groups of workers: close, unless what stands serves the next ones.
+
+        Ray of our own does where nothing of it has ended; of a cluster that was joined a host may have gone, so that
+        hosts are chosen again.
         """
-        if self.address is None and placement == self.placement and is_ray_up() and self.dead_service() is None:
+        if self.address is not None or placement != self.placement or not is_ray_up() or self.dead_service():
+            self.close()
+
+    def reserve(self, placement: RayPlacement, timeout_s: float) -> None:
+        """Start or join Ray and reserve, where it was not kept. Raises: HostError."""
+        if self.placement is not None:
             return
-        self.close()
         self.placement = placement
         self._places = {
             bundle: (island, offset)

@@ -187,6 +187,8 @@ def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
                     raise
                 num_losses += 1
                 task = replace(task, resumption=go_back(error, task.identity, recorder))
+            with uninterrupted():
+                cluster.keep_for(task.spec.ray)
     finally:
         with uninterrupted():
             cluster.close()

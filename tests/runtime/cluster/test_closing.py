@@ -72,5 +72,18 @@ def test_ray_stays_while_workers_come_and_go(
     monkeypatch.setattr(cluster, "_leave", lambda: None)
     monkeypatch.setattr(cluster, "dead_service", lambda: dead)
     cluster.reserve(ALONE, 1.0)
+    cluster.keep_for(then)
     cluster.reserve(then, 1.0)
     assert len(begun) == num_starts
+
+
+def test_what_the_run_starts_beside_ray_outlives_its_start(
+    worker: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the process that writes the start weights meanwhile."""
+    cluster = Cluster()
+    cluster.foreign_pids -= {worker.pid}
+    monkeypatch.setattr(ray_cluster, "_start_alone", lambda _: None)
+    monkeypatch.setattr(cluster, "_reserve", lambda *_: None)
+    cluster.reserve(ALONE, 1.0)
+    assert worker.poll() is None
