@@ -6,13 +6,17 @@ tensors. `measure` starts the ranks, once for all cases.
 
 import socket
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlplan.runtime.processes.machine_speed import scaled
 from tests.runtime.live.live_forks import answer, answers_of, start
 
 DEADLINE_S = 300
+SETTLE_S = 0.05
+"""How long gloo's thread may hold a bucket after the answer to it; scaled."""
 
 
 def measure(num_ranks: int, cases: Mapping[str, Any]) -> dict[str, list[dict[str, dict[str, int]]]]:
@@ -118,6 +122,7 @@ def owners(engine: Any, earlier: Mapping[int, Any]) -> dict[str, int]:
     import torch
 
     torch.distributed.barrier()  # a bucket on its way is held by whoever sends it
+    time.sleep(scaled(SETTLE_S))
     everything = reachable()
     zero, inner = engine.optimizer, getattr(engine.optimizer, "optimizer", engine.optimizer)
     states = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
