@@ -4,6 +4,7 @@ In: a JobSpec, its best plan, the name of a stack. Out: the best plan that the s
 make it so. Left out: what a stack can say (backwards.py).
 """
 
+from rlplan.errors import SpecError
 from rlplan.foreign.export.backwards import UnsaidError, exported
 from rlplan.foreign.settings import word_of
 from rlplan.planner.answers.changes import changed
@@ -26,18 +27,29 @@ def planned_for(asked: JobSpec, plan: Plan, stack: str) -> tuple[Plan, tuple[str
             exported(plan, stack)
             return plan, settled
         except UnsaidError as error:
-            job = changed(asked, settled)
-            found = tuple(f"{key}={word_of(value)}" for key, value in error.read_back.items() if _is_open(job, key))
-            if not found:
+            before = settled
+            for key, value in error.read_back.items():
+                settled = _with(asked, settled, key, value)
+            if settled == before:
                 raise
-            settled += found
             plan = best_plan(changed(asked, settled), with_others=False)
     exported(plan, stack)
     return plan, settled
 
 
-def _is_open(job: JobSpec, key: str) -> bool:
-    part: object = job
+def _with(asked: JobSpec, settled: tuple[str, ...], key: str, value: object) -> tuple[str, ...]:
+    """The overrides and one more, where the job leaves the key open and takes the value.
+
+    A value that it does not take follows from another key that is read back, such as tokens of one rank of several.
+    """
+    part: object = changed(asked, settled)
     for name in key.split("."):
         part = getattr(part, name, None)
-    return part == "auto"
+    if part != "auto":
+        return settled
+    more = (*settled, f"{key}={word_of(value)}")
+    try:
+        changed(asked, more)
+    except SpecError:
+        return settled
+    return more

@@ -118,6 +118,14 @@ def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str)
     assert plan.asked == settled_like(changed(asked, settled), plan.asked)
 
 
+def test_a_value_that_follows_from_another_key_is_not_settled() -> None:
+    """verl's tokens of a pass are those of one rank of those that share a sequence."""
+    asked = load_job(EXAMPLES / "grpo-7b-8xh100.yaml")
+    plan, settled = planned_for(asked, best_plan(asked, with_others=False), "verl")
+    assert exported(plan, "verl").settings
+    assert "target=fsdp2" in settled
+
+
 def test_what_a_job_says_itself_is_never_changed_for_a_stack() -> None:
     asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "target": "rlplan"})
     with pytest.raises(EmitError, match="verl cannot say target = rlplan") as caught:
