@@ -71,8 +71,7 @@ class ModelText:
         """(rows, columns) of tokens of an image file, and its pixels. Raises: BadRowError where it is none."""
         asked = {"image": base64.b64encode(data).decode(), "rule": asdict(rule)}
         try:
-            self._process.say(json.dumps(asked), Deadline(START_S))
-            said = patiently(lambda wait: self._process.hear(Deadline(wait)), ANSWER_S, NoAnswerError)
+            said = self._answer_to(asked, ANSWER_S)
         except NoAnswerError as error:
             raise self._failed(f"an image ended its process: {error}{self._last_words()}", is_chat=False) from None
         if "error" in said:
@@ -92,10 +91,14 @@ class ModelText:
     def pid(self) -> int:
         return self._process.pid
 
+    def _answer_to(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """What the process says, an error too. Raises: NoAnswerError."""
+        self._process.say(json.dumps(request), Deadline(START_S))
+        return patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
+
     def _ask(self, request: dict[str, Any], seconds: float, *, is_chat: bool) -> dict[str, Any]:
         try:
-            self._process.say(json.dumps(request), Deadline(START_S))
-            answer = patiently(lambda wait: self._process.hear(Deadline(wait)), seconds, NoAnswerError)
+            answer = self._answer_to(request, seconds)
         except NoAnswerError as error:
             raise self._failed(f"{error}{self._last_words()}", is_chat=is_chat) from None
         if "error" in answer:
