@@ -54,7 +54,7 @@ def _compare(seed: int, most: int) -> None:
     assert len(tried) >= LEAST
     best = min(one.key for one in tried)
     if best[0] >= 2:
-        assert found.verdict.rank == 2
+        assert found.fit.rank == 2, "of memory: the verdict of what is refused besides is `refused`"
         return
     alike = [one for one in tried if one.key == best]
     chosen = search.score(found.choice)
