@@ -1,7 +1,7 @@
 """`dataclass` as in the standard library, but cheap to declare: a method is compiled when it is first called.
 
 In: a class, and options of `dataclasses.dataclass`. Out: a dataclass, also for `fields`, `replace`, `asdict`, `pickle`,
-pattern matching and type checkers. Left out: options that nothing here uses, such as `unsafe_hash` and `InitVar`.
+pattern matching and type checkers. Left out: options that nothing here uses, and fields that only `__init__` sees.
 The standard one compiles all methods at once, 0.3 to 0.6 ms for a frozen class. A short command declares 180 classes,
 makes objects of half of them, and compares, hashes and prints few.
 """
