@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rlplan.runtime.host.doctor import REQUIRED_PACKAGES, VLLM_PACKAGES
+from rlplan.spec.files.yaml import read_yaml
 from tests.hub_server import CONFIG, serve_hub
 from tests.repository.at_night import at_night
 
@@ -248,6 +249,13 @@ def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothi
     prefix = "rlplan/_hardware_profiles/"
     in_wheel = {name.removeprefix(prefix) for name in names if name.startswith(prefix) and name.endswith(".yaml")}
     assert in_wheel == in_checkout != set()
+
+
+def test_the_wheel_holds_every_profile_as_json_too(wheel: Path):
+    with zipfile.ZipFile(wheel) as held:
+        for path in sorted((ROOT / "hardware_profiles").glob("*/*.yaml")):
+            parsed = held.read(f"rlplan/_hardware_profiles/{path.parent.name}/{path.stem}.json")
+            assert json.loads(parsed) == json.loads(json.dumps(read_yaml(path, "a profile"), default=str)), path.name
 
 
 def profile_files() -> list[Path]:
