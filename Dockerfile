@@ -8,7 +8,7 @@ RUN apt-get update \
 
 WORKDIR /rlplan
 COPY requirements requirements
-COPY pyproject.toml Makefile README.md LICENSE ./
+COPY pyproject.toml hatch_build.py Makefile README.md LICENSE ./
 COPY rlplan rlplan
 COPY cli cli
 COPY hardware_profiles hardware_profiles

@@ -7,7 +7,7 @@ JSON, dataframes, HTML. Left out: computing anything. Bytes are integers, second
 import html
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlplan.errors import EXTRAS, missing_extra
 from rlplan.planner.answers.plan_results import choice_words, differences, estimate_as_json
 from rlplan.planner.plan import Plan, dump_plan, write_plan
+from rlplan.records import dataclass
 from rlplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_timeout
 from hypothesis import settings
-from rlplan_cli.app import FEW_COLLECTIONS
+from rlplan_cli.__main__ import FEW_COLLECTIONS
 
 from rlplan.runtime.processes.machine_speed import scaled
 from tests.repository.side_by_side import FilesTogether, place_of

@@ -6,7 +6,7 @@ Left out: how a value is predicted (the modules that PREDICTORS names) and drawi
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from statistics import fmean, median
@@ -16,6 +16,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
 from rlplan.accuracy.settings_read import unread, watched
 from rlplan.errors import RlplanError, did_you_mean
+from rlplan.records import dataclass
 
 SCHEMA_VERSION = 2
 PREDICTORS = (

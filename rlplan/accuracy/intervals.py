@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from rlplan.accuracy.compare import Comparison, compare
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.records import dataclass
 from rlplan.spec.base import read_json
 
 NOMINAL = 0.9

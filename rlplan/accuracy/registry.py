@@ -9,9 +9,10 @@ Left out: the comparison (compare.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.records import dataclass
 
 
 @dataclass(frozen=True)

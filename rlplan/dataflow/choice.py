@@ -4,9 +4,10 @@ In: nothing. Out: values.
 Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from rlplan.records import dataclass
 from rlplan.vocabulary import Placement
 
 Offloaded = Literal["none", "all", "frozen"]

@@ -4,8 +4,7 @@ In: nothing but words. Out: calls with what must come before them.
 Left out: devices, processes, bytes and seconds.
 """
 
-from dataclasses import dataclass
-
+from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 

@@ -7,8 +7,9 @@ talkative; none names a file, a class, a process, a device or what is loaded. do
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from rlplan.records import dataclass
 
 KeyPath = tuple[str, ...]
 """Keys from a file's top level down; the place in a list as a number."""

@@ -7,7 +7,6 @@ a file is used because it stands there.
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlplan import __version__
 from rlplan.emit.editable import EDITABLE, KeyPath, find_editable, job_key_of
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.planner.plan import Plan
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 
 

@@ -5,7 +5,7 @@ own keys, each tried before it is named. Left out: what else could be chosen (`r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
+from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.training import given_ranks

@@ -5,7 +5,6 @@ Left out: how files are read (source.py), and what the job comes to (check.py).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +13,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings, word_of
 from rlplan.foreign.table import Row
 from rlplan.foreign.words import is_known, shown
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
 from rlplan.spec.hardware.catalogue import count_and_name

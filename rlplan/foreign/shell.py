@@ -6,13 +6,14 @@ Left out: what only running would tell: `$(...)` beyond paths, loops without an 
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.words import Value, Words, folder_word, is_known, shown, text_of
 from rlplan.reading import is_file, read_text
+from rlplan.records import dataclass
 
 if TYPE_CHECKING:
     from tree_sitter import Node

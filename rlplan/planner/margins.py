@@ -5,11 +5,12 @@ Left out: intervals of bytes (memory/machine/spread.py), the search itself (gpu/
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow
+from rlplan.records import dataclass
 from rlplan.spec.hardware.catalogue import find_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
 from rlplan.spec.job import JobSpec

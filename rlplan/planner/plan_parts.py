@@ -4,7 +4,6 @@ In: a ledger, demands of rollouts, candidates that were rated. Out: frozen, JSON
 Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/search.py, remedies.py).
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
@@ -12,6 +11,7 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.records import dataclass
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement
 

@@ -18,10 +18,10 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from simpy import Environment, Event
 
+from rlplan.records import dataclass
 from rlplan.simulate.speed import Speed, batch_prefill_s
 from rlplan.simulate.timeout import Timeout
 

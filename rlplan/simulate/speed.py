@@ -4,8 +4,9 @@ In: sequences that decode together, tokens in their KV cache. Out: seconds.
 Left out: how the seconds come about; `serving.generation.EngineSpeed` works them out of a model and a GPU.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from rlplan.records import dataclass
 
 
 class Speed(Protocol):

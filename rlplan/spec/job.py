@@ -184,7 +184,7 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _roles_are_used(self) -> Self:
-        if self.roles.value != ValueSpec() and not self.algorithm.declaration.has_value:
+        if self.roles.value != ValueSpec.by_default() and not self.algorithm.declaration.has_value:
             having = ", ".join(name for name, declared in ALGORITHMS.items() if declared.has_value)
             raise ValueError(f"roles.value: {self.algorithm.name} has no value model; {having} has")
         if self.algorithm.value_warmup_steps and self.roles.value.shares_backbone:

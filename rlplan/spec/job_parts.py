@@ -47,22 +47,22 @@ class JobParts(Spec):
     seed: int = Field(default=0, ge=0, lt=2**31)
     policy: PolicySpec
     hardware: HardwareSpec
-    algorithm: AlgorithmSpec = AlgorithmSpec()
+    algorithm: AlgorithmSpec = AlgorithmSpec.by_default()
     target: Target | Literal["auto"] = "auto"
     """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only planned for. `auto`: its own runtime if
     that runs the models, else `megatron` for a mixture of experts and `fsdp2` for others."""
     objective: Objective = "step_time"
     """What is made small on GPUs, or large (tokens per second)."""
-    workload: WorkloadSpec = WorkloadSpec()
-    training: TrainingSpec = TrainingSpec()
-    rollout: RolloutSpec = RolloutSpec()
-    placement: PlacementSpec = PlacementSpec()
-    roles: RolesSpec = RolesSpec()
+    workload: WorkloadSpec = WorkloadSpec.by_default()
+    training: TrainingSpec = TrainingSpec.by_default()
+    rollout: RolloutSpec = RolloutSpec.by_default()
+    placement: PlacementSpec = PlacementSpec.by_default()
+    roles: RolesSpec = RolesSpec.by_default()
     data: DataSpec | None = None
     rewards: tuple[RewardSpec, ...] = ()
-    limits: LimitsSpec = LimitsSpec()
-    preflight: PreflightSpec = PreflightSpec()
-    checkpoints: CheckpointsSpec = CheckpointsSpec()
+    limits: LimitsSpec = LimitsSpec.by_default()
+    preflight: PreflightSpec = PreflightSpec.by_default()
+    checkpoints: CheckpointsSpec = CheckpointsSpec.by_default()
     early_stopping: EarlyStoppingSpec | None = None
-    metrics: MetricsSpec = MetricsSpec()
-    controls: ControlsSpec = ControlsSpec()
+    metrics: MetricsSpec = MetricsSpec.by_default()
+    controls: ControlsSpec = ControlsSpec.by_default()

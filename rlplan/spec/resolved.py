@@ -122,9 +122,9 @@ class SettledJob(JobSpec):
 
     target: Target = "rlplan"
     hardware: SettledHardware
-    training: SettledTraining = SettledTraining()
-    rollout: SettledRollout = SettledRollout()
-    placement: SettledPlacement = SettledPlacement()
+    training: SettledTraining = SettledTraining.by_default()
+    rollout: SettledRollout = SettledRollout.by_default()
+    placement: SettledPlacement = SettledPlacement.by_default()
 
     def load_gpu(self, group: str = "training") -> GpuProfile:
         """The GPU that the job names, by itself or by its node, for a group of its devices. Raises: SpecError."""

@@ -6,9 +6,10 @@ between.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.dataflow.schedule import Action, Part, Schedule
+from rlplan.records import dataclass
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import ActionTime, StepTiming, time_step
 

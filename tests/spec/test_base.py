@@ -11,6 +11,7 @@ import pytest
 from rlplan.errors import RunError, SpecError
 from rlplan.reading import MAX_SPEC_BYTES, read_text
 from rlplan.spec.base import ByteCount, Spec, read_json, shorten, validate, writing
+from rlplan.spec.resolved import ResolvedJob
 
 
 class Inner(Spec):
@@ -171,3 +172,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_no_fault_of_what_was_asked_for(number: int) -> None:
     with pytest.raises(RunError, match=r"plan.json cannot be written: .*(space|quota)"), writing(Path("plan.json")):
         raise OSError(number, os.strerror(number))
+
+
+def every_spec() -> list[type[Spec]]:
+    found = [Spec]
+    for each in found:
+        found += each.__subclasses__()
+    assert ResolvedJob in found
+    return [each for each in found if not any(field.is_required() for field in each.model_fields.values())]
+
+
+@pytest.mark.parametrize("kind", [each for each in every_spec() if each.__module__.startswith("rlplan.")])
+def test_what_is_made_by_default_is_what_the_validator_makes(kind: type[Spec]) -> None:
+    made, validated = kind.by_default(), kind()
+    assert made == validated
+    assert made.model_fields_set == validated.model_fields_set == set()
+    assert made.model_dump(mode="json") == validated.model_dump(mode="json")
+    assert kind.model_validate(validated.model_dump()) == made

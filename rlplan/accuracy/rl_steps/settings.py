@@ -7,7 +7,6 @@ What sources do not state is assumed, the same for every point, and listed at ea
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.accuracy.named_models import model_by_name, model_of
@@ -16,6 +15,7 @@ from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.timed_hardware import cluster_of, with_ranks
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.dataflow.choice import TrainerChoice
+from rlplan.records import dataclass
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths

@@ -8,13 +8,14 @@ checkpoint engines send packed buckets in turn, without them each tensor travels
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
 from rlplan.accuracy.settings import Settings, gpu_of
 from rlplan.errors import SpecError
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware.catalogue import get_gpu, get_node, profile_paths
 from rlplan.spec.hardware.profile import GpuProfile, NodeProfile

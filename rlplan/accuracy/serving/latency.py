@@ -9,7 +9,7 @@ quantised and the GPU multiplies fp8 (64 requests of 9,216 tokens fit beside Lla
 engines: its concurrency is that of all of them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.accuracy.named_models import model_of, quantization_of
 from rlplan.accuracy.points import MeasuredPoint
@@ -20,6 +20,7 @@ from rlplan.memory.model.quantization import INT4_GROUP_128, MXFP4, NVFP4, Quant
 from rlplan.memory.model.quantized_checkpoints import EXPERTS, quantization_by_name, quantization_by_word
 from rlplan.memory.serving.engine import EngineSettings, engine_memory, limits_of
 from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware.catalogue import load_profiles
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile, NodeProfile

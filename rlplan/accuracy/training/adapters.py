@@ -5,7 +5,7 @@ Left out: what each method keeps (methods.py). Raises CannotPredict for what is 
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
@@ -13,6 +13,7 @@ from rlplan.accuracy.training.methods import DORA, LORA_RANKS, Method, method_of
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.trainers import Trainer
 from rlplan.memory.model.frozen import Frozen
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import linear_layers, lora_parameters

@@ -9,10 +9,10 @@ Source: PEFT 0.18's tuners, from knowledge of the source, not installed here.
 
 import math
 import re
-from dataclasses import dataclass
 
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.settings import RunSettings
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 
 

@@ -5,7 +5,7 @@ Left out: bytes (states.py, points.py).
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
@@ -46,6 +46,7 @@ from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import HQQ, NF4, NF4_DOUBLE, WeightFormat
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
 

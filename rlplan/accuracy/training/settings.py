@@ -6,7 +6,6 @@ Left out: what a trainer does by default (trainers.py), models (named_models.py)
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
@@ -15,6 +14,7 @@ from rlplan.accuracy.settings import Settings
 from rlplan.memory.model.recomputed import MODULES
 from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 
 SEQUENCE = (

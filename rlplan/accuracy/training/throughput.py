@@ -4,7 +4,7 @@ In: a point. Out: what rlplan/timing says of it, in its own unit. Left out: load
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
@@ -24,6 +24,7 @@ from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, PRIM
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.records import dataclass
 from rlplan.spec.job_parts import Target
 from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining

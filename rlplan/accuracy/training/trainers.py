@@ -6,11 +6,11 @@ knowledge of them: but for DeepSpeed and transformers none of these trainers was
 """
 
 import re
-from dataclasses import dataclass
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.records import dataclass
 
 QV = ("q_proj", "v_proj")
 ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")

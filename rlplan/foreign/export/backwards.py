@@ -5,7 +5,6 @@ what is read back from the settings is the plan's job. Left out: files (folders.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import EmitError, RlplanError
@@ -15,6 +14,7 @@ from rlplan.foreign.engine_share import share_of, with_kv_cache
 from rlplan.foreign.settings import Settings, matches, word_of
 from rlplan.foreign.table import Row, Table, load_table
 from rlplan.planner.plan import Plan
+from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 

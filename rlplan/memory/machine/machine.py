@@ -4,9 +4,8 @@ In: nothing. Out: `CPU` and `CUDA`, of which the formulas ask what they need. Le
 libraries, communicators) and what an engine's settings say.
 """
 
-from dataclasses import dataclass
-
 from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ speculative decoding, attention windows (every layer is given all tokens), the C
 Symbols: T max_num_tokens, t tensor-parallel ranks, B tokens in a block.
 """
 
-from dataclasses import dataclass
-
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.serving.peaks import prefill_peak_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.kv import kv_elements_per_token
 from rlplan.units import GIB

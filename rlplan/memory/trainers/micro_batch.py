@@ -4,7 +4,7 @@ In: the sizes of a micro-batch (MicroBatchShape), how many layers still wait. Ou
 Left out: gradients, gathered weights and states (step_peak.py), pipelines (tokens in flight are a field).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen, frozen_layer_bytes
 from rlplan.memory.model.logits import CHUNKS, ROWS_ON_GPU, Loss, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
+from rlplan.records import dataclass
 
 FLOAT_BYTES = 4
 MASKS = 2

@@ -6,7 +6,7 @@ Left out: which changes are worth a question (families.py).
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import better, kinds_of_changes
+from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.files.job_file import WAY_OUT
 from rlplan.spec.files.yaml import apply_overrides

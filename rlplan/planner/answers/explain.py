@@ -5,7 +5,7 @@ In: a Plan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the co
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlplan import __version__
@@ -18,6 +18,7 @@ from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.machine import Search, search_of
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
+from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost

@@ -9,7 +9,6 @@ workload, and no fault of the runtime. Normal is what nine of ten measured steps
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
@@ -19,6 +18,7 @@ from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import StepError, nearest_error
 from rlplan.planner.plan import Plan
+from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fitted_lengths
 from rlplan.units import format_seconds

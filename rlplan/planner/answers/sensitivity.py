@@ -7,7 +7,7 @@ Which layouts fit does not depend on these constants, so that it is enough to co
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlplan.dataflow.choice import Choice
@@ -15,6 +15,7 @@ from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.machine import Search
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
+from rlplan.records import dataclass
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.profile import Profile, Sourced, SourcedShare
 from rlplan.vocabulary import Provenance

@@ -37,7 +37,7 @@ def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or another model",
         )
     lengths, longest = job.workload.response_lengths, job.workload.max_response_len
-    if lengths != ConstantLengths() and lengths.quantile(0.0) > longest:
+    if lengths != ConstantLengths.by_default() and lengths.quantile(0.0) > longest:
         yield (
             f"the shortest response has {lengths.quantile(0.0):,.0f} tokens, the longest allowed {longest:,}",
             "workload.response_lengths",

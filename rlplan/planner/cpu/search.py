@@ -5,7 +5,6 @@ was not taken. Left out: which choices there are (candidates.py).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -24,6 +23,7 @@ from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile, Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec

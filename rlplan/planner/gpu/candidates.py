@@ -10,7 +10,7 @@ made.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 
@@ -27,6 +27,7 @@ from rlplan.planner.gpu.axes import (
 )
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
+from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, SyncContent, Transport

@@ -6,7 +6,7 @@ at.
 
 from collections import deque
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
@@ -16,6 +16,7 @@ from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit, left_of
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.setting import GpuSetting
+from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
 from rlplan.units import GIB, ceil_div

@@ -8,7 +8,7 @@ objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 
@@ -31,6 +31,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec

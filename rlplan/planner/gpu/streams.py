@@ -15,7 +15,6 @@ Why no choice comes too late or is missing:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -25,6 +24,7 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
 from rlplan.planner.gpu.tables import BytesByMoment
+from rlplan.records import dataclass
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""

@@ -10,7 +10,7 @@ before.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from operator import add, sub
 
@@ -19,6 +19,7 @@ from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import Forecast, host_bytes
+from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 ENGINE = "rollout_engine"

@@ -7,37 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer, ComposerError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
-
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
 from rlplan.spec.base import shorten
 
 MAX_DEPTH = 32
 """Levels of nesting: a job has four."""
-MAX_NODES = 21_000
-"""Keys, values, lists and mappings, at 75 microseconds each: a histogram of lengths has up to 20,000 numbers."""
 _RULE = "YAML 1.2 without tags, aliases, tabs or duplicate keys"
-
-
-class _PlainComposer(Composer):
-    """Only what is written out: a tag may stand for code, and a few aliases of aliases for gigabytes."""
-
-    num_nodes = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.parser.peek_event()
-        self.num_nodes += 1
-        if self.num_nodes > MAX_NODES:
-            raise ComposerError(None, None, f"more than {MAX_NODES} keys and values", event.start_mark)
-        if isinstance(event, AliasEvent) or event.anchor is not None:
-            raise ComposerError(None, None, f"'{event.anchor}' is an anchor or an alias", event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise ComposerError(None, None, f"'{event.tag}' is a tag", event.start_mark)
-        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -47,10 +23,10 @@ def read_yaml(path: Path, what: str) -> Any:
 
 def parse_yaml(text: str, *, where: str, what: str) -> Any:
     """Parsed YAML of a text. Raises: SpecError."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer, yaml.max_depth = _PlainComposer, MAX_DEPTH
+    from rlplan.spec.files.plain_yaml import MarkedYAMLError, YAMLError, load  # 30 modules, which few commands need
+
     try:
-        return yaml.load(text)
+        return load(text, MAX_DEPTH)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where

@@ -3,15 +3,17 @@
 In: `hardware_profiles/gpu/` and `node/*.yaml`, whose file names are the profiles' names, and likewise in the
 folder that the environment variable RLPLAN_PROFILES names: a file there replaces the bundled one of its name.
 Out: frozen profiles, or a SpecError.
-Reading one takes some ten milliseconds: names come from the folder, and a profile is parsed only when it is used.
+Reading one from YAML takes some ten milliseconds: names come from the folder, and a profile is parsed when it is used.
 """
 
 import difflib
+import json
 import os
 import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten, validate
@@ -99,7 +101,7 @@ def _paths_in(folder: Path) -> dict[str, Path]:
 
 def read_profile(path: Path) -> Profile:
     """The profile in a file, bundled or not. Raises: SpecError where it is broken or its name is not the file's."""
-    data = read_yaml(path, "the hardware profile")
+    data = _data_of(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
         raise SpecError(
@@ -117,6 +119,14 @@ def read_profile(path: Path) -> Profile:
             way_out=f"name the file {profile.name}.yaml",
         )
     return profile
+
+
+def _data_of(path: Path) -> Any:
+    """What a profile's file says. A wheel holds the bundled ones as JSON too, made when it is built."""
+    parsed = path.with_suffix(".json")
+    if path.is_relative_to(profile_folder()) and parsed.is_file():
+        return json.loads(parsed.read_text("utf-8"))
+    return read_yaml(path, "the hardware profile")
 
 
 @cache

@@ -30,7 +30,7 @@ class Layout(Spec):
     """Rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp)."""
 
 
-WHOLE = Layout()
+WHOLE = Layout.by_default()
 
 
 def sizes_of(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:

@@ -59,10 +59,10 @@ class TeacherSpec(Spec):
 class RolesSpec(Spec):
     """The `roles:` part of a job. A reward model and a teacher are there when they have a path."""
 
-    reference: ReferenceSpec = ReferenceSpec()
-    reward: RewardModelSpec = RewardModelSpec()
-    value: ValueSpec = ValueSpec()
-    teacher: TeacherSpec = TeacherSpec()
+    reference: ReferenceSpec = ReferenceSpec.by_default()
+    reward: RewardModelSpec = RewardModelSpec.by_default()
+    value: ValueSpec = ValueSpec.by_default()
+    teacher: TeacherSpec = TeacherSpec.by_default()
 
     @property
     def paths(self) -> dict[Role, str]:

@@ -38,7 +38,7 @@ class RolloutSpec(Spec):
     acceptance_rate: float | None = Field(default=None, gt=0, lt=1)
     """The share of proposed tokens that the policy takes, each for itself: what speculative decoding on GPUs is
     timed by. It differs from job to job; engines log it."""
-    environment: EnvironmentSpec = EnvironmentSpec()
+    environment: EnvironmentSpec = EnvironmentSpec.by_default()
     """What answers the policy between its turns."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Of the KV cache: `auto` is the weights', `fp8` halves it (GPUs only)."""

@@ -41,7 +41,7 @@ class WorkloadSpec(Spec):
     """Tokens of a usual prompt, for predictions alone; the longest where not given."""
     mean_response_len: Count | None = None
     """Tokens of a usual response, for predictions on a CPU host; the longest where not given."""
-    response_lengths: LengthSpec = ConstantLengths()
+    response_lengths: LengthSpec = ConstantLengths.by_default()
     """How lengths are distributed, for predictions on GPUs, simulated runs, and real ones where controls force them."""
     reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
     """Seconds that a rule-based reward of one rollout takes, for predictions on GPUs."""

@@ -9,7 +9,7 @@ vocabulary, h hidden. Compute, memory and calls follow each other: nothing is co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
@@ -17,6 +17,7 @@ from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.memory.weight_sync.packets import arena_bytes, policy_packets
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob

@@ -7,10 +7,10 @@ Symbols: R sequences, c at once, p prompt and r response tokens, W bytes of the 
 width, k key width, I MLP width.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.memory.serving.generation import kv_bytes_per_token, num_kv_blocks
+from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedRollout
 from rlplan.timing.cost import Cost

@@ -4,11 +4,11 @@ In: hardware profiles. Out: rates in bytes and FLOP per second that work reaches
 Left out: congestion between jobs, rails that differ; ranks of a group lie side by side, host after host.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeVar
 
 from rlplan.errors import SpecError
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import (
     ComputeDtype,
     Efficiencies,
@@ -26,15 +26,17 @@ def _assumed(value: float, source: str) -> dict[str, object]:
     return {"value": value, "provenance": "assumed", "source": source}
 
 
-ANY_HOST = NodeEfficiencies.model_validate(
-    {
-        "network": _assumed(0.8, "one host has no use for it"),
-        "network_latency": _assumed(20e-6, "one host has no use for it"),
-        "host_memory_bytes_per_s": _assumed(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
-        "disk_bytes_per_s": _assumed(2 * 10**9, "one NVMe disk"),
-    }
-)
-"""Of a single host that no node profile describes."""
+@cache
+def any_host() -> NodeEfficiencies:
+    """Of a single host that no node profile describes."""
+    return NodeEfficiencies.model_validate(
+        {
+            "network": _assumed(0.8, "one host has no use for it"),
+            "network_latency": _assumed(20e-6, "one host has no use for it"),
+            "host_memory_bytes_per_s": _assumed(150 * 10**9, "a server of two sockets with DDR4 at three quarters"),
+            "disk_bytes_per_s": _assumed(2 * 10**9, "one NVMe disk"),
+        }
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +73,10 @@ class Cluster:
 
     @cached_property
     def node_efficiencies(self) -> NodeEfficiencies:
-        """Shares of peaks of the whole node; of a host that is not known, those of ANY_HOST. Raises: SpecError where
+        """Shares of peaks of the whole node; of a host that is not known, those of `any_host`. Raises: SpecError where
         several hosts have no node, for then their network is not known."""
         if self.node is None and self.num_hosts == 1:
-            return ANY_HOST
+            return any_host()
         return self._known(self.node.efficiencies if self.node else None, "node")
 
     @cached_property

@@ -8,12 +8,13 @@ preemption, rollouts that wait for tools, engines that help each other out; rand
 Symbols: N rollouts, S running at once, P prompt, n samples of a prompt, D a decode step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from math import ceil, log
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.resolved import SettledRollout

@@ -10,9 +10,10 @@ Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of 
 B memory's peak, F peak of matmuls, S bytes of a message.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.memory.serving.versions import LATEST, VllmVersion
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster

@@ -3,13 +3,14 @@
 In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.records import dataclass
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledTraining

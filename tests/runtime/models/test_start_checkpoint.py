@@ -16,8 +16,8 @@ from rlplan.runtime.models.start_checkpoint import (
 from rlplan.spec.model import has_vision_tower, load_model, read_model
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
+from tests.repository.traps import trapped_model
 from tests.runtime.runs.architectures import WITH_TOWERS, write_with_tower
-from tests.traps import trapped_model
 
 SORTER = EXAMPLES / "models" / "sorter"
 

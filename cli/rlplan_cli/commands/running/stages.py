@@ -12,11 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
+from rlplan.records import dataclass
 from rlplan.spec.base import read_json, writing
 from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note

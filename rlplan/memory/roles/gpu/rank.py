@@ -5,7 +5,7 @@ sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from rlplan.dataflow.choice import TrainerChoice
@@ -31,6 +31,7 @@ from rlplan.memory.trainers.nvme import left_on_host
 from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_parts
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec

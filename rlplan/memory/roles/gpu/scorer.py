@@ -6,7 +6,7 @@ FSDP2 they are shards too; under Megatron they are cut like the policy's, and th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
 
@@ -22,6 +22,7 @@ from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, Traine
 from rlplan.memory.roles.gpu.states import FixedStates, with_role_head
 from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec

@@ -4,7 +4,6 @@ In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: pass
 (exported.py).
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
@@ -17,6 +16,7 @@ from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
+from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.parts.training import LoraSpec

@@ -4,9 +4,10 @@ In: nothing. Out: the type. Left out: the families themselves.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from rlplan.records import dataclass
 from rlplan.spec.models.families import readers, tables
 from rlplan.spec.models.families.towers import VisionReader
 

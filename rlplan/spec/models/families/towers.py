@@ -8,8 +8,8 @@ language model, m width of the merger. Source: transformers 5.19, vision classes
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from rlplan.records import dataclass
 from rlplan.spec.models.config import Config
 from rlplan.spec.models.parts import VisionSpec
 from rlplan.spec.models.tensors import Parameter, Sizes, list_tensors, with_prefix
