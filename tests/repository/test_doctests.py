@@ -1,4 +1,4 @@
-"""Examples in docstrings are true, below `runtime` and `report`: a test a file, without importing it to collect that."""
+"""Examples in docstrings are true, below `runtime` and `report`: a test a file, which collecting does not import."""
 
 import doctest
 from importlib import import_module
