@@ -7,7 +7,6 @@ Out: README.md with its charts, and the section "What each reaches" of docs/algo
 from collections.abc import Sequence
 from statistics import fmean
 
-from benchmarks.learning.charts import draw_beside, draw_curves
 from benchmarks.learning.record import (
     CONTROLS,
     CURVES,
@@ -34,6 +33,8 @@ BEGIN, END = "<!-- reached: written by benchmarks/learning/page.py -->\n", "<!--
 
 def write_page() -> None:
     """README.md and the charts, from what there is."""
+    from benchmarks.learning.charts import draw_beside, draw_curves  # matplotlib, which nothing else here needs
+
     curves, in_process, beside = read_curves(CURVES), read_curves(IN_PROCESS), read_beside()
     parts = [_HEAD.format(target=TARGET, drift=DRIFT, num_heldout=NUM_HELDOUT)]
     if curves:

@@ -40,6 +40,7 @@ def test_means_may_be_as_far_apart_as_the_seeds_of_one_side_are() -> None:
     assert Point(0, (0.25, 0.25), (0.26, 0.26)).agrees  # a point, which so many prompts do not tell
 
 
+@pytest.mark.nightly
 def test_a_set_in_part_has_a_page(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "REPORTS", tmp_path)
     monkeypatch.setattr(learning_page, "REPORTS", tmp_path)

@@ -1,6 +1,7 @@
 """Bad data and bad rewards, by the command line: each bad row is listed, exit code 2, and nothing has been started."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def lines(*rows: Any) -> bytes:
     return b"".join(row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows)
 
 
+HELDOUT = ("heldout", "several")
 BAD: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "a missing column": (lines(GOOD, {"id": "b", "prompt": "x"}), ("1 of 2 rows", "row 2: it has no answer")),
     "a null prompt": (lines(GOOD, {"id": "b", "prompt": None, "answer": "1"}), ("row 2: prompt is null",)),
@@ -39,8 +41,7 @@ def run(rlplan: Call, tmp_path: Path, *arguments: str | Path) -> Answer:
 
 @pytest.mark.parametrize(
     ("key", "name"),
-    [("prompts", name) for name in BAD]
-    + [pytest.param("heldout", name, marks=pytest.mark.nightly if name != "several" else ()) for name in BAD],
+    at_night(product(("prompts", "heldout"), BAD), but=[("prompts", "several"), ("prompts", "too long"), HELDOUT]),
 )
 def test_bad_rows_are_listed(rlplan: Call, tmp_path: Path, name: str, key: str) -> None:
     content, words = BAD[name]

@@ -28,6 +28,7 @@ from rlplan.units import format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 from tests.cli.conftest import Answer, Call, start
 from tests.factories import QUICKSTART, ROOT
+from tests.repository.at_night import at_night
 
 FOREIGN = ("import", "check")
 COMMANDS = (
@@ -200,8 +201,8 @@ def test_the_plan_s_tables_name_every_action_and_every_placement(rlplan: Call) -
 
 @pytest.mark.parametrize(
     "arguments",
-    [["estimate", QUICKSTART], ["profiles", "list"], ["estimate", "nowhere.yaml"]],
-    ids=lambda arguments: " ".join(map(str, arguments[:1])),
+    at_night([(["estimate", QUICKSTART],), (["profiles", "list"],), (["estimate", "nowhere.yaml"],)], but=1),
+    ids=["estimate", "profiles", "wrong"],
 )
 def test_a_pipe_gets_plain_text_whole_lines_and_nothing_cut_off(arguments: list[Any]) -> None:
     answer = start(*arguments, TERM="xterm-256color")
@@ -214,8 +215,11 @@ def test_a_pipe_gets_plain_text_whole_lines_and_nothing_cut_off(arguments: list[
 
 @pytest.mark.parametrize(
     "arguments",
-    [["plan", QUICKSTART], ["emit", QUICKSTART, "-o"], ["profiles", "show", "cpu-host"], ["doctor"]],
-    ids=lambda arguments: str(arguments[0]),
+    at_night(
+        [(["emit", QUICKSTART, "-o"],), (["doctor"],), (["plan", QUICKSTART],), (["profiles", "show", "cpu-host"],)],
+        but=2,
+    ),
+    ids=["emit", "doctor", "plan", "profiles"],
 )
 def test_commands_that_start_nothing_import_no_engine(arguments: list[Any], tmp_path: Path) -> None:
     if arguments[-1] == "-o":
@@ -252,6 +256,7 @@ ALSO_NIGHTLY = (
     f"estimate {QUICKSTART} --json",
     "estimate --model Qwen/Qwen2.5-7B --gpus 8xH100",
     "estimate --model Qwen/Qwen2.5-7B --gpus 1xRTX4090",
+    "profiles list",
 )
 READERS = [
     pytest.param(

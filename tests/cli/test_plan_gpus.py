@@ -237,7 +237,14 @@ def test_a_number_of_steps_that_makes_no_sense_is_refused(rlplan: Call, plan: Pa
 # ------------------------------------------------------------------------------------------------------------ start
 
 
-@pytest.mark.parametrize("arguments", [(), ("plan",), ("explain",), ("simulate",), ("estimate",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("plan",),
+        *(pytest.param((verb,), marks=pytest.mark.nightly) for verb in ("explain", "simulate", "estimate")),
+    ],
+)
 def test_the_help_loads_no_library(arguments: tuple[str, ...]) -> None:
     answer = start(*arguments, "--help", PYTHONPROFILEIMPORTTIME="1")
     assert answer.exit_code == 0

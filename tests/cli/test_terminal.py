@@ -62,7 +62,7 @@ SHOWN = {
 }
 
 
-BY_DAY = ("estimate-80", "plan for GPUs-80", "explain-80", "profiles show-80", "profiles show-140")
+BY_DAY = ("estimate-80", "explain-80", "profiles show-140")
 """The others at night."""
 FITS = [
     pytest.param(columns, words, id=text, marks=() if text in BY_DAY else pytest.mark.nightly)

@@ -12,8 +12,6 @@ import pytest
 from rlplan import errors
 from rlplan.emit.bundle import write_bundle
 from rlplan.emit.editable import EDITABLE
-from rlplan.report.plans.write import PlanFiles
-from rlplan.report.write import ReportFiles
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -158,6 +156,8 @@ def test_every_field_of_the_trace_is_documented() -> None:
 
 
 def test_every_file_of_a_report_is_documented() -> None:
+    from rlplan.report.write import ReportFiles
+
     written_files = {path.name for path in vars(ReportFiles.within(ROOT)).values()}
     assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "The report"))} == written_files
     photographed = {"learning.png", "memory.png"}
@@ -176,5 +176,7 @@ def test_every_process_of_the_quickstart_is_told() -> None:
 
 
 def test_every_file_of_a_plans_report_is_documented() -> None:
+    from rlplan.report.plans.write import PlanFiles
+
     names = {path.name for path in vars(PlanFiles.within(Path())).values()}
     assert {words(row[0])[0] for row in rows(section(RUNTIME_PAGES, "The report of a plan"))} == names

@@ -36,6 +36,7 @@ def test_the_site_builds_with_strict_links_and_asks_no_other_server(site: Path) 
     assert not [line for line in home.splitlines() if '<script src="http' in line]
 
 
+@pytest.mark.nightly
 def test_on_a_phone_no_page_scrolls_sideways_and_every_key_of_a_job_is_read_whole(site: Path) -> None:
     width, height = WIDTHS["phone"]
     with Chromium() as browser:
@@ -50,6 +51,7 @@ def test_on_a_phone_no_page_scrolls_sideways_and_every_key_of_a_job_is_read_whol
             assert not [right for right in rights if right > width]
 
 
+@pytest.mark.nightly
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = tmp_path / "docs"
     pages.mkdir()

@@ -218,7 +218,7 @@ def _check_refused(found: Plan) -> None:
         executable_plan(found)
 
 
-@pytest.mark.parametrize("seeds", at_night((range(8), range(8, 40)), but=1))
+@pytest.mark.parametrize("seeds", at_night((range(4), range(4, 40)), but=1))
 def test_of_random_jobs_each_that_fits_is_taken_and_no_other(seeds: range, tmp_path: Path) -> None:
     verdicts = [check(seed, tmp_path / str(seed)) for seed in seeds]
     assert Verdict.FITS in verdicts

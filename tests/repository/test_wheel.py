@@ -46,9 +46,9 @@ def fresh_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if ".." not in file.parts:
                 target = site_packages / file
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file.locate(), target)
+                shutil.copy2(file.locate(), target)  # with its time, by which byte code is that of a file
     install = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--no-index", "--no-deps"]
-    subprocess.run([sys.executable, *install, str(wheel)], check=True, capture_output=True, text=True)
+    subprocess.run([sys.executable, *install, "--no-compile", str(wheel)], check=True, capture_output=True, text=True)
     return folder / "bin"
 
 

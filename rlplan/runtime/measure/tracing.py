@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
@@ -149,6 +148,8 @@ def _refuse(config: Mapping[str, Any], verb: str, error: Exception) -> SpecError
 
 
 def _track(model: nn.Module, tokens: torch.Tensor, loss: LossFunction, has_gradient: bool) -> TracedPeak:
+    from torch.distributed._tools.mem_tracker import MemTracker  # loads the compiler, one second of CPU
+
     tracker = MemTracker()
     tracker.track_external(model)
     with tracker, torch.set_grad_enabled(has_gradient):

@@ -22,6 +22,7 @@ from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, GRID, plan_of
+from tests.repository.at_night import at_night
 
 SAME_CACHE = 1.02
 """Shares of a GPU have four digits."""
@@ -49,10 +50,10 @@ STARTED = dict.fromkeys(TARGETS, "train.sh") | {
 }
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_read_back_of_plans_is_their_job_or_it_is_refused(target: str, every: int, tmp_path: Path) -> None:
-    """Each stack with five plans of the grid in which every value stands; at night all thirty."""
+    """Each stack with three plans of the grid in which every value stands; at night all thirty."""
     written = 0
     for overrides in GRID[::every]:
         plan = plan_of(*ASKED[target], *overrides)
@@ -108,7 +109,7 @@ def test_what_a_stack_cannot_say_is_refused_by_its_key(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("policy", ["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"])
+@pytest.mark.parametrize("policy", at_night(["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"], but=1))
 @pytest.mark.parametrize("target", ["verl", "trl", "openrlhf", "slime", "nemo_rl"])
 def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str) -> None:
     asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})

@@ -167,7 +167,9 @@ def test_a_stopped_microbenchmark_leaves_no_process_and_no_file(number: signal.S
         text=True,
     )
     try:
-        ranks = wait_for_ranks(started.pid)
+        ranks = wait_for_ranks(
+            started.pid, pause_s=0.2 if number == signal.SIGTERM else 0.02
+        )  # they stay, or work briefly
         started.send_signal(number)
         _, errors = started.communicate(timeout=scaled(30))
     finally:
@@ -182,8 +184,8 @@ def ranks_of(parent: int) -> list[int]:
     return [pid for pid in all_processes() if parent_of(pid) == parent and "microbench_ranks" in command_of(pid)]
 
 
-def wait_for_ranks(parent: int) -> list[int]:
-    wait_for(lambda: len(ranks_of(parent)) == 2, 60, pause_s=0.02)
+def wait_for_ranks(parent: int, pause_s: float) -> list[int]:
+    wait_for(lambda: len(ranks_of(parent)) == 2, 60, pause_s=pause_s)
     return ranks_of(parent)
 
 

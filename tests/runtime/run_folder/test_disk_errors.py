@@ -218,17 +218,6 @@ print(float(tensor.sum()), sorted(path.name for path in disk.iterdir()))
 )
 
 
-def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_receipt(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "256k") as disk:
-        done = disk.python(WRITE_TENSORS, TMPDIR=str(disk.folder))
-    size = "3.81 MiB were to be written"
-    receipt, offloaded, policy, left = done.stdout.splitlines() or [done.stderr]
-    assert receipt.startswith(f"policy.safetensors cannot be written: the disk is full ({size}, ")
-    assert offloaded.startswith(f"disk cannot be written: the disk is full ({size}, ")
-    assert policy.startswith(f"model.safetensors cannot be written: the disk is full ({size}, ")
-    assert left == "1000000.0 ['policy', 'policy.receipt']"
-
-
 HAND_OVER = (
     FILL
     + """
@@ -269,13 +258,32 @@ print(all(torch.equal(each[name], tensor) for each in fed for name, tensor in we
 )
 
 
-def test_a_weight_sync_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(
-    tmp_path: Path,
-) -> None:
-    with small_disk(tmp_path / "disk", "128k") as disk:
-        done = disk.python(HAND_OVER)
+Answers = tuple[list[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def of_torch(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """What both programs say that need torch, one after the other in one process."""
+    with small_disk(tmp_path_factory.mktemp("small") / "disk", "256k") as disk:
+        done = disk.python(f"{WRITE_TENSORS}\nprint('then')\n{HAND_OVER}", TMPDIR=str(disk.folder))
     assert done.returncode == 0, done.stderr
-    *readers, what, is_soon, is_whole = done.stdout.splitlines()
+    first, second = done.stdout.split("then\n")
+    return first.splitlines(), second.splitlines()
+
+
+def test_tensors_that_a_disk_does_not_take_are_told_and_leave_room_for_the_receipt(of_torch: Answers) -> None:
+    size = "3.81 MiB were to be written"
+    receipt, offloaded, policy, left = of_torch[0]
+    assert receipt.startswith(f"policy.safetensors cannot be written: the disk is full ({size}, ")
+    assert offloaded.startswith(f"disk cannot be written: the disk is full ({size}, ")
+    assert policy.startswith(f"model.safetensors cannot be written: the disk is full ({size}, ")
+    assert left == "1000000.0 ['policy', 'policy.receipt']"
+
+
+def test_a_weight_sync_through_a_full_disk_fails_at_once_on_both_sides_and_works_again_with_room(
+    of_torch: Answers,
+) -> None:
+    *readers, what, is_soon, is_whole = of_torch[1]
     assert readers == ["given up", "given up"]
     assert what.startswith("packet-0000.safetensors cannot be written: the disk is full (")
     assert (is_soon, is_whole) == ("True", "True")

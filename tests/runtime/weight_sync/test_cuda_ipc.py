@@ -77,7 +77,7 @@ def receive(endpoint: Endpoint, answers: Connection) -> None:
 
 
 def test_weights_reach_another_process_through_the_device_without_a_second_copy() -> None:
-    context = get_context("spawn")
+    context = get_context("fork")  # which need not import torch anew
     answers, theirs = context.Pipe()
     with host_device(16 * MIB) as device:
         sender = PolicySender(PACKETS, torch.float32)

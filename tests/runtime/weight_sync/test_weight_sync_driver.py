@@ -249,13 +249,16 @@ def _lose(setup: Setup, header: Header, payload: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "content"),
+    ("transport", "content", "fault"),
     at_night(
-        [("shared_memory", "full"), ("gloo", "full"), ("disk", "full"), ("gloo", "adapter")],
-        but=(("shared_memory", "full"), ("gloo", "adapter")),
+        [
+            (*way, fault)
+            for way in (("shared_memory", "full"), ("gloo", "full"), ("disk", "full"), ("gloo", "adapter"))
+            for fault in (_alter, _lose)
+        ],
+        but=(("shared_memory", "full", _alter), ("gloo", "adapter", _lose)),
     ),
 )
-@pytest.mark.parametrize("fault", [_alter, _lose])
 def test_a_transport_that_alters_or_loses_one_tensor_ends_the_sync_by_its_checksum(
     make: Callable[[str, str], Setup], transport: str, content: str, fault: Any
 ) -> None:
