@@ -190,7 +190,7 @@ LOSS_BYTES = {
     Loss.PLAIN: (18, 16),
     Loss.SHIFTED: (26, 24),
     Loss.FUSED: (8, 0),
-    Loss.IN_PLACE: (8, 6),
+    Loss.IN_PLACE: (10, 8),
     Loss.BY_ROWS: (46, 44),
     Loss.COMPILED_CHUNKED: (8, 6),
     Loss.NONE: (0, 0),
