@@ -75,8 +75,8 @@ def reference_swap(setting: TrainSetting) -> Cost:
 def shared_device_moves(setting: TrainSetting, cluster: Cluster) -> Cost:
     """Seconds in which a trainer makes room for the engine on its GPU, and comes back.
 
-    Counts: the optimizer's states down and up, unpinned (`move_optimizer`); weights down and up, pinned (Megatron-Core's
-    buffers, `offload_to_cpu`).
+    Counts: the optimizer's states down and up, unpinned (`move_optimizer`); weights down and up, pinned (Megatron
+    Core's `offload_to_cpu`).
     """
     states = STATE_BYTES * num_stepped(setting)
     weights = setting.training.dtype.num_bytes * sum(part.numel for part in held_parts(setting))

@@ -75,7 +75,7 @@ def seconds_in(unit: str) -> float:
 def step_phases(run: RlRun) -> dict[str, Cost]:
     """What a step consists of: `generate`, `score`, `train`, `sync`."""
     work = mini_batch_shape(run, run.num_rollouts)
-    policy = _setting(run, run.model, Role.POLICY)
+    policy = policy_setting(run)
     scored = replace(work, tokens_per_pass=run.recipe.scored_tokens_per_pass) if run.recipe else work
     score = score_cost(policy, scored, run.training).times(run.num_scored)
     num_mini = ceil_div(run.num_rollouts, run.mini_batch)
@@ -124,6 +124,11 @@ def mini_batch_shape(run: RlRun, num_rollouts: int) -> MiniBatchShape:
         tokens_per_pass=run.tokens_per_pass,
         is_balanced=num_rollouts == run.num_rollouts,
     )
+
+
+def policy_setting(run: RlRun) -> TrainSetting:
+    """The policy as it is trained."""
+    return _setting(run, run.model, Role.POLICY)
 
 
 def _setting(run: RlRun, model: ModelSpec, role: Role) -> TrainSetting:

@@ -47,7 +47,7 @@ LAYER_WAITS = 11e-3
 """Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
 the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
 nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models: 0.6B alone says 9e-3, 4B 12e-3.
-Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.2 % of the 31 others,
+Left out (benchmarks/constants/trainers.py): 0.6B's value errs by 4.2 % of the 31 others,
 11.5 % without it."""
 RL_TOKEN = 18e-6
 """Seconds of a token of a rank in prime-rl's RL: lengths of responses are found by comparing one position after the

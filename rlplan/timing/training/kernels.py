@@ -25,7 +25,7 @@ configs/system, `group_matmul`), forward over what large matmuls reach: 0.40 wit
 EXPERTS_LAUNCHED = 9e-3
 """Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
 counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
-on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.7 % of the 24
+on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/trainers.py): Qwen3-30B's value errs by 14.7 % of the 24
 others, 35.7 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
 
 
