@@ -16,6 +16,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
+from rlplan.accuracy import timed_hardware
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
@@ -161,6 +162,14 @@ CONSTANTS = (
         {"now": 192.0},
         lambda point, fitted: False,
         _waits,
+    ),
+    Constant(
+        "B300_PORTS, share of the adapters",
+        ((timed_hardware, "B300_PORTS"),),
+        1.0,
+        {"26.06": 0.30, "26.04": 0.31, "26.02": 0.39, "now": 0.5},
+        lambda point, fitted: fitted in point.id,
+        lambda point: _is_throughput(point) and "-b300-64g" in point.id,
     ),
     Constant(
         "FIRST_KERNELS, MiB",

@@ -59,6 +59,8 @@ of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. I
 38; left out, either errs by 10.1 and 4.1 % of the other's, 148 and 101 % without it."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
+ULTRA = 300e9
+"""Parameters beyond which a Nemotron 3 is Ultra."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -280,10 +282,26 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
         virtual_stages=virtual,
         reduce_bytes=2 if has_recipe else 4,
         main_gradient_bytes=4 if has_recipe else 8,
+        predicts_ahead=_predicted_ahead(settings, run) if has_recipe else (0, 0),
         sends_once=re.search("hybrid|deep", dispatcher) is not None if dispatcher else has_recipe,
         hides_experts=has_recipe and hides and not is_hybrid,
         waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
     )
+
+
+def _predicted_ahead(settings: RunSettings, run: Run) -> tuple[int, int]:
+    """Tokens that a recipe of Megatron-Bridge predicts ahead, and layers for each: one of DeepSeek-V3 unless its note
+    says `w/o MTP`; of Nemotron 3 Super one, of Ultra two, by an attention layer and experts. Source: Megatron-Bridge
+    models/deepseek/deepseek_v3_bridge.py (as `num_nextn_predict_layers`), perf_recipes/nemotronh (2026-08).
+    """
+    experts, word = run.model.experts, settings.word("note").lower()
+    if re.search(r"w/o mtp|without mtp|no mtp", word) or experts is None:
+        return 0, 0
+    if run.model.architecture == "DeepseekV3ForCausalLM":
+        return 1, 1
+    if NONE in run.model.attention_kinds and experts.latent_size:
+        return (2 if run.model.num_parameters > ULTRA else 1), 2
+    return 0, 0
 
 
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:

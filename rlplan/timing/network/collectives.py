@@ -12,10 +12,6 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.links import Link, link, link_domain, link_out
 
-ALL_TO_ALL = 0.886
-"""Share of a gather's rate that NCCL's all-to-all reaches inside a host. Source: both measured on eight B200 (SimuMax,
-configs/system/b200_bf16_ceperm.json): 0.597 and 0.674 of the link. Assumes: the same on other GPUs."""
-
 
 def _cost(route: Link, transfer_s: float, hops: float) -> Cost:
     return Cost({route.resource: transfer_s, Resource.LATENCY: hops * route.latency_s})
@@ -90,8 +86,7 @@ def all_to_all_cost(
         return NOTHING
     if num_ranks * stride <= link_domain(cluster):
         route = link(cluster, num_ranks, stride)
-        rate = route.bytes_per_s * (1.0 if copies else ALL_TO_ALL)
-        return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / rate, num_ranks - 1.0)
+        return _cost(route, (num_ranks - 1) / num_ranks * num_bytes / route.bytes_per_s, num_ranks - 1.0)
     route = link_out(cluster, num_ranks, stride)
     of_host = min(num_ranks, max(1, cluster.gpus_per_host // stride))
     outside = of_host * num_bytes * (num_ranks - of_host) / num_ranks / route.bytes_per_s

@@ -25,8 +25,8 @@ configs/system, `group_matmul`), forward over what large matmuls reach: 0.40 wit
 EXPERTS_LAUNCHED = 9e-3
 """Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
 counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
-on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/trainers.py): Qwen3-30B's value errs by 14.7 % of the 24
-others, 35.7 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
+on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/trainers.py): Qwen3-30B's value errs by 14.2 % of the 24
+others, 34.0 % without it; Nemotron 3, which was no part of it, is met within 30 %. Forward alone a third of it."""
 
 
 class Attention(StrEnum):
@@ -77,6 +77,8 @@ class Kernels:
     of other weights hide behind their matmuls' many rows."""
     dense_gradient_bytes: int = 0
     """The same of each other weight, where a kernel of its own adds gradients up (no gradient accumulation fusion)."""
+    predicts_ahead: tuple[int, int] = (0, 0)
+    """Tokens that are predicted beyond the next one, and layers for each (multi-token prediction)."""
     waits_per_expert_layer: float = 0.0
     """Seconds that a layer of experts waits for its host, forward and backward, where no CUDA graph has it."""
     scatters_rows: bool = False

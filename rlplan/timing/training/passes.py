@@ -72,7 +72,8 @@ def stage_costs(
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     launched = LAUNCH * kernels * times.elementwise * setting.model.num_layers
     experts = setting.model.experts
-    waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts else 0) * times.elementwise / 3
+    launched_thirds = times.exchanges + times.is_training  # one forward, three with a backward pass, four computed anew
+    waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts else 0) * launched_thirds / 3
     moved = _offloaded_activations_s(setting, batch, times, cluster) * pp
 
     def with_host(one: Cost, share: float) -> Cost:
@@ -122,13 +123,15 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
 
 
 def _head_flops(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
-    return head_flops(setting.model, setting.role) * batch.num_head_tokens * setting.head_times(times)
+    return (
+        head_flops(setting.model, setting.role) * batch.num_head_tokens * setting.head_times(times) * times.num_losses
+    )
 
 
 def _loss_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
     words = loss_bytes(setting.loss, setting.model.vocab_size, is_backward=False)
     words += loss_bytes(setting.loss, setting.model.vocab_size, is_backward=True) * times.is_training
-    return words * batch.num_head_tokens
+    return words * batch.num_head_tokens * times.num_losses
 
 
 def head_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:

@@ -208,6 +208,16 @@ def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
         assert cost == pytest.approx(hypot(busy, 48 * 3e-3 * thirds))
 
 
+def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
+    batch, host = MicroBatch(1, Lengths(2048, 2048**2), 2048), cluster(8)
+    one, times = setting(8, target="megatron"), training_times(Recompute.NONE)
+    ahead = times.with_ahead(2, 3 / MODEL.num_layers)
+    plain, more = (passes.matmul_cost(one, batch, each, host).seconds for each in (times, ahead))
+    head = 3 * head_flops(MODEL) * 2048 / kernels.matmul_flops_per_s(host)
+    assert more - head * 3 == pytest.approx((plain - head) * (1 + 2 * 3 / MODEL.num_layers))
+    assert ahead.num_losses == 3
+
+
 def test_gradients_that_are_added_apart_move_bytes_of_every_weight():
     one = setting(8, model=MODEL, target="megatron")
     added = replace(one, kernels=replace(one.runs, dense_gradient_bytes=6))
