@@ -16,6 +16,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.constants.trainers import HEAD, left_out
 from benchmarks.figures import FAINT, INK, MUTED, RC
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
 from rlplan.accuracy.files.reading import bundled_points
@@ -29,8 +30,8 @@ LARGE = 0.05
 """Errors beyond it are listed with an explanation, and so is what is refused one by one."""
 COLUMNS = 4
 INTRODUCTION = """What the formulas say of published measurements, point by point. Regenerate with `make accuracy`; the
-same numbers: `rlplan accuracy`. Constants that were fitted, each with the error that remains when a source is left out,
-stand beside their formula in [the memory model](../../docs/memory-model.md).
+same numbers: `rlplan accuracy`. The constants that were fitted, each with the error that remains when the source that
+it was fitted to is left out, stand [below](#fitted-constants).
 
 Every point was measured by others. No GPU was to be had so far, so that none is our own: `benchmarks/gpu` measures one
 against predictions made before, and its points are read by `rlplan accuracy`. The formulas were written with these
@@ -52,7 +53,10 @@ SOURCES = (
 
 INTERVALS = f"""Measured over predicted, of throughputs the seconds that they stand for: the bounds that hold
 {NOMINAL:.0%} of the points of sources that were left out (each publication, or pair of model and GPU, by the others),
-stretched where the others alone hold fewer. A kind of few points cannot show it: fewer than 19 have no twentieth.
+stretched where the others alone hold fewer. What is claimed is `inside, left out`: of each kind with 19 points or more
+85 to 95 % of the points lie inside the bounds that other sources give, which is what an interval is worth for a source
+that nobody has seen. `inside` is the share inside the bounds of all points, which are wider where sources differ from
+each other, and may be higher. A kind of few points cannot show it: fewer than 19 have no twentieth.
 `rlplan.accuracy.intervals` gives them to other code."""
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
@@ -67,6 +71,11 @@ TRAINERS = (
 
 LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/constants/serving.py`; settings
 that were measured more than once count once):"""
+
+CONSTANTS = """Constants of trainers: what a value that one model or version alone says gives for all points that it was
+not fitted to, beside the same points without the constant (`benchmarks/constants/trainers.py`; a test refuses one that
+is worse than none). `now` is the value in use, over all. Constants of serving are held to pairs above, those of weight
+syncs to sources in [the seconds](../runtime/seconds.md), TensorRT-LLM's to GPUs and models beside its formula."""
 
 
 def main() -> int:
@@ -103,6 +112,9 @@ def page(report: AccuracyReport) -> str:
         _table(("pair", "kind", "points", "mean error", "bias"), _pairs(report)),
         LEFT_OUT,
         _table(("model", "GPU", "format", "settings", "mean error", "left out", "bias left out"), _left_out()),
+        "## Fitted constants",
+        CONSTANTS,
+        _table(HEAD, [row.cells() for row in left_out()]),
         "## Misses",
         f"Predictions more than {LARGE:.0%} off, others worth a word, and single points that are refused.",
         _table(("point", "error", "why"), _misses(report)),

@@ -34,15 +34,24 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
     ("kind", "median", "largest"),
     [
         ("param_count", 0.0, 0.0),
-        ("vllm_weights", 0.01, 0.06),
-        ("kv_per_token", 0.002, 0.002),
-        ("vllm_kv", 0.03, 0.03),
-        ("vllm_profile_peak", 0.01, 0.09),
-        ("vllm_activation_peak", 0.05, 0.05),
-        ("vllm_cuda_graph", 0.05, 0.05),
-        ("inference_peak", 0.05, 0.08),
-        ("zero_model_states", 0.005, 0.005),
+        ("vllm_weights", 0.001, 0.053),
+        ("kv_per_token", 0.0002, 0.0012),
+        ("vllm_kv", 0.005, 0.026),
+        ("vllm_profile_peak", 0.002, 0.08),
+        ("vllm_activation_peak", 0.04, 0.045),
+        ("vllm_cuda_graph", 0.007, 0.007),
+        ("inference_peak", 0.035, 0.065),
+        ("zero_model_states", 0.0015, 0.0025),
         ("kv_saturation", 0.0, 0.0),
+        ("train_peak", 0.0155, 0.22),
+        ("train_steady", 0.006, 0.007),
+        ("sleeping_engine_residual", 0.044, 0.31),
+        ("throughput_train", 0.053, 0.40),
+        ("throughput_infer", 0.034, 0.17),
+        ("serving_tpot", 0.054, 0.225),
+        ("serving_ttft", 0.20, 0.81),
+        ("rl_step_time", 0.14, 0.28),
+        ("weight_sync_time", 0.015, 0.03),
     ],
 )
 def test_errors_of_a_kind_stay_within_their_bound(
@@ -55,10 +64,26 @@ def test_errors_of_a_kind_stay_within_their_bound(
     assert summary.max_abs <= largest
 
 
-def test_trtllm_capacities_are_within_three_percent_on_average(report: AccuracyReport) -> None:
+def test_trtllm_capacities_are_within_three_in_a_thousand_on_average(report: AccuracyReport) -> None:
     found = errors(report, "trtllm_kv_capacity")
     assert len(found) == 32
-    assert sum(found) / len(found) <= 0.01
+    assert sum(found) / len(found) <= 0.003
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "mean", "worst"),
+    [("agilerl-", 158, 0.024, 0.10), ("simumax-", 11, 0.0125, 0.045), ("primerl-", 30, 0.043, 0.17)],
+)
+def test_peaks_of_a_source_are_within_their_mean_and_worst(
+    report: AccuracyReport, source: str, count: int, mean: float, worst: float
+) -> None:
+    """But for one of AgileRL's, begun on memory of the process before: the source's fixtures/pending/README.md."""
+    found = {point.id: point.relative_error for point in report.points if point.kind == "train_peak"}
+    ours = {name: abs(error) for name, error in found.items() if name.startswith(source) and error is not None}
+    assert len(ours) == count
+    assert sum(ours.values()) / count <= mean
+    ours.pop("agilerl-qwen2.5-0.5b-a100-s32768-mb1-g16-r64-u382", None)
+    assert max(ours.values()) <= worst
 
 
 def test_nine_in_ten_memory_points_that_are_no_trainer_s_are_predicted(report: AccuracyReport) -> None:

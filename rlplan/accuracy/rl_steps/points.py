@@ -5,9 +5,11 @@ checkpoints, evaluation, rewards, what a driver does between phases.
 """
 
 import re
+from dataclasses import replace
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.rl_steps.nemo_rl import reference_swap, shared_device_moves
 from rlplan.accuracy.rl_steps.settings import RlRun, read_rl_run
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
@@ -27,7 +29,7 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 MEMORY_OF_ENGINE = 0.8
-"""Share of a GPU that the engine has: verl's recipes 0.8, NeMo-RL's 0.6 to 0.7 beside a trainer."""
+"""Share of a GPU that the engine has in verl's recipes."""
 MAX_NUM_SEQS = 1024
 """Sequences of an engine at once. Source: vLLM's default on GPUs of 70 GiB and more but the A100 (arg_utils.py), which
 NeMo-RL leaves; verl sets the same."""
@@ -73,8 +75,9 @@ def seconds_in(unit: str) -> float:
 def step_phases(run: RlRun) -> dict[str, Cost]:
     """What a step consists of: `generate`, `score`, `train`, `sync`."""
     work = mini_batch_shape(run, run.num_rollouts)
-    policy = _setting(run, run.model, Role.POLICY)
-    score = score_cost(policy, work, run.training).times(run.num_scored)
+    policy = policy_setting(run)
+    scored = replace(work, tokens_per_pass=run.recipe.scored_tokens_per_pass) if run.recipe else work
+    score = score_cost(policy, scored, run.training).times(run.num_scored)
     num_mini = ceil_div(run.num_rollouts, run.mini_batch)
     mini = mini_batch_shape(run, run.mini_batch)
     train = train_cost(policy, mini, run.training) + optimizer_cost(policy, run.training)
@@ -83,8 +86,11 @@ def step_phases(run: RlRun) -> dict[str, Cost]:
         score += score_cost(value, work, run.training).times(2)  # values, and a reward of the same size
         train += train_cost(value, mini, run.training) + optimizer_cost(value, run.training)
     score += driver(run, SCORED_TENSORS).times(run.num_scored)
-    train = train.times(num_mini) + driver(run, TRAINED_TENSORS)
     sync = hand_over(run)
+    if run.recipe is not None:
+        score += reference_swap(policy).times(run.num_scored - 1)
+        sync += NOTHING if run.staleness else shared_device_moves(policy, run.training)
+    train = train.times(num_mini) + driver(run, TRAINED_TENSORS)
     generate = generation(run, others_s=score.seconds + train.seconds, sync_s=sync.seconds)
     return {"generate": generate, "score": score, "train": train, "sync": sync}
 
@@ -120,8 +126,14 @@ def mini_batch_shape(run: RlRun, num_rollouts: int) -> MiniBatchShape:
     )
 
 
+def policy_setting(run: RlRun) -> TrainSetting:
+    """The policy as it is trained."""
+    return _setting(run, run.model, Role.POLICY)
+
+
 def _setting(run: RlRun, model: ModelSpec, role: Role) -> TrainSetting:
-    return TrainSetting(model, role, run.trained, run.choice, run.training.num_gpus, run.target)
+    kernels = run.recipe.kernels if run.recipe else None
+    return TrainSetting(model, role, run.trained, run.choice, run.training.num_gpus, run.target, kernels)
 
 
 def generation(run: RlRun, *, others_s: float, sync_s: float) -> Cost:
@@ -165,7 +177,8 @@ def kv_tokens(run: RlRun, rollout: SettledRollout, choice: EngineChoice) -> int:
     """Tokens that an engine's cache holds. Raises: CannotPredict where its weights do not fit."""
     gpu = run.generation.gpu
     engine = EngineOnGpu(run.model, rollout, choice, Placement.COLOCATED, gpu.overheads, 1 << 29)
-    left = int(MEMORY_OF_ENGINE * gpu.memory.value) - engine.weight_bytes
+    share = run.recipe.memory_share if run.recipe else MEMORY_OF_ENGINE
+    left = int(share * gpu.memory.value) - engine.weight_bytes
     max_len = int(run.prompt_len + run.lengths.longest)
     tokens = engine.pool.num_tokens(engine.pool.num_blocks(max(0, left)), max_len)
     if tokens < max_len:

@@ -7,11 +7,13 @@ What sources do not state is assumed, the same for every point, and listed at ea
 """
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 from rlplan.accuracy.named_models import model_by_name, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.rl_steps.nemo_rl import Recipe, read_recipe
 from rlplan.accuracy.timed_hardware import cluster_of, with_ranks
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.dataflow.choice import TrainerChoice
@@ -74,6 +76,8 @@ class RlRun:
     """Steps of a stage that was timed whole."""
     staleness: int
     """Versions that rollouts may be behind, where generation runs beside training; else 0."""
+    recipe: Recipe | None = None
+    """Of NeMo-RL."""
 
 
 def read_rl_run(point: MeasuredPoint) -> RlRun:
@@ -88,8 +92,11 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
     num_rollouts = _rollouts(settings, num_samples)
     prompt, lengths = _lengths(settings)
     target: Target = "megatron" if re.search(r"megatron|mcore", text) else "rlplan" if is_chat else "fsdp2"
-    choice = _choice(settings, target, training.num_gpus)
     max_len = prompt + lengths.longest
+    recipe = read_recipe(text, point.model or "", int(max_len), is_async=is_async)
+    choice = _choice(settings, target, training.num_gpus)
+    choice = replace(choice, gradient_checkpointing=recipe.recomputes) if recipe else choice
+    usual_pass = int(2 * max_len) * choice.ulysses * choice.cp
     mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
     mini = mini * (num_samples or 1) if "mini_batch" in settings and "train_gbs" not in settings else mini
     return RlRun(
@@ -108,11 +115,12 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
         trained=SettledTraining.model_validate({"logits": "plain"}),
         choice=choice,
         target=target,
-        tokens_per_pass=0 if is_chat else int(2 * max_len) * choice.ulysses * choice.cp,
+        tokens_per_pass=0 if is_chat else recipe.tokens_per_pass if recipe else usual_pass,
         num_scored=_num_scored(text, is_chat=is_chat),
         gathers_tokens=is_chat,
         num_steps=_num_steps(point, settings, num_rollouts),
         staleness=_staleness(text) if is_async else 0,
+        recipe=recipe,
     )
 
 
@@ -130,7 +138,7 @@ def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
 def _devices(settings: RunSettings, cluster: Cluster, *, is_async: bool) -> tuple[Cluster, Cluster]:
     """GPUs that train and that generate. An asynchronous run that does not say has as many of each."""
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
-    if key and (match := re.match(r"\s*(\d+)\s*[:+/]\s*(\d+)", str(settings.raw(key)))):
+    if key and (match := re.match(r"\s*(\d+)\D*[:+/]\s*(\d+)", str(settings.raw(key)))):
         return with_ranks(cluster, int(match.group(1))), with_ranks(cluster, int(match.group(2)))
     stated = re.search(r"(\d+)\s*[:+]\s*(\d+)", f"{settings.raw('mode')} {settings.gpu}")
     if stated and int(stated.group(1)) + int(stated.group(2)) == cluster.num_gpus:

@@ -79,8 +79,8 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     """The snapshots of a step by the statistic that was measured."""
     named = snapshots(rank_state, shape)
     for place in named.keys() & set(IN_A_LAYER):
-        scores = SCORE_BYTES * unfused_pairs(run)
-        named[place] |= {MemoryKind.ACTIVATIONS: named[place].get(MemoryKind.ACTIVATIONS, 0) + scores}
+        pairs = SCORE_BYTES * unfused_pairs(run) + mask_bytes(run)
+        named[place] |= {MemoryKind.ACTIVATIONS: named[place].get(MemoryKind.ACTIVATIONS, 0) + pairs}
     if run.statistic is Statistic.MEAN_ALLOCATED:
         return [named[Place.STEP] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
     if run.trainer.holds_engine:
@@ -91,18 +91,40 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     return list(named.values())
 
 
+def passes_mask(run: Run) -> bool:
+    """Whether attention gets a mask of pairs, for which transformers copies keys and values for every query head.
+
+    Assumes: AgileRL after 2.8.0 passes one where a micro-batch has several sequences, as its peaks of Gemma 4 say.
+    Source: transformers 5.11 integrations/sdpa_attention.py (`use_gqa_in_sdpa`).
+    """
+    word = run.settings.word("framework")
+    return word.startswith("AgileRL") and not word.startswith("AgileRL 2.8.0") and run.tokens.sequences > 1
+
+
+def mask_bytes(run: Run) -> int:
+    """Bytes of masks: of each kind of layer one of a byte a pair, and one layer's in 16 bits for its kernel.
+
+    Source: transformers 5.11 masking_utils.py; torch's attention.cpp (`convert_boolean_attn_mask`).
+    """
+    if not passes_mask(run):
+        return 0
+    kinds = len({kind.block.head_dim for kind in run.layers})
+    return (kinds + run.precision.compute) * run.tokens.sequences * run.tokens.length**2
+
+
 def unfused_pairs(run: Run) -> int:
     """Pairs of tokens, times heads, of a layer for which transformers and torch have no fused attention; 0 for others.
 
     Counts: heads wider than 256 that share keys, where no mask is passed, in transformers 5.11 and before.
-    Source: transformers pull request 46960. Assumes: AgileRL 2.8.0 passes no mask, later ones where a micro-batch has
-    several sequences, as their peaks of Gemma 4 say; other trainers where it has one; 5.12 has the pull request.
+    Source: transformers pull request 46960. Assumes: other trainers than AgileRL where a micro-batch has one sequence;
+    5.12 has the pull request.
     """
     settings, tokens = run.settings, run.tokens
     version = re.match(r"(\d+)\.(\d+)", settings.word("transformers"))
     if version is None or tuple(map(int, version.groups())) > UNFUSED_UP_TO:
         return 0
-    if tokens.sequences > 1 and not settings.word("framework").startswith("AgileRL 2.8.0"):
+    is_agile = settings.word("framework").startswith("AgileRL")
+    if passes_mask(run) or (tokens.sequences > 1 and not is_agile):
         return 0
     heads = [kind.block.num_heads for kind in run.layers
              if kind.block.head_dim > FUSED_HEAD_DIM and kind.block.num_kv_heads < kind.block.num_heads]  # fmt: skip
@@ -152,7 +174,7 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         loss=run.loss,
         offloads_activations=run.offloads_activations,
         frozen=run.adapters.frozen if run.adapters else None,
-        repeats_keys=trainer.repeats_keys,
+        repeats_keys=trainer.repeats_keys or passes_mask(run) or unfused_pairs(run) > 0,
         views_fused=trainer.views_fused,
         is_compiled=run.is_compiled,
         held_logit_bytes=trainer.held_logit_bytes,

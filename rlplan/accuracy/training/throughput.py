@@ -31,7 +31,7 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
-from rlplan.timing.training.kernels import Attention, Kernels
+from rlplan.timing.training.kernels import EXPERTS_LAUNCHED, Attention, Kernels
 from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.settings import TrainSetting
@@ -48,7 +48,7 @@ LAYER_WAITS = 11e-3
 """Seconds that prime-rl's host adds to a layer of each micro-batch, forward, again and backward: its attention reads
 the longest sequence back from the device (transformers' FlashAttention without padding), so that launches hide behind
 nothing. Experts add `EXPERTS_LAUNCHED`, as on Megatron. Fitted to dense models: 0.6B alone says 9e-3, 4B 12e-3.
-Left out (benchmarks/constants/timing.py): 0.6B's value errs by 4.2 % of the 31 others,
+Left out (benchmarks/constants/trainers.py): 0.6B's value errs by 4.2 % of the 31 others,
 11.5 % without it."""
 RL_TOKEN = 18e-6
 """Seconds of a token of a rank in prime-rl's RL: lengths of responses are found by comparing one position after the
@@ -60,11 +60,8 @@ of 235B in 94, of 16,384 and of 65,536 tokens, and not there on H100 and H200. I
 38; left out, either errs by 10.1 and 4.1 % of the other's, 148 and 101 % without it."""
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
 """Settings that may name the type of the layers' matmuls."""
-EXPERTS_LAUNCHED = 9e-3
-"""Seconds in which Megatron's host launches a layer of experts forward and backward, with its dispatcher's waits for
-counts of tokens. Fitted: Qwen3-30B-A3B alone says 8.7e-3, Qwen3-235B-A22B 8.5e-3 to 10e-3 on B200, 7.4e-3 to 9.2e-3
-on H100, DeepSeek-V3 13e-3. Left out (benchmarks/constants/timing.py): Qwen3-30B's value errs by 14.7 % of the 24
-others, 35.7 % without it; Nemotron 3, which was no part of it, is met within 7 to 35 %, 9 to 83 % without."""
+ULTRA = 300e9
+"""Parameters beyond which a Nemotron 3 is Ultra."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
 """FSDP's words for ZeRO's stages."""
 
@@ -253,7 +250,10 @@ def _zero_stage(run: Run) -> int:
     if sharding in STAGES:
         return STAGES[sharding]
     if run.trainer is MEGATRON:
-        return 1 if settings.says("distributed_optimizer", "use_distributed_optimizer") else 0
+        if settings.first(("fsdp",)) and settings.count("fsdp", at_least=0) > 1:
+            return 3
+        is_distributed = settings.says("distributed_optimizer", "use_distributed_optimizer")
+        return int(bool(is_distributed or is_bridge(settings) or "distributed" in settings.word("optimizer").lower()))
     if run.replicates or run.num_ranks == 1:
         return 0
     return 3 if run.trainer.is_sharded or "fsdp" in settings else 0
@@ -281,11 +281,28 @@ def _megatron_kernels(kernels: Kernels, settings: RunSettings, run: Run) -> Kern
         modules=run.modules,
         attention=Attention.VENDOR,
         virtual_stages=virtual,
+        reduce_bytes=2 if has_recipe else 4,
         main_gradient_bytes=4 if has_recipe else 8,
+        predicts_ahead=_predicted_ahead(settings, run) if has_recipe else (0, 0),
         sends_once=re.search("hybrid|deep", dispatcher) is not None if dispatcher else has_recipe,
         hides_experts=has_recipe and hides and not is_hybrid,
         waits_per_expert_layer=0.0 if has_graphs and not is_hybrid else EXPERTS_LAUNCHED,
     )
+
+
+def _predicted_ahead(settings: RunSettings, run: Run) -> tuple[int, int]:
+    """Tokens that a recipe of Megatron-Bridge predicts ahead, and layers for each: one of DeepSeek-V3 unless its note
+    says `w/o MTP`; of Nemotron 3 Super one, of Ultra two, by an attention layer and experts. Source: Megatron-Bridge
+    models/deepseek/deepseek_v3_bridge.py (as `num_nextn_predict_layers`), perf_recipes/nemotronh (2026-08).
+    """
+    experts, word = run.model.experts, settings.word("note").lower()
+    if re.search(r"w/o mtp|without mtp|no mtp", word) or experts is None:
+        return 0, 0
+    if run.model.architecture == "DeepseekV3ForCausalLM":
+        return 1, 1
+    if NONE in run.model.attention_kinds and experts.latent_size:
+        return (2 if run.model.num_parameters > ULTRA else 1), 2
+    return 0, 0
 
 
 def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:

@@ -38,7 +38,7 @@ PERMUTED = 4
 SCATTERED = 60
 """Bytes that an element takes as long as, added to its token by torch's `scatter_add_` of bf16 (atomic). Fitted to
 prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 5.6 and
-6.7 % of the other's, 11.9 and 16.3 % without it (benchmarks/constants/timing.py)."""
+6.7 % of the other's, 11.9 and 16.3 % without it (benchmarks/constants/trainers.py)."""
 STATES = 16
 """Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
@@ -190,7 +190,7 @@ LOSS_BYTES = {
     Loss.PLAIN: (18, 16),
     Loss.SHIFTED: (26, 24),
     Loss.FUSED: (8, 0),
-    Loss.IN_PLACE: (8, 6),
+    Loss.IN_PLACE: (10, 8),
     Loss.BY_ROWS: (46, 44),
     Loss.COMPILED_CHUNKED: (8, 6),
     Loss.NONE: (0, 0),

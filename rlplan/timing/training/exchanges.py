@@ -18,6 +18,11 @@ HIDDEN_BY_ASYNC_TP = 0.3
 """Share of tensor parallel collectives that runs beside matmuls. Source: PyTorch, "Introducing async tensor
 parallelism" (2024), recalled: a step is 8 % faster, of which these collectives are a quarter."""
 
+ROWS_SHARE = 0.886
+"""Share of a gather's rate that NCCL's all-to-all of experts' rows reaches inside a host. Source: measured on eight
+B200 (SimuMax, configs/system/b200_bf16_ceperm.json): 0.597 and 0.674 of the link. Assumes: the same on other GPUs (on
+four A100 it is 0.92), and of Ulysses' equal messages, which no measurement holds, nothing."""
+
 
 def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cluster: Cluster) -> Cost:
     """Seconds of what the ranks of one micro-batch exchange, none of it hidden but where `hides_tp` says so; rows for
@@ -52,7 +57,8 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
 def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cluster: Cluster) -> Cost:
     """Seconds in which rows travel to experts and back, were nothing hidden.
 
-    Counts: a layer of experts the rows of a rank, T / tp under sequence parallelism, there and back; as often backward.
+    Counts: a layer of experts the rows of a rank, T / tp under sequence parallelism, there and back; as often backward;
+    inside a host at `ROWS_SHARE` of the rate, but for DeepEP's and HybridEP's own kernels.
     Source: Megatron-Core 0.14 moe/token_dispatcher.py.
     """
     model, choice, experts = setting.model, setting.choice, setting.model.experts
@@ -63,6 +69,8 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
     sent = setting.training.dtype.num_bytes * width * experts.num_active * rows
     copies = float(experts.num_active) if setting.runs.sends_once else None
     one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
+    if not setting.runs.sends_once and (inside := one.parts.get(Resource.DEVICE_LINK)):
+        one += Cost({Resource.DEVICE_LINK: inside * (1 / ROWS_SHARE - 1)})
     return one.times(2 * len(experts.layers) / choice.pp * exchanges)
 
 

@@ -72,7 +72,8 @@ def stage_costs(
     kernels = NUM_FUSED_KERNELS if setting.runs.is_fused else NUM_KERNELS
     launched = LAUNCH * kernels * times.elementwise * setting.model.num_layers
     experts = setting.model.experts
-    waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts and times.is_training else 0)
+    launched_thirds = times.exchanges + times.is_training  # one forward, three with a backward pass, four computed anew
+    waits = setting.runs.waits_per_expert_layer * (len(experts.layers) if experts else 0) * launched_thirds / 3
     moved = _offloaded_activations_s(setting, batch, times, cluster) * pp
 
     def with_host(one: Cost, share: float) -> Cost:
@@ -122,13 +123,15 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
 
 
 def _head_flops(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
-    return head_flops(setting.model, setting.role) * batch.num_head_tokens * setting.head_times(times)
+    return (
+        head_flops(setting.model, setting.role) * batch.num_head_tokens * setting.head_times(times) * times.num_losses
+    )
 
 
 def _loss_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
     words = loss_bytes(setting.loss, setting.model.vocab_size, is_backward=False)
     words += loss_bytes(setting.loss, setting.model.vocab_size, is_backward=True) * times.is_training
-    return words * batch.num_head_tokens
+    return words * batch.num_head_tokens * times.num_losses
 
 
 def head_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
@@ -231,8 +234,15 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     moved += _loss_bytes(setting, batch, times) / ranks
-    moved += runs.main_gradient_bytes * _rank_matmuls(setting).get(Component.EXPERTS, 0.0) * times.is_training
+    moved += _gradient_bytes(setting) * times.is_training
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
+
+
+def _gradient_bytes(setting: TrainSetting) -> float:
+    """Bytes of gradients that a pass adds to those of the passes before."""
+    runs, matmuls = setting.runs, _rank_matmuls(setting)
+    experts = matmuls.get(Component.EXPERTS, 0.0)
+    return runs.main_gradient_bytes * experts + runs.dense_gradient_bytes * (sum(matmuls.values()) - experts)
 
 
 def _sorted_bytes(setting: TrainSetting) -> float:

@@ -113,6 +113,8 @@ class Times:
     """There is a backward pass."""
     expert_exchanges_again: float = 0.0
     """Of rows with experts, beside `exchanges`."""
+    num_losses: int = 1
+    """Heads and losses of a token: of the next one, and of those that are predicted ahead."""
 
     def with_again(self, again: Again) -> "Times":
         """The same with modules that are computed once more."""
@@ -122,6 +124,20 @@ class Times:
             attention=self.attention + again.attention,
             elementwise=self.elementwise + again.elementwise,
             expert_exchanges_again=again.expert_exchanges,
+        )
+
+    def with_ahead(self, num_tokens: int, layers: float) -> "Times":
+        """The same where further tokens are predicted ahead, each by so many more layers (a share of all) and the head
+        once more (DeepSeek-V3's multi-token prediction, arXiv 2412.19437, section 2.2). Left out: the projection of two
+        hidden states into one."""
+        more = 1 + num_tokens * layers
+        return replace(
+            self,
+            matmuls=self.matmuls * more,
+            attention=self.attention * more,
+            elementwise=self.elementwise * more,
+            exchanges=self.exchanges * more,
+            num_losses=self.num_losses + num_tokens,
         )
 
 

@@ -7,8 +7,10 @@ import pytest
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.rl_steps.points import predict_rl_step, seconds_in
+from rlplan.accuracy.rl_steps.nemo_rl import PAGEABLE_UP, reference_swap, shared_device_moves
+from rlplan.accuracy.rl_steps.points import policy_setting, predict_rl_step, seconds_in
 from rlplan.accuracy.rl_steps.settings import lognormal, read_rl_run
+from rlplan.accuracy.training.throughput import PAGEABLE
 
 POINTS = {point.id: point for point in bundled_points() if point.kind == "rl_step_time"}
 PHASES = {"generate": "gen_s", "score": "old_log_prob_s", "train": "update_actor_s"}
@@ -27,15 +29,20 @@ def made(base: str, gpu: str | None = None, **changes: object) -> MeasuredPoint:
     return point.model_copy(update={"settings": settings, "gpu": gpu or point.gpu})
 
 
-def test_the_median_of_published_steps_is_within_thirty_percent():
-    errors = [abs(predicted(point) / float(point.measured.value) - 1) for point in POINTS.values()]
-    assert median(errors) <= 0.30
+def error(point: MeasuredPoint) -> float:
+    return abs(predicted(point) / float(point.measured.value) - 1)
+
+
+def test_fifteen_published_steps_are_within_fourteen_percent_on_median_and_twenty_eight_at_most():
+    errors = [error(point) for point in POINTS.values()]
+    assert len(errors) == 15
+    assert median(errors) <= 0.14
+    assert max(errors) <= 0.28
 
 
 @pytest.mark.parametrize("source", ["dschat", "nemorl", "verl"])
-def test_no_source_is_missed_by_more_than_thirty_percent_on_median(source):
-    chosen = [point for name, point in POINTS.items() if name.startswith(source)]
-    assert median(abs(predicted(point) / float(point.measured.value) - 1) for point in chosen) <= 0.30
+def test_no_source_is_missed_by_more_than_a_fifth_on_median(source):
+    assert median(error(point) for name, point in POINTS.items() if name.startswith(source)) <= 0.20
 
 
 @pytest.mark.parametrize("name", [name for name, point in POINTS.items() if "gen_s" in point.settings])
@@ -66,6 +73,40 @@ def test_an_asynchronous_step_lasts_as_long_as_its_slower_side():
     sides = found.parts["generate"], found.parts["score"] + found.parts["train"]
     assert found.value == pytest.approx(max(sides) + found.parts["sync"])
     assert read_rl_run(POINTS["verl-dapo-7b-h20-32"]).staleness == 0
+
+
+def test_a_split_is_read_with_words_between_its_numbers():
+    run = read_rl_run(POINTS["nemorl-q30-192-8off"])  # "128 train + 64 generation"
+    assert (run.training.num_gpus, run.generation.num_gpus) == (128, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "recomputes", "share", "scored"),
+    [
+        ("nemorl-l8-16", True, 0.6, 8192),  # grpo-llama3.1-8b-instruct-2n8g.yaml: activation_checkpointing
+        ("nemorl-q30-gb200-16", False, 0.6, 8192),  # grpo-qwen3-30ba3b-4n4g.yaml leaves it off
+        ("nemorl-q32-64-off", False, 0.8, 8192),  # ...-async-1off.yaml: gpu_memory_utilization 0.8
+        ("nemorl-dsv3-256", True, 0.6, 3072),
+    ],
+)
+def test_a_step_of_nemo_rl_is_that_of_its_recipe(name, recomputes, share, scored):
+    run = read_rl_run(POINTS[name])
+    assert run.recipe is not None
+    assert run.choice.gradient_checkpointing is recomputes
+    assert run.recipe.memory_share == share
+    assert run.tokens_per_pass == scored / 2  # train_micro_batch_size 1: packed to one longest sequence
+    assert run.recipe.scored_tokens_per_pass == scored
+    assert read_rl_run(POINTS["verl-dapo-7b-h20-32"]).recipe is None
+
+
+def test_shared_devices_move_the_optimizer_s_states_unpinned_both_ways():
+    run = read_rl_run(POINTS["nemorl-l8-16"])
+    setting = policy_setting(run)
+    # 8.03 billion parameters on two stages and eight ranks, 12 bytes each; two stages' weights of 2 bytes
+    states, weights = 8.03e9 / 16 * 12, 8.03e9 / 2 * 2
+    moved = shared_device_moves(setting, run.training).seconds
+    assert moved == pytest.approx(states / PAGEABLE + states / PAGEABLE_UP + 2 * weights / (63e9 * 0.8), rel=0.02)
+    assert reference_swap(setting).seconds == pytest.approx(weights / PAGEABLE + 2 * weights / PAGEABLE_UP, rel=0.02)
 
 
 def test_a_batch_is_prompts_in_verl_and_rollouts_in_nemo_rl():

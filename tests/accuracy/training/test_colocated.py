@@ -83,10 +83,12 @@ def test_a_point_that_states_no_residual_gets_the_predicted_one() -> None:
 
 def test_wide_heads_that_share_keys_store_the_scores_of_every_pair_where_nothing_is_masked() -> None:
     scores = 16 * 8 * 4 * 4096**2 / GIB
+    repeated = 2 * 4 * 4096 * 2 * (4096 - 512) / GIB  # keys and values of eight query heads instead of one
     fused = changed(WIDE_HEADS, transformers="5.19.0")
-    assert parts_of(WIDE_HEADS)["activations"] - parts_of(fused)["activations"] == pytest.approx(scores)
+    assert parts_of(WIDE_HEADS)["activations"] - parts_of(fused)["activations"] == pytest.approx(scores + repeated)
     masked = changed(WIDE_HEADS, framework="AgileRL 2.8.2, trainer under colocated vLLM 0.26.0 (sleep level 1)")
-    assert parts_of(masked)["activations"] == parts_of(fused)["activations"]
+    masks = 4 * 4096**2 * (1 + 1 + 2) / GIB  # of sliding and full layers, and one in 16 bits
+    assert parts_of(masked)["activations"] - parts_of(fused)["activations"] == pytest.approx(repeated + masks)
     narrow = changed(SMALL, seq=4096, transformers="5.11.0")
     assert parts_of(narrow)["activations"] == parts_of(changed(narrow, transformers="5.19.0"))["activations"]
 

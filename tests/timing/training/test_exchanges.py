@@ -10,7 +10,7 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost, stage_transfer_cost
+from rlplan.timing.training.exchanges import ROWS_SHARE, exchange_cost, expert_exchange_cost, stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.optimizer import num_stepped
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
@@ -39,7 +39,8 @@ def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network
     rate = 450e9 * cluster(8).efficiencies.device_link.value
     gathers = 4 * 48 * 3 * 3 / 4 * ROW * 8192 / rate
     sent = 8 * ROW * 8192 / 4  # of a rank's share of the rows a copy to each of eight experts
-    assert cost.parts[Resource.DEVICE_LINK] == pytest.approx(gathers + 2 * 48 * 3 * 7 / 8 * sent / rate)
+    sent_s = 2 * 48 * 3 * 7 / 8 * sent / (rate * ROWS_SHARE)
+    assert cost.parts[Resource.DEVICE_LINK] == pytest.approx(gathers + sent_s)
 
 
 def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() -> None:

@@ -1,6 +1,7 @@
 """Training: hand-worked passes, ZeRO's traffic, pipelines, offload, and what never gets slower or faster."""
 
 from dataclasses import replace
+from math import hypot
 
 import pytest
 from hypothesis import given
@@ -144,6 +145,7 @@ def test_a_pipeline_waits_for_stages_less_one_passes():
 def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
     """Of sixteen stages of three layers the last has the head: 2 h V a token, forward and twice that backward."""
     deep = setting(64, TrainerChoice(1, True, False, False, 1, pp=16), model=MIXTURE, target="megatron")
+    deep = replace(deep, kernels=replace(deep.runs, waits_per_expert_layer=0.0))
     host, times = cluster(64), training_times(deep.recompute)
     num, batch = micro_batches(deep, EVEN)
     inner, last = stage_costs(deep, batch, times, host, [StagePart(3, False), StagePart(3, True)])[1:]
@@ -180,6 +182,53 @@ def test_an_optimizer_reads_and_writes_its_states_once():
     assert step_bytes_per_parameter(one) == 38
     assert num_stepped(one) == MODEL.num_parameters / 8
     assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+
+
+def test_megatron_s_step_goes_over_the_whole_buffer_of_gradients_beside_a_rank_s_share():
+    """In 16 bits: searched, divided, set to zero 4 * 2 a parameter; of the share 2 + 4 to have them in fp32, 4 for the
+    norm, 8 to scale, 4 to step, 24 of states, 2 of the new weight. In fp32 4 * 4, and no copy."""
+    one = setting(target="megatron")
+    assert step_bytes_per_parameter(one) == 6 + 4 + 8 + 4 + 24 + 4 + 2
+    moved = 52 * MODEL.num_parameters / 8 + 8 * MODEL.num_parameters
+    assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+    wide = replace(one, kernels=replace(one.runs, reduce_bytes=4))
+    assert step_bytes_per_parameter(wide) == 46
+    moved = 46 * MODEL.num_parameters / 8 + 16 * MODEL.num_parameters
+    assert optimizer_cost(wide, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
+
+
+def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
+    """9 ms forward and backward, a third of it forward alone; with recomputation a third more."""
+    small = MicroBatch(1, Lengths(8, 64), 8)
+    one = setting(8, model=MIXTURE, target="megatron")
+    never = replace(one, kernels=replace(one.runs, waits_per_expert_layer=0.0))
+    for recompute, thirds in ((None, 1), (Recompute.NONE, 3), (Recompute.FULL, 4)):
+        times = FORWARD if recompute is None else training_times(recompute)
+        cost, busy = (passes.pass_cost(each, small, times, cluster(8)).seconds for each in (one, never))
+        assert cost == pytest.approx(hypot(busy, 48 * 3e-3 * thirds))
+
+
+def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
+    batch, host = MicroBatch(1, Lengths(2048, 2048**2), 2048), cluster(8)
+    one, times = setting(8, target="megatron"), training_times(Recompute.NONE)
+    ahead = times.with_ahead(2, 3 / MODEL.num_layers)
+    plain, more = (passes.matmul_cost(one, batch, each, host).seconds for each in (times, ahead))
+    head = 3 * head_flops(MODEL) * 2048 / kernels.matmul_flops_per_s(host)
+    assert more - head * 3 == pytest.approx((plain - head) * (1 + 2 * 3 / MODEL.num_layers))
+    assert ahead.num_losses == 3
+
+
+def test_gradients_that_are_added_apart_move_bytes_of_every_weight():
+    one = setting(8, model=MODEL, target="megatron")
+    added = replace(one, kernels=replace(one.runs, dense_gradient_bytes=6))
+    batch, times = MicroBatch(1, Lengths(2048, 2048**2), 2048), training_times(Recompute.NONE)
+    more = passes.elementwise_cost(added, batch, times, cluster(8)) + passes.elementwise_cost(
+        one, batch, times, cluster(8)
+    ).times(-1)
+    assert more.seconds == pytest.approx(6 * linear_flops(MODEL) / 2 / (3.35e12 * 0.8))
+    assert passes.elementwise_cost(added, batch, FORWARD, cluster(8)) == passes.elementwise_cost(
+        one, batch, FORWARD, cluster(8)
+    )
 
 
 def test_an_offloaded_optimizer_shares_the_hosts_memory():
@@ -260,7 +309,7 @@ def test_logits_by_rows_cost_the_head_once_more_and_every_operators_traffic():
     head = 2 * MODEL.hidden_size * MODEL.vocab_size * 512 * 2048 / kernels.matmul_flops_per_s(cluster(1))
     assert by_rows.parts[Resource.COMPUTE] - in_place.parts[Resource.COMPUTE] == pytest.approx(head)
     rate = cluster(1).memory_bytes_per_s * cluster(1).efficiencies.memory.value
-    moved = (46 + 44 - 8 - 6) * MODEL.vocab_size * 512 * 2048 / rate
+    moved = (46 + 44 - 10 - 8) * MODEL.vocab_size * 512 * 2048 / rate
     assert by_rows.parts[Resource.MEMORY] - in_place.parts[Resource.MEMORY] == pytest.approx(moved)
 
 

@@ -1,0 +1,246 @@
+"""Constants of trainers that were fitted, each with the source that it was fitted to left out.
+
+In: the bundled throughputs, peaks and residuals. Out: a table: what a constant says of the sources that it was not
+fitted to, beside the same without it. `python -m benchmarks.constants.trainers` prints it; seconds, no network.
+
+A constant stays where it is better than none for points that it has not seen; a test holds each to it. Constants of
+serving: `benchmarks/constants/serving.py`.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+from rlplan.accuracy import timed_hardware
+from rlplan.accuracy.compare import compare
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.training import colocated, throughput
+from rlplan.timing.training import elementwise, kernels, passes
+from rlplan.units import MIB
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One constant, and how it is taken away or fitted elsewhere."""
+
+    name: str
+    places: tuple[tuple[Any, str], ...]
+    """Modules that have it, and its name there."""
+    none: float
+    """The value that means nothing."""
+    fits: dict[str, float]
+    """Its value by what it was fitted to alone; `now` is the one that is in use."""
+    seen: Callable[[MeasuredPoint, str], bool]
+    """Whether a point belongs to what a value was fitted to."""
+    concerns: Callable[[MeasuredPoint], bool]
+    unit: float = 1.0
+    """In which its values are shown."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What one value of a constant says of points that it was not fitted to."""
+
+    constant: str
+    fitted: str
+    value: float
+    num_points: int
+    error: float
+    """Mean absolute relative error, in per cent."""
+    without: float
+    """The same without the constant."""
+
+    def cells(self) -> list[str]:
+        """A row of the table."""
+        numbers = (f"{self.value:g}", str(self.num_points), f"{self.error:.1f} %", f"{self.without:.1f} %")
+        return [self.constant, self.fitted, *numbers]
+
+
+HEAD = ("constant", "fitted to", "value", "points not seen", "mean error", "without it")
+
+
+def _is_throughput(point: MeasuredPoint) -> bool:
+    return point.kind == "throughput_train"
+
+
+def _has(point: MeasuredPoint, names: tuple[str, ...]) -> bool:
+    return any(name in point.id for name in names)
+
+
+def _is_prime(point: MeasuredPoint) -> bool:
+    return (
+        _is_throughput(point) and point.id.startswith("primerl") and ("b200" not in point.id or "qwen3-4b" in point.id)
+    )
+
+
+def _is_rl(point: MeasuredPoint) -> bool:
+    return _is_throughput(point) and point.id.startswith("primerl") and "-rl-" in point.id and "b200" not in point.id
+
+
+def _is_mixture_of_prime(point: MeasuredPoint) -> bool:
+    names = ("30b-a3b", "intellect")
+    return _is_throughput(point) and re.match("primerl(?!.*b200)", point.id) is not None and _has(point, names)
+
+
+def _waits(point: MeasuredPoint) -> bool:
+    names = ("qwen3", "deepseek", "nemotron3")
+    return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
+
+
+def _is_agile(point: MeasuredPoint) -> bool:
+    begun_on_used_memory = "qwen2.5-0.5b-a100-s32768-mb1-g16"  # fixtures/pending/README.md of the source
+    return point.kind == "train_peak" and point.id.startswith("agilerl-") and begun_on_used_memory not in point.id
+
+
+def _is_asleep_with_wide_heads(point: MeasuredPoint) -> bool:
+    return point.kind == "sleeping_engine_residual" and "gemma-4" in point.id
+
+
+def _has_vllm(point: MeasuredPoint, version: str) -> bool:
+    return f"vLLM {version}" in str(point.settings.get("framework"))
+
+
+CONSTANTS = (
+    Constant(
+        "EXPERTS_LAUNCHED, s a layer",
+        ((throughput, "EXPERTS_LAUNCHED"),),
+        0.0,
+        {"qwen330b": 8.7e-3, "deepseek": 13e-3, "now": 9e-3},
+        lambda point, fitted: fitted in point.id,
+        _waits,
+    ),
+    Constant(
+        "LAYER_WAITS, s a layer",
+        ((throughput, "LAYER_WAITS"),),
+        0.0,
+        {"qwen3-0.6b": 9e-3, "qwen3-4b": 12e-3, "now": 11e-3},
+        lambda point, fitted: fitted in point.id,
+        _is_prime,
+    ),
+    Constant(
+        "BLACKWELL_EXPERTS, s a step",
+        ((throughput, "BLACKWELL_EXPERTS"),),
+        0.0,
+        {"intellect": 45.0, "qwen3-235b": 38.0, "now": 39.0},
+        lambda point, fitted: fitted in point.id,
+        lambda point: _is_throughput(point) and re.match("primerl(?!.*qwen3-4b).*b200", point.id) is not None,
+    ),
+    Constant(
+        "RL_TOKEN, s",
+        ((throughput, "RL_TOKEN"),),
+        0.0,
+        {"qwen3-0.6b": 19e-6, "qwen3-4b": 16e-6, "now": 18e-6},
+        lambda point, fitted: fitted in point.id,
+        _is_rl,
+    ),
+    Constant(
+        "PAGEABLE, bytes a second",
+        ((throughput, "PAGEABLE"),),
+        1e30,
+        {"qwen3-4b": 2.7e9, "qwen3-30b": 2.85e9, "now": 2.9e9},
+        lambda point, fitted: fitted in point.id,
+        lambda point: _is_rl(point) and "-full-" in point.id,
+    ),
+    Constant(
+        "SCATTERED, bytes an element",
+        ((elementwise, "SCATTERED"), (passes, "SCATTERED")),
+        0.0,
+        {"qwen3-30b-a3b": 90.0, "intellect": 40.0, "now": 60.0},
+        lambda point, fitted: fitted in point.id,
+        _is_mixture_of_prime,
+    ),
+    Constant(
+        "LOST_ROWS, rows (measured operators)",
+        ((kernels, "LOST_ROWS"),),
+        0.0,
+        {"now": 192.0},
+        lambda point, fitted: False,
+        _waits,
+    ),
+    Constant(
+        "B300_PORTS, share of the adapters",
+        ((timed_hardware, "B300_PORTS"),),
+        1.0,
+        {"26.06": 0.30, "26.04": 0.31, "26.02": 0.39, "now": 0.5},
+        lambda point, fitted: fitted in point.id,
+        lambda point: _is_throughput(point) and "-b300-64g" in point.id,
+    ),
+    Constant(
+        "FIRST_KERNELS, MiB",
+        ((colocated, "FIRST_KERNELS"),),
+        0,
+        {
+            "smollm2": 110 * MIB,
+            "qwen2.5-0.5b": 120 * MIB,
+            "qwen2.5-1.5b": 210 * MIB,
+            "qwen2.5-7b": 240 * MIB,
+            "olmoe": 80 * MIB,
+            "gemma-4": 210 * MIB,
+            "now": 140 * MIB,
+        },
+        lambda point, fitted: fitted in point.id,
+        _is_agile,
+        unit=MIB,
+    ),
+    Constant(
+        "TRITON_KERNELS, MiB",
+        ((colocated, "TRITON_KERNELS"),),
+        0,
+        {"0.26": 80 * MIB, "now": 80 * MIB},
+        _has_vllm,
+        _is_asleep_with_wide_heads,
+        unit=MIB,
+    ),
+)
+"""In the order of rlplan/accuracy/training/throughput.py and rlplan/timing/training, then of colocated.py."""
+
+
+@contextmanager
+def _set(constant: Constant, value: float) -> Iterator[None]:
+    before = [getattr(module, name) for module, name in constant.places]
+    for module, name in constant.places:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name), old in zip(constant.places, before, strict=True):
+            setattr(module, name, old)
+
+
+def mean_error(points: list[MeasuredPoint]) -> float:
+    """Mean absolute relative error, in per cent."""
+    found = [point.relative_error for point in compare(points).points]
+    return 100 * fmean(abs(error) for error in found if error is not None)
+
+
+@cache
+def left_out() -> tuple[LeftOut, ...]:
+    """A row for each value of each constant."""
+    rows = []
+    for constant in CONSTANTS:
+        concerned = [point for point in bundled_points() if constant.concerns(point)]
+        for fitted, value in constant.fits.items():
+            unseen = [point for point in concerned if not constant.seen(point, fitted)]
+            with _set(constant, value):
+                error = mean_error(unseen)
+            with _set(constant, constant.none):
+                without = mean_error(unseen)
+            rows.append(LeftOut(constant.name, fitted, value / constant.unit, len(unseen), error, without))
+    return tuple(rows)
+
+
+def main() -> int:
+    """Print the table."""
+    for cells in (HEAD, ["---"] * len(HEAD), *(row.cells() for row in left_out())):
+        print("| " + " | ".join(cells) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
