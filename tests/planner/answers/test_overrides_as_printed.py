@@ -17,7 +17,7 @@ from rlplan.planner.answers.plan_results import choice_words, differences
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import LEARNS_LESS
-from rlplan.planner.remedies import kinds_of_changes, smaller_jobs
+from rlplan.planner.remedies import kinds_of_changes, resets, smaller_jobs
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
@@ -96,7 +96,9 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
 @pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_every_remedy_is_the_change_that_was_tried(name: str) -> None:
     spec = found(name).asked
-    for words, tried in (one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec)) for one in kind):
+    for words, tried in (
+        one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec), resets(spec)) for one in kind
+    ):
         assert changed(spec, shlex.split(words)).model_dump() == tried.model_dump(), words
 
 
