@@ -48,7 +48,7 @@ class RolloutSpec(Spec):
     """Whether whole experts lie on an engine's ranks instead of a slice of each."""
     sleep_level: Literal["auto", 0, 1, 2] = "auto"
     """Of a colocated engine on GPUs: 0 stays awake, 1 keeps its weights on the host, 2 drops them."""
-    kv_cache_memory: ByteCount | Auto = "auto"
+    kv_cache_memory: Annotated[ByteCount, Field(ge=1 << 10)] | Auto = "auto"
     """Bytes of KV cache of a rank; `auto` is what the rollouts ask for at P99, or what is free."""
     max_num_seqs: Count | Auto = "auto"
     """Sequences at once, at most."""
