@@ -92,7 +92,7 @@ def test_an_unknown_key_gets_the_keys_that_stand_beside_it() -> None:
 
 def test_several_mistakes_are_counted_and_named() -> None:
     error = refused({"cont": 1, "inner": {"mode": "x"}, "name": 3})
-    assert error.what == "unknown key 'cont' (and 3 more: name, inner.mode, count)"
+    assert error.what == "unknown key 'cont' (and 3 more: count, name, inner.mode)"
     assert error.way_out == "write count=1"
 
 

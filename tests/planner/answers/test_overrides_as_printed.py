@@ -118,6 +118,11 @@ def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_respo
     assert best_plan(changed(plan.asked, shlex.split(last.change))).verdict is last.verdict
 
 
+def test_where_no_small_change_helps_all_choices_are_left_to_the_search() -> None:
+    changes = [one.change for one in found("all fixed").remedies]
+    assert [change.partition(" ")[0] for change in changes] == ["training.zero_stage=auto"]
+
+
 def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last() -> None:
     costs = ["", *LEARNS_LESS.values()]
     for name in ("too small a card", "too small a host"):
