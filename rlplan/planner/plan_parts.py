@@ -187,11 +187,12 @@ class Remedy:
 
     def order(self, devices: int) -> tuple[object, ...]:
         """What surely fits first, then what costs less in learning, then what needs no more devices than these, then
-        what changes fewer keys, then what costs fewer device-seconds.
+        what changes fewer keys, then what costs fewer device-seconds. What resets several choices comes last.
         """
         cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
         needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
-        return self.verdict.rank, cost, needs_more, keys, self.seconds * self.num_devices
+        resets = self.change.count("=auto") > 1
+        return resets, self.verdict.rank, cost, needs_more, keys, self.seconds * self.num_devices
 
 
 def nothing_possible(impossible: tuple[Considered, ...]) -> NoFeasiblePlanError:

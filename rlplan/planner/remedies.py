@@ -7,7 +7,7 @@ left to the search only where no smaller change surely fits.
 
 import shlex
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from rlplan.errors import RlplanError
@@ -40,10 +40,15 @@ def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
 
 
 def _mildest(kind: Kind, found: list[Remedy], verdict: Verdict) -> Iterator[Remedy]:
-    """The first change of a kind that helps; of those that give up learning, none that holds one that was found."""
+    """The first change of a kind that helps, or the next one where that surely fits; of those that give up learning,
+    none that holds one that was found.
+    """
     enough = tuple(f"{one.change} " for one in found if one.learns_less)
-    remedies = (_tried(change, other, verdict) for change, other in kind if not change.startswith(enough))
-    return islice((remedy for remedy in remedies if remedy is not None), 1)
+    tried = (_tried(change, other, verdict) for change, other in kind if not change.startswith(enough))
+    first = next((remedy for remedy in tried if remedy is not None), None)
+    if first is not None:
+        second = next(tried, None) if first.verdict is not Verdict.FITS else None
+        yield first if second is None or second.verdict is not Verdict.FITS else second
 
 
 def _tried(change: str, other: JobSpec, verdict: Verdict) -> Remedy | None:

@@ -126,8 +126,8 @@ def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str
         return _bytes(str(given), written)
     if error["type"] in LIMIT_ERRORS and limits is not None:
         nearest = limits.nearest(given)
-        if limits.low in LEAST_BYTES and given > 0:
-            return f"that is bytes: for example {written}{given}GiB"
+        if limits.low in LEAST_BYTES:
+            return f"that is bytes: for example {written}{f'{given}GiB' if given > 0 else '64MiB'}"
         return f"{limits.words}: for example {written}{nearest}"
     if error["type"] in ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing"):
         number = "a whole number" if error["type"].startswith("int") else "a number"
