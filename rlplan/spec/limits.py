@@ -16,8 +16,8 @@ LIMIT_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_eq
 """pydantic's types of errors about limits."""
 SHARE = 0.01
 """How far the named value lies from a limit that is not allowed itself: of the range, else of the limit or of 1."""
-LEAST_BYTES = (1 << 10, 1 << 20)
-"""Lower limits of byte counts: a number below was meant in GiB."""
+LEAST_BYTES = 1 << 20
+"""Lower limit of byte counts: a number below was meant in GiB."""
 _BYTES = "a byte count"
 
 
@@ -126,7 +126,7 @@ def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str
         return _bytes(str(given), written)
     if error["type"] in LIMIT_ERRORS and limits is not None:
         nearest = limits.nearest(given)
-        if limits.low in LEAST_BYTES:
+        if limits.low == LEAST_BYTES:
             return f"that is bytes: for example {written}{f'{given}GiB' if given > 0 else '64MiB'}"
         return f"{limits.words}: for example {written}{nearest}"
     if error["type"] in ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing"):
@@ -151,6 +151,8 @@ def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str
 
 def _bytes(given: str, written: str) -> str:
     """The same number in a unit that is known; else any number with one."""
+    if given.isdigit():
+        return f"that is bytes: for example {written}{given}GiB"
     if (said := re.fullmatch(r"\s*([\d.]+)\s*([kmgt])(i?)b?s?\s*", given, re.IGNORECASE)) is None:
         return f"a number with a unit, such as {written}64GiB"
     binary, decimal = (f"{said[1]}{said[2].upper()}{unit}" for unit in ("iB", "B"))

@@ -161,7 +161,7 @@ def test_when_nothing_can_be_built_every_reason_is_given(overrides: dict[str, An
     assert "hardware.num_devices" in caught.value.way_out
 
 
-@pytest.mark.parametrize("memory", ["1KiB", "64KiB", 131_071])
+@pytest.mark.parametrize("memory", [0, "1KiB", "64KiB", 131_071])
 def test_a_cache_that_holds_no_whole_sequence_is_refused_with_a_size_that_does(tmp_path: Path, memory: object) -> None:
     # the sorter's token takes 2048 bytes, a block of 32 tokens 64 KiB; 20 tokens need one block, vLLM keeps another
     path = write_job(tmp_path, **{"rollout.kv_cache_memory": memory})
