@@ -61,7 +61,7 @@ def _tried(change: str, other: JobSpec, verdict: Verdict) -> Remedy | None:
 
 
 def kinds_of_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
-    """What to try, the mildest kinds first; within a kind the mildest first. needed_bytes: that a CPU host would need."""
+    """What to try, the mildest first, of a kind too. needed_bytes: that a CPU host would need."""
     return _on_gpus(spec) if spec.is_on_gpus else _on_a_host(spec, needed_bytes)
 
 
