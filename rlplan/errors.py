@@ -115,11 +115,23 @@ def missing_extra(package: str) -> HostError:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when a known word is near, else nothing.
 
-    Of words that are as near, one with the same letters in another order comes first.
+    Capitals do not count. Of words that are as near, one with the same letters in another order comes first.
 
-    >>> did_you_mean("plicy", ["policy", "reward"]), did_you_mean("gpro", ["gspo", "grpo"])
+    >>> did_you_mean("plicy", ["policy", "reward"]), did_you_mean("GPRO", ["gspo", "grpo"])
     (" Did you mean 'policy'?", " Did you mean 'grpo'?")
+    >>> did_you_mean("top_p", ["stop", "tp"])
+    ''
     """
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    near.sort(key=lambda one: sorted(one) != sorted(word))
-    return f" Did you mean '{near[0]}'?" if near else ""
+    small, names = word.lower(), {one.lower(): one for one in known}
+    near = difflib.get_close_matches(small, list(names), n=3, cutoff=0.6)
+    near = [one for one in near if one[:1] == small[:1] or one in small or small in one or _ratio(one, small) > FAR]
+    near.sort(key=lambda one: sorted(one) != sorted(small))
+    return f" Did you mean '{names[near[0]]}'?" if near else ""
+
+
+FAR = 0.7
+"""How alike words are at least that begin with different letters."""
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -104,7 +104,7 @@ class OfPlan(Result):
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Overrides each of which would make it fit, the cheapest first; empty where it surely fits."""
+        """Overrides each of which would make it fit, the mildest first; empty where it surely fits."""
         return tuple(one.change for one in self.plan.remedies)
 
     def facts(self) -> dict[str, str]:

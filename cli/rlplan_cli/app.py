@@ -6,6 +6,7 @@ Results go to stdout, progress and messages to stderr. Exit codes stand in `rlpl
 import importlib
 import keyword
 import os
+import re
 import select
 import sys
 import traceback
@@ -251,6 +252,19 @@ def _disk_error(error: Exception) -> RlplanError | None:
     return failure
 
 
+def _way_out_of_usage(message: str, path: str) -> str:
+    """What to type instead, where it can be told."""
+    if "No such option: --set" in message:
+        return "overrides go without --set: seed=1"
+    option = re.search(r"No such option: --([\w.-]+)", message)
+    if option and "Did you mean" not in message:
+        given = next((word for word in sys.argv if word.startswith(f"--{option[1]}")), "")
+        if "=" in given or "." in option[1] or "_" in option[1]:
+            value = given.partition("=")[2] or "VALUE"
+            return f"keys of a job go without dashes: {option[1]}={value}"
+    return f"correct the command line; `{path} --help` ends with examples"
+
+
 def _show_usage(error: typer.TyperException) -> int:
     """A wrong command line; without any command or verb, the help."""
     message = error.format_message()
@@ -264,7 +278,7 @@ def _show_usage(error: typer.TyperException) -> int:
                 message,
                 where=f"command line of `{path}`",
                 rule=f"`{path} --help` says what it takes",
-                way_out="overrides go without --set: seed=1" if "--set" in message else "correct the command line",
+                way_out=_way_out_of_usage(message, path),
             )
         )
     return SpecError.exit_code

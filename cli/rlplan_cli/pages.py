@@ -56,10 +56,15 @@ class Section:
         keys = [folded(row[0]) for table in self.blocks if _is_table(table) for row in _rows(table)]
         shared = [key for cell in keys if ", " in cell for key in cell.split(", ")]
         found = (
-            100.0 * (heading == wanted) + 40.0 * (wanted in heading) + 60.0 * (wanted == self.page and not self.body)
+            130.0 * (heading.removeprefix("the ") == wanted)
+            + 40.0 * (wanted in heading)
+            + 60.0 * (wanted == self.page and not self.body)
         )
         found += 120.0 * (wanted in keys) + 90.0 * any(key.endswith(f".{wanted}") for key in keys)
         found += 80.0 * (wanted in shared)
+        found += 15.0 * any(
+            wanted in folded(table) for table in self.blocks if _is_table(table)
+        )  # more than in passing
         found += min(body.count(wanted), 20) + 1.0
         return found * (0.2 if self.page in HISTORY else 1.0)
 
@@ -68,7 +73,7 @@ class Section:
         shown = []
         for block in self.blocks:
             if not _is_table(block):
-                shown.append(_LINK.sub(r"\1", block))
+                shown.append(_LINK.sub(r"\1", _on_one_line(block)))
                 continue
             header, rows = _header(block), [*_rows(block)]
             named = [row for row in rows if wanted in (key := folded(row[0])) or key.endswith(f".{wanted}")]
@@ -138,6 +143,15 @@ def folded(text: str) -> str:
     ('kv cache, peak', 'training.zero stage')
     """
     return re.sub(r"[\s_-]+", " ", re.sub(r"[`*]", "", text)).strip().lower()
+
+
+def _on_one_line(block: str) -> str:
+    """A paragraph, or each item of a list, as one line, for a terminal of any width to fold; code as it stands.
+
+    >>> _on_one_line("- one\\n  item\\n- two")
+    '- one item\\n- two'
+    """
+    return block if block.startswith("```") else re.sub(r"\n(?! *(?:[-*]|\d+\.) ) *", " ", block)
 
 
 def _is_table(block: str) -> bool:

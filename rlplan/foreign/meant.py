@@ -15,6 +15,49 @@ from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 
+COMMON = {
+    "num_gpus": "hardware.num_devices",
+    "num_nodes": "hardware.num_hosts",
+    "nodes": "hardware.num_hosts",
+    "gpu": "hardware.profile",
+    "gpu_type": "hardware.profile",
+    "train": "data.prompts",
+    "train_file": "data.prompts",
+    "train_data": "data.prompts",
+    "dataset": "data.prompts",
+    "train_files": "data.prompts",
+    "val": "data.heldout",
+    "val_file": "data.heldout",
+    "val_files": "data.heldout",
+    "test_file": "data.heldout",
+    "eval_file": "data.heldout",
+    "validation": "data.heldout",
+    "reward": "rewards",
+    "reward_function": "rewards",
+    "max_steps": "workload.num_steps",
+    "total_steps": "workload.num_steps",
+    "max_length": "workload.max_response_len",
+    "max_tokens": "workload.max_response_len",
+    "group_size": "workload.num_samples_per_prompt",
+    "evaluate": "workload.evaluate_every",
+    "eval_steps": "workload.evaluate_every",
+    "eval_every": "workload.evaluate_every",
+    "lora_rank": "training.lora.rank",
+    "qlora": "training.lora='{rank: 16, base_dtype: nf4}'",
+    "r": "training.lora.rank",
+    "top_p": "workload.temperature alone: rollouts are sampled from all tokens",
+    "top_k": "workload.temperature alone: rollouts are sampled from all tokens",
+    "load_in_4bit": "training.lora='{rank: 16, base_dtype: nf4}'",
+    "use_peft": "training.lora='{rank: 16}'",
+    "peft": "training.lora='{rank: 16}'",
+    "deepspeed": "training.zero_stage",
+    "offload": "placement.offload",
+    "save_steps": "checkpoints.every",
+    "save_every": "checkpoints.every",
+    "wandb": "metrics",
+    "logger": "metrics",
+}
+"""Words that are no key of any stack's table, and ours for them."""
 MAX_MEANT = 3
 """Keys of ours that one word may stand for."""
 
@@ -29,8 +72,11 @@ class _Meant(NamedTuple):
 
 def in_our_words(error: MisspeltError) -> SpecError:
     """The refusal with our word in its way out, where a stack has the word that was refused."""
-    found = min(_found(error.key, error.word), default=None)
+    found = min(_found(error.key.replace("-", "_"), error.word), default=None)
     way_out = _elsewhere_here(error.key, error.given) if error.word is None else ""
+    if error.word is None and not way_out and (found is None or found.distance):
+        common = COMMON.get(error.key.rpartition(".")[2]) or (not found and COMMON.get(error.key.partition(".")[0]))
+        way_out = f"write {common}" if common else ""
     if not way_out and found is None:
         return error
     return SpecError(error.what, where=error.where, rule=error.rule, way_out=way_out or (found.text if found else ""))

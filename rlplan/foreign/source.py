@@ -85,13 +85,17 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
             return Settings(table, str(path), _plain(given, table), _defaults(table, command.words), tuple(notes))
-    entries = ", ".join(entry for table in tables.values() for entry in table.entries)
+    entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
     raise SpecError(
-        f"no command of this script starts one of {', '.join(table.title for table in tables.values())}",
+        f"no command of this script starts one of {_titles(tables)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it names",
     )
+
+
+def _titles(tables: Mapping[str, Table]) -> str:
+    return ", ".join(dict.fromkeys(table.title for table in tables.values()))
 
 
 def _entry(command: Command, table: Table) -> int | None:
@@ -227,8 +231,7 @@ def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) ->
             found = _plain(keys, table)
             return Settings(table, str(path), found, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
     raise SpecError(
-        f"none of its keys is one of {', '.join(table.title for table in tables.values())}: "
-        + ", ".join(list(given)[:5]),
+        f"none of its keys is one of {_titles(tables)}: " + ", ".join(list(given)[:5]),
         where=str(path),
         rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
         way_out="say which it is: --source " + "|".join(tables),

@@ -4,6 +4,7 @@ In: a ledger, demands of rollouts, candidates that were rated. Out: frozen, JSON
 Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/search.py, remedies.py).
 """
 
+import shlex
 from enum import Enum
 from typing import Literal
 
@@ -184,11 +185,14 @@ class Remedy:
         """What it costs in learning; empty where it costs nothing."""
         return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
 
-    @property
-    def order(self) -> tuple[object, ...]:
-        """What surely fits first, then what costs less in learning, then what costs fewer device-seconds."""
+    def order(self, devices: int) -> tuple[object, ...]:
+        """What surely fits first, then what costs less in learning, then what needs no more devices than these, then
+        what changes fewer keys, then what costs fewer device-seconds. What resets several choices comes last.
+        """
         cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
-        return self.verdict.rank, cost, self.seconds * self.num_devices
+        needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
+        resets = self.change.count("=auto") > 1
+        return resets, self.verdict.rank, cost, needs_more, keys, self.seconds * self.num_devices
 
 
 def nothing_possible(impossible: tuple[Considered, ...]) -> NoFeasiblePlanError:

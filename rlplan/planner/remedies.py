@@ -1,12 +1,13 @@
 """Remedies: what to change in a job that does not fit, each tried before it is named.
 
 In: a JobSpec. Out: changes that can be typed as they stand, the mildest of each kind. On GPUs also what makes the job
-itself smaller (batch, samples, lengths), last, for it costs in learning; the list says what.
+itself smaller (batch, samples, lengths), last, for it costs in learning; the list says what. What a user has chosen is
+left to the search only where no smaller change surely fits.
 """
 
 import shlex
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from rlplan.errors import RlplanError
@@ -26,14 +27,28 @@ Kind = list[tuple[str, JobSpec]]
 
 
 def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
-    """Changes, each of which by itself leads to a better verdict than the plan's; the cheapest first."""
+    """Changes, each of which by itself leads to a better verdict than the plan's; the mildest first."""
+    asked, devices = plan.asked, plan.job.hardware.num_devices
     found: list[Remedy] = []
-    smaller = smaller_jobs(plan.asked) if plan.asked.is_on_gpus else iter(())
-    for kind in chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), smaller):
-        enough = tuple(f"{one.change} " for one in found if one.learns_less)  # nothing is given up beside these
-        remedies = (_tried(change, other, plan.verdict) for change, other in kind if not change.startswith(enough))
-        found += islice((remedy for remedy in remedies if remedy is not None), 1)
-    return tuple(sorted(found, key=lambda remedy: remedy.order))
+    smaller = smaller_jobs(asked) if asked.is_on_gpus else iter(())
+    for kind in chain(kinds_of_changes(asked, plan.binding.num_bytes), smaller):
+        found += _mildest(kind, found, plan.verdict)
+    if not any(one.verdict is Verdict.FITS and not one.learns_less and one.num_devices <= devices for one in found):
+        for kind in resets(asked) if asked.is_on_gpus else ():
+            found += _mildest(kind, found, plan.verdict)
+    return tuple(sorted(found, key=lambda remedy: remedy.order(devices)))
+
+
+def _mildest(kind: Kind, found: list[Remedy], verdict: Verdict) -> Iterator[Remedy]:
+    """The first change of a kind that helps, or the next one where that surely fits; of those that give up learning,
+    none that holds one that was found.
+    """
+    enough = tuple(f"{one.change} " for one in found if one.learns_less)
+    tried = (_tried(change, other, verdict) for change, other in kind if not change.startswith(enough))
+    first = next((remedy for remedy in tried if remedy is not None), None)
+    if first is not None:
+        second = next(tried, None) if first.verdict is not Verdict.FITS else None
+        yield first if second is None or second.verdict is not Verdict.FITS else second
 
 
 def _tried(change: str, other: JobSpec, verdict: Verdict) -> Remedy | None:
@@ -46,7 +61,7 @@ def _tried(change: str, other: JobSpec, verdict: Verdict) -> Remedy | None:
 
 
 def kinds_of_changes(spec: JobSpec, needed_bytes: int = 0) -> Iterator[Kind]:
-    """What to try, cheapest first; within a kind the mildest first. needed_bytes: that a CPU host would need."""
+    """What to try, the mildest first, of a kind too. needed_bytes: that a CPU host would need."""
     return _on_gpus(spec) if spec.is_on_gpus else _on_a_host(spec, needed_bytes)
 
 
@@ -100,15 +115,16 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
     if training.ulysses == 1:
         yield [_changed(spec, "training", ulysses=ulysses) for ulysses in (2, 4, 8)]
     yield from ([_changed(spec, "training", **changes) for changes in kind] for kind in _adapters(spec))
-    more = [_with_gpus(spec, times) for times in MORE_GPUS]
-    yield more
+    yield [_with_gpus(spec, times) for times in MORE_GPUS]
+
+
+def resets(spec: JobSpec) -> Iterator[Kind]:
+    """Every choice that was made left to the search, and that with more GPUs."""
     words, freed = _freed(spec)
     if words:
         yield [(words, freed)]
-        yield [
-            (f"{words} {change}", _with_gpus(freed, times)[1])
-            for times, (change, _) in zip(MORE_GPUS, more, strict=True)
-        ]
+        more = [_with_gpus(freed, times) for times in MORE_GPUS]
+        yield [(f"{words} {change}", job) for change, job in more]
 
 
 def smaller_jobs(spec: JobSpec) -> Iterator[Kind]:

@@ -30,7 +30,8 @@ responses are far longer than the job says (an untrained one runs to the limit).
 
 
 def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True) -> Plan:
-    """The best plan of a job, whatever its verdict; where it does not surely fit, with remedies, the cheapest first.
+    """The best plan of a job, whatever its verdict; where it does not surely fit, with remedies, the mildest first.
+
     with_others: and the next best ones, which take a search each.
 
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing can be built).

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from rlplan.errors import MisspeltError, RunError, SpecError, did_you_mean
 from rlplan.reading import MAX_SPEC_BYTES, check_values, read_text
-from rlplan.spec.limits import LIMIT_ERRORS, limits_at
+from rlplan.spec.limits import example_of, way_out_of
 from rlplan.units import parse_bytes
 
 MAX_KEY = 80
@@ -55,11 +55,13 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
     Types are strict (`true` is no 1, `"5"` no 5), in pydantic's JSON mode, where lists may become tuples.
     """
     if not isinstance(data, dict):
+        found = "empty" if data is None else f"{type(data).__name__} {shorten(data)}"
         raise SpecError(
-            f"{kind.__name__} is {type(data).__name__} {shorten(data)}, not a mapping of keys to values",
+            f"{kind.__name__} is {found}, not a mapping of keys to values",
             where=file,
             rule=f"the top level has the keys {', '.join(kind.model_fields)}",
-            way_out=way_out or "write `key: value` lines; docs/job.md shows a whole job",
+            way_out=way_out
+            or "write `key: value` lines, as docs/job.md does; scripts of other stacks: `rlplan check FILE`",
         )
     data = kind.long_form(data)
     try:
@@ -76,14 +78,14 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
 
 
 def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: str, way_out: str) -> SpecError:
-    first, *rest = error.errors()
+    first, *rest = _causes_first(error)
     path = _key_path(first["loc"], data)
     others = [other for other in rest if _key_path(other["loc"], data) != path]  # a union gives one for each member
     known = sorted(_known_keys(kind, tuple(first["loc"])))
     if first["type"] == "extra_forbidden":
         what = f"unknown key '{_named(first['loc'][-1])}'"
         rule = f"allowed here: {', '.join(known)}." + did_you_mean(_named(first["loc"][-1]), known)
-        way_out = way_out or "remove or rename the key"
+        way_out = way_out or f"remove it; `rlplan docs {_named(first['loc'][-1])}` looks a word up"
     elif first["type"] == "missing":
         what, rule = f"required key '{first['loc'][-1]}' is missing", "this key has no default"
         way_out = way_out or f"add `{first['loc'][-1]}:` there"
@@ -92,7 +94,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         way_out = first.get("ctx", {}).get("way_out") or way_out or "change one of the values"
     else:
         what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
-        way_out = way_out or _within_limits(kind, first, path) or "change the value"
+        way_out = way_out_of(kind, first, path)
     if others:
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
@@ -102,7 +104,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         parent, dot, _ = path.rpartition(".")
         meant = f"{parent}{dot}{near[1]}{given}" if is_key else f"{path}={near[1]}"
         way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
-    way_out = _example(kind, first, path, near[1] if near else "") or way_out
+    way_out = example_of(kind, first, path, near[1] if near else "", _models_in) or way_out
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
     misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
     misspelt.given = given
@@ -111,27 +113,12 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
     return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
 
 
-def _example(kind: type[Spec], error: ErrorDetails, path: str, tag: str) -> str:
-    """What can be typed in place of a value: of a part that is a mapping, and of bytes in half a unit."""
-    if error["type"] in ("model_type", "model_attributes_type", "union_tag_invalid"):
-        models: list[Any] = [kind]
-        for part in error["loc"]:
-            fields = models[0].model_fields if models else {}
-            models = _models_in(fields[part].annotation) if part in fields else []
-        words = (model.EXAMPLE for model in models if model.EXAMPLE and f"kind: {tag}" * bool(tag) in model.EXAMPLE)
-        return next((f"'{path}={one}'" for one in words), "")
-    if "a byte count" in error["msg"] and (said := re.fullmatch(r"\s*([\d.]+)\s*([KMGT])\s*", str(error["input"]))):
-        return f"{path}={said[1]}{said[2]}iB, or {said[1]}{said[2]}B as on a data sheet"
-    return ""
-
-
-def _within_limits(kind: type[Spec], error: ErrorDetails, path: str) -> str:
-    """What is allowed of a number that is out of its limits, and the nearest of it; empty for other errors."""
-    limits = limits_at(kind, error["loc"]) if error["type"] in LIMIT_ERRORS else None
-    if limits is None:
-        return ""
-    is_in_list = re.search(r"\.\d", path) is not None
-    return f"{limits.words}: for example {'' if is_in_list else f'{path}='}{limits.nearest(error['input'])}"
+def _causes_first(error: ValidationError) -> list[ErrorDetails]:
+    """What is wrong, unknown keys before keys that are missing: one of them is often the other, misspelt."""
+    found = error.errors()
+    if found[0]["type"] != "missing":
+        return found
+    return sorted(found, key=lambda one: one["type"] != "extra_forbidden" or one["loc"][:-1] != found[0]["loc"][:-1])
 
 
 def _given(value: Any) -> str:

@@ -1,19 +1,24 @@
-"""The limits of a number in a spec: what is allowed, and the allowed value that is nearest to one that is not.
+"""What can be typed in place of a value that was refused: the nearest number, a word of those that are allowed.
 
-In: a pydantic model, where a value stands in it, the value. Out: words and a number. Left out: limits that validators
-of our own state (they say their rule themselves), lengths of texts and lists.
+In: pydantic's account of one wrong value, the model that it stands in. Out: words, and a number. Left out: misspelt
+words (base.py says what is near), rules of validators of our own, which say them themselves, lengths of lists.
 """
 
+import re
 from collections.abc import Iterator
 from math import ceil, floor
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 
 LIMIT_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
 """pydantic's types of errors about limits."""
 SHARE = 0.01
 """How far the named value lies from a limit that is not allowed itself: of the range, else of the limit or of 1."""
+LEAST_BYTES = 1 << 20
+"""Lower limit of byte counts: a number below was meant in GiB."""
+_BYTES = "a byte count"
 
 
 class Limits:
@@ -106,3 +111,61 @@ def _has(annotation: Any, kind: type) -> bool:
 def _shown(value: float) -> str:
     """As it is typed: whole numbers without a point."""
     return str(int(value)) if value == int(value) else f"{value:.10g}"
+
+
+def way_out_of(kind: type[BaseModel], error: ErrorDetails, path: str) -> str:
+    """What to write instead; where the rule says all that is known, where more about the key stands."""
+    written = "" if re.search(r"\.\d", path) else f"{path}="
+    found = _of_type(kind, error, path, written) or error.get("ctx", {}).get("way_out", "")
+    return found or f"what the rule asks for; `rlplan docs {re.sub(r'[.][0-9].*', '', path)}` says more"
+
+
+def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str) -> str:
+    limits, given = limits_at(kind, error["loc"]), error["input"]
+    if _BYTES in error["msg"]:
+        return _bytes(str(given), written)
+    if error["type"] in LIMIT_ERRORS and limits is not None:
+        nearest = limits.nearest(given)
+        if limits.low == LEAST_BYTES:
+            return f"that is bytes: for example {written}{f'{given}GiB' if given > 0 else '64MiB'}"
+        return f"{limits.words}: for example {written}{nearest}"
+    if error["type"] in ("int_type", "int_parsing", "int_from_float", "float_type", "float_parsing"):
+        number = "a whole number" if error["type"].startswith("int") else "a number"
+        if limits is None or not limits.words:
+            return f"{number}, without a unit"
+        nearest = limits.nearest(0)
+        return f"{number}, {limits.words}" + (
+            f": for example {written}{nearest}" if nearest != "0" else ", such as 1e-6"
+        )
+    if error["type"] in ("literal_error", "enum"):
+        words = re.findall(r"'([^']*)'|(\d+)", str(error.get("ctx", {}).get("expected", "")))
+        return f"one of these, such as {written}{''.join(words[0])}" if words else ""
+    if error["type"] in ("bool_type", "bool_parsing"):
+        return f"{written}true or {written}false"
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return f"it is a part with keys of its own: {path}.KEY=VALUE; `rlplan docs {path}` has them"
+    if error["type"] in ("tuple_type", "list_type"):
+        return f"a list in brackets: '{written}[...]'"
+    return f"{written}WORD" if error["type"] in ("string_type", "string_too_short") else ""
+
+
+def _bytes(given: str, written: str) -> str:
+    """The same number in a unit that is known; else any number with one."""
+    if given.isdigit():
+        return f"that is bytes: for example {written}{given}GiB"
+    if (said := re.fullmatch(r"\s*([\d.]+)\s*([kmgt])(i?)b?s?\s*", given, re.IGNORECASE)) is None:
+        return f"a number with a unit, such as {written}64GiB"
+    binary, decimal = (f"{said[1]}{said[2].upper()}{unit}" for unit in ("iB", "B"))
+    return f"{written}{binary}" + ("" if said[3] else f", or {decimal} as on a data sheet")
+
+
+def example_of(kind: type[BaseModel], error: ErrorDetails, path: str, tag: str, models_in: Any) -> str:
+    """What is typed where a job lacks a part, of those that are often written as a word or a number."""
+    if error["type"] not in ("model_type", "model_attributes_type", "union_tag_invalid"):
+        return ""
+    models: list[Any] = [kind]
+    for part in error["loc"]:
+        fields = models[0].model_fields if models else {}
+        models = models_in(fields[part].annotation) if part in fields else []
+    words = (model.EXAMPLE for model in models if model.EXAMPLE and f"kind: {tag}" * bool(tag) in model.EXAMPLE)
+    return next((f"'{path}={one}'" for one in words), "")

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_a_page_and_then_one_message(rlplan: Call) -> None:
 
 FILES: dict[str, tuple[bytes | None, tuple[str, ...]]] = {
     "absent": (None, ("the job file is missing",)),
-    "empty": (b"", ("JobSpec is NoneType None", "schema_version")),
+    "empty": (b"", ("JobSpec is empty", "schema_version")),
     "words": (b"just words", ("JobSpec is str 'just words'",)),
     "binary": (bytes(range(256)), ("the job file is not UTF-8 text",)),
     "tab": (b"name: x\n\tseed: 1\n", ("not YAML", "line 2, column 1")),

@@ -114,6 +114,15 @@ def test_what_is_to_be_typed_is_never_broken_into_lines() -> None:
     assert text.count("training.lora='{rank: 16, base_dtype: nf4}'") == 2  # in the list, and in the way out
 
 
+def test_what_a_change_leads_to_is_folded_between_words_below_it() -> None:
+    """A terminal that folds by itself would cut a word in two."""
+    lines = plain(in_terminal(80, "plan", "--model", "Qwen/Qwen2.5-7B", "--gpus", "1xRTX4090")).splitlines()
+    place = next(number for number, line in enumerate(lines) if line == "  training.lora='{rank: 16, base_dtype: nf4}'")
+    assert lines[place + 1].startswith("      fits, ")
+    assert all(len(line) <= 80 or "=" in line for line in lines)
+    assert lines[-1].endswith("or training.lora='{rank: 16, base_dtype: nf4}'")
+
+
 def test_in_a_narrow_terminal_an_explanation_numbers_its_rows_and_keeps_overrides_whole_below() -> None:
     text = plain(in_terminal(80, *SHOWN["explain"]))
     asked = text[text.index("What was asked") :]

@@ -9,6 +9,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import best_plan
 from rlplan.units import GIB
 from tests.foreign.scripts import verl_script
 
@@ -44,6 +45,17 @@ def test_changes_are_the_smallest_of_their_kind(tmp_path: Path) -> None:
     sizes = [change.values[MICRO] for change in found.changes if MICRO in change.values]
     assert len(sizes) == 1
     assert not checked(tmp_path, {MICRO: 2 * sizes[0]}).fits
+
+
+def test_the_plan_of_an_imported_job_is_mended_by_small_changes_and_resets_nothing(tmp_path: Path) -> None:
+    """What costs nothing in learning comes before what does, and on these GPUs before more of them."""
+    _, job = imported_job(read_source(verl_script(tmp_path, {MICRO: 64}), None), Asked("H100"))
+    remedies = best_plan(job, with_others=False).remedies
+    assert remedies[0].change.startswith("workload.micro_batch_size_per_gpu=")
+    resets = [one.change.count("=auto") > 1 for one in remedies]
+    assert resets == sorted(resets)
+    free = [one.num_devices > 8 for one in remedies if one.verdict is Verdict.FITS and not one.learns_less]
+    assert free == sorted(free)
 
 
 def test_an_engine_that_takes_too_much_beside_a_trainer_that_stays_is_told_to_take_less(tmp_path: Path) -> None:

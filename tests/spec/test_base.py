@@ -67,13 +67,13 @@ def test_types_are_strict(data: dict[str, Any]) -> None:
     key = next((key for key in data if key != "count"), "count")
     assert error.where.startswith(f"outer.yaml: {key}")
     assert error.rule
-    assert error.way_out == "change the value"
+    assert error.way_out
 
 
 @pytest.mark.parametrize("data", [None, 5, "text", [1], ["count"], True])
 def test_the_top_level_is_a_mapping(data: Any) -> None:
     error = refused(data)
-    assert type(data).__name__ in error.what
+    assert ("empty" if data is None else type(data).__name__) in error.what
     assert "count, ratio, is_on" in error.rule
 
 
@@ -93,9 +93,8 @@ def test_an_unknown_key_gets_the_keys_that_stand_beside_it() -> None:
 
 def test_several_mistakes_are_counted_and_named() -> None:
     error = refused({"cont": 1, "inner": {"mode": "x"}, "name": 3})
-    assert error.what.endswith("(and 3 more: name, inner.mode, cont)")
-    assert error.what.startswith("required key 'count' is missing")
-    assert error.rule == "this key has no default"
+    assert error.what == "unknown key 'cont' (and 3 more: count, name, inner.mode)"
+    assert error.way_out == "write count=1"
 
 
 @pytest.mark.parametrize("key", [("a",), 1, None, 2.5])

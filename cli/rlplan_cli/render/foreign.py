@@ -9,7 +9,7 @@ from rlplan.foreign.check import Checked, typed_values
 from rlplan.foreign.convert import Imported
 from rlplan.units import format_bytes
 from rlplan_cli.render.plan import fullness, range_of, show_headline
-from rlplan_cli.render.terminal import note, say, stdout
+from rlplan_cli.render.terminal import note, say, show_change
 
 MANY = 6
 """Keys of one reason that are listed by name; --json has them all."""
@@ -30,7 +30,7 @@ def show_check(checked: Checked) -> None:
         print("Each of these makes it fit, the mildest first:")
     for change in checked.changes:
         size = format_bytes(change.plan.binding.num_bytes)
-        stdout.print(f"  {typed_values(change.values)}  ({change.plan.verdict.value}, {size})", soft_wrap=True)
+        show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
 
 
 def show_account(imported: Imported) -> None:

@@ -15,7 +15,18 @@ from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.terminal import NARROW, fill, made_of, name_of, new_table, say, say_left_out, show_typed, stdout
+from rlplan_cli.render.terminal import (
+    NARROW,
+    fill,
+    made_of,
+    name_of,
+    new_table,
+    say,
+    say_left_out,
+    show_change,
+    show_typed,
+    stdout,
+)
 
 COLORS = {
     Verdict.FITS: "bold green",
@@ -161,7 +172,8 @@ def _show_phases(plan: Plan) -> None:
 
 def _show_actions(plan: Plan) -> None:
     """The schedule of a step; of mini-batches the first two, for the others are like the second."""
-    names = ["action", "seconds", "after", "processes", "stream"][: 4 if stdout.width < NARROW else 5]
+    every = ("action", "seconds", "processes", "after", "stream")
+    names = every[: 3 if stdout.width < NARROW else 5]
     table = new_table(*names, title="Steady step by action", left=("after", "processes", "stream"))
     costs = plan.costs
     if plan.timing is not None:
@@ -178,7 +190,7 @@ def _show_actions(plan: Plan) -> None:
         }
         table.add_row(*(cells[name] for name in names))
     stdout.print(table)
-    say_left_out(["stream"] * ("stream" not in names))
+    say_left_out(every[len(names) :])
 
 
 def _runs(processes: tuple[str, ...]) -> Iterator[str]:
@@ -222,16 +234,17 @@ def show_others(plan: Plan) -> None:
     for considered in plan.considered:
         say(f"Not {considered.name}", considered.reason)
     if plan.remedies:
-        changes = "\n".join(map(_remedy, plan.remedies))
-        text = Text.assemble(("Any one of these changes helps, cheapest first:\n", "bold"), changes)
-        stdout.print(text, soft_wrap=True)  # what is to be typed stays on its line
+        stdout.print("Any one of these changes helps, what costs least in learning first:", style="bold")
+        for remedy in plan.remedies:
+            show_change(remedy.change, _meaning(remedy))
     elif plan.verdict is Verdict.DOES_NOT_FIT:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         say("No single change", f"that was tried makes it fit: a smaller model, shorter lengths or {larger} would")
 
 
-def _remedy(remedy: Remedy) -> str:
+def _meaning(remedy: Remedy) -> str:
+    """What it leads to and what it costs."""
     learns_less = f", and {remedy.learns_less}" if remedy.learns_less else ""
     costs = f", ${remedy.dollars:,.2f}" if remedy.dollars is not None else ""
     step = f", {format_seconds(remedy.seconds)} a step on {remedy.num_devices}" if remedy.seconds else ""
-    return f"  {remedy.change}  ({remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{step}{costs}{learns_less})"
+    return f"{remedy.verdict.value}, {format_bytes(remedy.peak_bytes)}{step}{costs}{learns_less}"

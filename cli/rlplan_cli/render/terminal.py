@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,9 +70,26 @@ def _console(*, is_stderr: bool) -> Console:
 stdout, stderr = _console(is_stderr=False), _console(is_stderr=True)
 
 
+_OVERRIDE = r"'?[\w.+-]+=(?:'[^']*'|[^\s',;()]+)'?"
+_WHOLE = re.compile(rf"`[^`]+`|{_OVERRIDE}(?: {_OVERRIDE})*|\d [KMGT]iB")
+"""What stays on one line of a sentence: overrides side by side, a command in backticks, a size with its unit."""
+
+
+def folded(text: str, width: int, indent: str = "    ") -> str:
+    """Lines of a width, broken between words, and never inside of what is to be typed: that may be longer.
+
+    >>> folded("each of these helps: a.b=1 c.d='{e: 2}', or e.f=3", 26, "  ").split("\\n")
+    ['each of these helps:', "  a.b=1 c.d='{e: 2}', or", '  e.f=3']
+    """
+    whole = _WHOLE.sub(lambda match: match[0].replace(" ", "\xa0"), text)
+    lines = textwrap.fill(whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\xa0", " ")
+
+
 def note(text: str) -> None:
-    """One line on stderr."""
-    print(text, file=sys.stderr)
+    """A remark on stderr: one line in a pipe, folded in a terminal."""
+    lines = [folded(line, stderr.width) for line in text.splitlines()] if stderr.is_terminal else [text]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -94,22 +112,21 @@ def print_stages(texts: Mapping[str, str]) -> None:
 
 
 def show_error(error: RlplanError) -> None:
-    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal; what is to be typed is
-    never broken by us.
-    """
+    """The four parts of an error on stderr: whole lines in a pipe, indented ones in a terminal."""
     lines = f"error: {error}".split("\n")
     if stderr.is_terminal:
-        lines = [
-            line
-            if "='" in line
-            else textwrap.fill(
-                line, stderr.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-            )
-            for line in lines
-        ]
+        lines = [folded(line, stderr.width) for line in lines]
     text = Text("\n".join(lines))
     text.stylize("bold red", 0, len("error:"))
     stderr.print(text, soft_wrap=True)
+
+
+def show_change(typed: str, meaning: str) -> None:
+    """A change as it is typed, never broken into lines; what it leads to beside it, or below where there is no room."""
+    line = f"  {typed}  ({meaning})"
+    if stdout.is_terminal and len(line) > stdout.width:
+        line = f"  {typed}\n" + folded(f"      {meaning}", stdout.width, " " * 6)
+    stdout.print(line, soft_wrap=True)
 
 
 def new_table(*columns: str, title: str = "", left: tuple[str, ...] = ()) -> Table:

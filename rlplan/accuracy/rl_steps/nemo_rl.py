@@ -6,9 +6,10 @@ models/policy/workers/megatron_policy_worker.py.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlplan.accuracy.training.throughput import PAGEABLE
+from rlplan.records import dataclass
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.kernels import Kernels, kernels_of

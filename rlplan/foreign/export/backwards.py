@@ -27,11 +27,12 @@ class UnsaidError(EmitError):
 
     def __init__(self, table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> None:
         words = [f"{key} = {wanted[key]} ({word_of(value)} is read back)" for key, value in lost.items()]
+        said = ["training.lora=null" if key == _ADAPTERS else f"{key}={word_of(one)}" for key, one in lost.items()]
         super().__init__(
             f"{table.title} cannot say {', '.join(words[:4])}",
             where=f"plan of {plan.job.name}, target {table.title} {table.version}",
             rule="what is read back from the settings is the plan's job",
-            way_out=f"plan the job with what it can say: {' '.join(f'{k}={word_of(one)}' for k, one in lost.items())}",
+            way_out=f"plan the job with what it can say: {' '.join(said)}",
         )
         self.read_back = lost
 
@@ -71,11 +72,31 @@ def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys of a step that are not read back, and are none that every job has."""
-    answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
-    usual = flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    usual = _usual(plan)
     for key, value in wanted.items():
         if key.startswith(_OF_A_STEP) and key not in back and value not in (usual.get(key), False, 1, "none"):
             yield key, value
+
+
+def _usual(plan: Plan) -> dict[str, Any]:
+    """Our keys as a job has them that says nothing of them."""
+    answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
+    return flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+
+
+def _silently_lost(plan: Plan, table: Table, wanted: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
+    """Keys of which bytes depend and for which a stack has no word, with what it does instead: the job's default."""
+    parts = {key.partition(".")[0] for key in table.rows}
+    mine = tuple(key for key in _OF_BYTES if {key.partition(".")[0], *_BESIDE.get(key, ())} <= parts)
+    usual = _usual(plan)
+    unsaid = _unsaid(plan, wanted, back)
+    return {key: usual.get(key) for key, value in unsaid if key in mine and value != "bfloat16"}
+
+
+_ADAPTERS = "training.lora.rank"
+_OF_BYTES = (_ADAPTERS, "training.optimizer", "training.dtype", "rollout.quantization")
+_BESIDE = {_ADAPTERS: ("rollout",)}
+"""What else a stack has to say before it has to say that: DeepSpeed's file knows nothing of adapters."""
 
 
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
@@ -244,6 +265,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     keys = [key for key in table.rows if key in wanted and not key.startswith("hardware.")]
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    lost |= _silently_lost(plan, table, wanted, back)
     if lost:
         raise UnsaidError(table, plan, lost, wanted)
     return back

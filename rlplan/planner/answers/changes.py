@@ -7,14 +7,14 @@ Left out: which changes are worth a question (families.py).
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import better, kinds_of_changes
+from rlplan.planner.remedies import better, kinds_of_changes, resets
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.files.job_file import WAY_OUT
@@ -143,7 +143,8 @@ def bottleneck_of(plan: Plan) -> str:
 def _first_way_out(plan: Plan, change: Change) -> str:
     """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
-    remedies = (remedy for kind in kinds_of_changes(plan.asked, plan.binding.num_bytes) for remedy in kind)
+    kinds = chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), resets(plan.asked))
+    remedies = (remedy for kind in kinds for remedy in kind)
     apart = (one for one in remedies if not keys & {word.partition("=")[0] for word in one[0].split()})
     for words, other in islice(apart, MAX_REMEDIES):
         if better(other, Verdict.IN_EXPECTATION) is not None:

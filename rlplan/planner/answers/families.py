@@ -37,6 +37,18 @@ LADDERS = (
     ("gh200-96gb", "gb200", "gb300"),
 )
 """Profiles in the order in which one would move on: each has more memory than the one before, or is faster."""
+COUNTED = {
+    "workload.micro_batch_size_per_gpu": "rollouts a pass",
+    "training.max_tokens_per_micro_batch": "tokens a pass",
+    "training.ulysses": "GPUs a sequence (Ulysses)",
+    "training.tp": "tensor parallelism of the trainer",
+    "training.pp": "pipeline stages",
+    "training.cp": "context parallelism",
+    "training.ep": "expert parallelism",
+    "rollout.tp": "GPUs an engine",
+    "rollout.max_num_seqs": "sequences of an engine",
+}
+"""What a number counts, by its key."""
 FEW_HOSTS = 4
 """Beyond so many hosts one more changes little, and divides nothing: twice as many is asked for instead."""
 
@@ -130,9 +142,9 @@ def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Chan
 
 def _neighbours(key: str, value: int, most: int, least: int = 1) -> Iterator[Change]:
     if value // 2 >= least:
-        yield Change((f"{key}={value // 2}",), "half")
+        yield Change((f"{key}={value // 2}",), f"half the {COUNTED[key]}")
     if 2 * value <= most:
-        yield Change((f"{key}={2 * value}",), "double")
+        yield Change((f"{key}={2 * value}",), f"twice the {COUNTED[key]}")
 
 
 def list_what_ifs(plan: Plan) -> Iterator[Change]:
@@ -169,7 +181,7 @@ def _other_devices(plan: Plan) -> Iterator[Change]:
     else:
         yield _with_devices(plan, count + more, "one host more" if more > 1 else f"one {word} more")
     if count > 1:
-        yield _with_devices(plan, count // 2, "half of them")
+        yield _with_devices(plan, count // 2, f"half of the {word}s")
     newer = None if plan.is_on_host else next_gpu(plan.job.load_gpu().name)
     if newer is not None:
         overrides = [f"hardware.profile={newer}"]

@@ -5,7 +5,7 @@ In: a Plan. Out: a Page. Left out: working anything out: the plan says it all.
 
 from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Alternative, Verdict
+from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.report import style
 from rlplan.report.plans.page import OtherRow, Page, Place, Tile, action_rows, phase_rows, place_of
 from rlplan.units import format_bytes, format_rate, format_seconds
@@ -48,11 +48,14 @@ def plan_page(plan: Plan) -> Page:
         places=_places(plan),
         facts=_risks(plan),
         others=others_of(plan),
-        remedies=tuple(
-            OtherRow(one.change, one.verdict.value, None, f"peak {format_bytes(one.peak_bytes)}")
-            for one in plan.remedies
-        ),
+        remedies=tuple(map(_remedy, plan.remedies)),
     )
+
+
+def _remedy(one: Remedy) -> OtherRow:
+    """What would help: its step, its peak, and what it costs in learning."""
+    words = (f"peak {format_bytes(one.peak_bytes)}", f"on {one.num_devices}" * bool(one.seconds), one.learns_less)
+    return OtherRow(one.change, one.verdict.value, one.seconds or None, ", ".join(word for word in words if word))
 
 
 def others_of(plan: Plan) -> tuple[OtherRow, ...]:

@@ -45,7 +45,7 @@ REWARDS: dict[RewardKind, str] = {
 """,
 }
 
-FUNCTION_TEXT = '''"""A reward function of your own. `rlplan docs reward` says what it is given."""
+FUNCTION_TEXT = '''"""A reward function of your own. `rlplan docs rewards` says what it is given."""
 
 
 def reward(prompts, completions, answer, **columns):

@@ -3,6 +3,7 @@
 In: a file's text, and dotted overrides `workload.num_steps=5`. Out: plain dicts, lists and scalars, or a SpecError.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,23 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
     for override in overrides:
         path, separator, text = override.partition("=")
         keys = path.strip().split(".")
-        if not separator or not all(keys) or len(keys) > MAX_DEPTH:
+        if not separator or not all(keys) or len(keys) > MAX_DEPTH or "/" in keys[0]:
             raise SpecError(
                 f"override {shorten(override, 200)} is not KEY=VALUE",
                 where="command line",
                 rule=f"a dotted path of at most {MAX_DEPTH} keys, '=' and a YAML value",
-                way_out="for example workload.num_steps=5",
+                way_out=_as_override(path, text),
             )
         data = _with(data, keys, parse_yaml(text, where=f"command line: {path}", what="the override's value"), override)
     return data
+
+
+def _as_override(path: str, text: str) -> str:
+    """How it is typed: what stands with `/` or `:` for `.` and `=` is told apart."""
+    key, _, value = path.strip().partition(":")
+    dotted = key.replace("/", ".")
+    is_meant = re.fullmatch(r"\w+(\.\w+)+", dotted) is not None
+    return f"write {dotted}={value or text or 'VALUE'}" if is_meant else "for example workload.num_steps=5"
 
 
 def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
@@ -72,8 +81,8 @@ def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
         raise SpecError(
             f"override '{override}' leads through {shorten(data)}, which has no keys",
             where="command line",
-            rule="a dotted path through mappings",
-            way_out="check the path against the job file",
+            rule="a dotted path through mappings; a list is given whole, as one value",
+            way_out=f"{override.partition('=')[0].removesuffix('.' + '.'.join(keys))}='[{{...}}]', or in the job file",
         )
     inner = value if len(keys) == 1 else _with(data.get(keys[0], {}), keys[1:], value, override)
     return {**data, keys[0]: inner}

@@ -118,7 +118,7 @@ def _cut(number: int, num_shards: int, name: str, *, what: str = "tp") -> int:
 def _uneven(name: str, number: int, num_shards: int, what: str = "tp") -> SpecError:
     return SpecError(
         f"{name} {number} does not divide over {what} {num_shards}",
-        where=f"{what}",
+        where=f"training.{what}, rollout.{what}" if what == "tp" else f"training.{what}",
         rule=f"every rank holds the same part of {name}",
-        way_out=f"choose another {what}",
+        way_out=f"another {what}: {', '.join(str(one) for one in range(1, number + 1) if number % one == 0)}",
     )

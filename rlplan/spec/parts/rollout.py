@@ -5,13 +5,20 @@ In: the `rollout:` part of a job. Out: frozen values. Left out: bytes (memory/),
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlplan.spec.base import Auto, ByteCount, Spec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.parts.training import Ranks
 from rlplan.spec.parts.workload import Count
 from rlplan.vocabulary import Dtype
+
+
+def _holds_tokens(num_bytes: int) -> int:
+    """A number without a unit is bytes; 0 is the cache of a job without rollouts."""
+    if 0 < num_bytes < 1 << 10:
+        raise ValueError(f"a byte count of {num_bytes} holds no token")
+    return num_bytes
 
 
 class RolloutSpec(Spec):
@@ -48,7 +55,7 @@ class RolloutSpec(Spec):
     """Whether whole experts lie on an engine's ranks instead of a slice of each."""
     sleep_level: Literal["auto", 0, 1, 2] = "auto"
     """Of a colocated engine on GPUs: 0 stays awake, 1 keeps its weights on the host, 2 drops them."""
-    kv_cache_memory: ByteCount | Auto = "auto"
+    kv_cache_memory: Annotated[ByteCount, AfterValidator(_holds_tokens)] | Auto = "auto"
     """Bytes of KV cache of a rank; `auto` is what the rollouts ask for at P99, or what is free."""
     max_num_seqs: Count | Auto = "auto"
     """Sequences at once, at most."""

@@ -50,6 +50,14 @@ OTHERS = [
     ),
 ]
 GRID = [sum(parts, ()) for parts in product(LENGTHS, BATCHES, OTHERS)]
+TRL_ENGINES = "rollout.max_num_seqs=256"
+"""TRL gives an engine of two GPUs the sequences of both."""
+
+
+def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
+    """Overrides of the thirty plans, or of each so many of them, as a stack can say them."""
+    beside = {overrides: (TRL_ENGINES,) for overrides in GRID if target == "trl" and "rollout.tp=2" in overrides}
+    return [(*ASKED[target], *overrides, *beside.get(overrides, ())) for overrides in GRID[::every]]
 
 
 @cache

@@ -17,7 +17,7 @@ from rlplan.planner.answers.plan_results import choice_words, differences
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import LEARNS_LESS
-from rlplan.planner.remedies import kinds_of_changes, smaller_jobs
+from rlplan.planner.remedies import kinds_of_changes, resets, smaller_jobs
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.base import validate
@@ -96,7 +96,9 @@ def test_what_was_chosen_and_what_came_next_lead_there_when_typed(name: str) -> 
 @pytest.mark.parametrize("name", at_night(BUDGETS, but=FEW))
 def test_every_remedy_is_the_change_that_was_tried(name: str) -> None:
     spec = found(name).asked
-    for words, tried in (one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec)) for one in kind):
+    for words, tried in (
+        one for kind in chain(kinds_of_changes(spec), smaller_jobs(spec), resets(spec)) for one in kind
+    ):
         assert changed(spec, shlex.split(words)).model_dump() == tried.model_dump(), words
 
 
@@ -114,6 +116,11 @@ def test_a_job_too_long_for_a_card_is_mended_by_small_adapters_and_shorter_respo
     assert last.change.startswith("training.lora='{rank: 16, base_dtype: nf4}' workload.max_response_len=")
     assert last.learns_less == "cuts longer responses"
     assert best_plan(changed(plan.asked, shlex.split(last.change))).verdict is last.verdict
+
+
+def test_where_no_small_change_helps_all_choices_are_left_to_the_search() -> None:
+    changes = [one.change for one in found("all fixed").remedies]
+    assert [change.partition(" ")[0] for change in changes] == ["training.zero_stage=auto"]
 
 
 def test_what_costs_nothing_in_learning_comes_first_and_shorter_responses_last() -> None:

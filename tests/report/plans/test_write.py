@@ -115,6 +115,8 @@ def test_a_plan_that_does_not_fit_says_what_is_too_small_and_what_would_help() -
     assert page.state[0] == "bad"
     assert "Too small: a GPU" in page.state[1]
     assert [row.name for row in page.remedies] == [remedy.change for remedy in small.remedies]
+    assert [row.seconds for row in page.remedies] == [remedy.seconds for remedy in small.remedies]
+    assert all(remedy.learns_less in row.reason for row, remedy in zip(page.remedies, small.remedies, strict=True))
 
 
 def test_a_jobs_page_has_bytes_of_every_process(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def _check_reward(kind: str) -> None:
             f"'{kind}' is no kind of reward",
             where="--reward",
             rule=f"one of {', '.join(REWARD_KINDS)}",
-            way_out="`rlplan docs reward` says what each does",
+            way_out="`rlplan docs rewards` says what each does",
         )
 
 
