@@ -98,15 +98,35 @@ class EngineChoice:
     """What is chosen for the engine."""
 
     tp: int
-    """Ranks of one engine."""
+    """Ranks that share one layer."""
     sleep_level: int
     """0 for one that never sleeps."""
     max_num_seqs: int = 256
-    """Sequences at once."""
+    """Sequences of the engine at once."""
     quantization: str | None = None
     """Of its weights, None as loaded."""
     has_expert_parallel: bool = False
     """Whether whole experts lie on its ranks instead of a slice of each."""
+    attention_dp: int = 1
+    """Groups of tp ranks that attend to sequences of their own; above 1 whole experts are spread over all of them."""
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of one engine."""
+        return self.tp * self.attention_dp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which whole experts are spread; 1 where each expert is cut over the tp ranks instead.
+
+        Source: vLLM 0.32.0, config/parallel.py (`enable_expert_parallel`: ep = tp * dp).
+        """
+        return self.ranks if self.has_expert_parallel else 1
+
+    @property
+    def seqs_per_rank(self) -> int:
+        """Sequences at once of each group that attends by itself."""
+        return -(-self.max_num_seqs // self.attention_dp)
 
 
 @dataclass(frozen=True)
@@ -126,7 +146,7 @@ class Choice:
     @property
     def engines(self) -> int:
         """Replicas of the engine."""
-        return self.num_engines or max(1, self.arrangement.num_generation // self.engine.tp)
+        return self.num_engines or max(1, self.arrangement.num_generation // self.engine.ranks)
 
     @property
     def hands_over_each(self) -> bool:

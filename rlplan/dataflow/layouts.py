@@ -31,7 +31,7 @@ class RoleLayout:
     dp: int = 1
     """Groups of ranks that compute passes of their own; a group's ranks follow one another."""
     tp: int = 1
-    """Tensor-parallel ranks of one replica."""
+    """Tensor-parallel ranks of one replica; of an engine all its ranks, those of data-parallel attention too."""
     zero_stage: int = 0
     """Of a role that is not trained 3 where its ranks share the weights, else 0."""
 

@@ -53,10 +53,10 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
     trainer = choice.trainer
     layouts = [_trainer(choice, Role.POLICY, "policy_trainer", training)]
     if choice.sync_mode:
-        count, tp = choice.engines, choice.engine.tp
+        count, ranks = choice.engines, choice.engine.ranks
         layouts.append(
             RoleLayout(
-                Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * tp :], dp=count, tp=tp
+                Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * ranks :], dp=count, tp=ranks
             )
         )
     layouts += [_trainer(choice, role, "value_trainer", training) for role in job.trained_roles[1:]]

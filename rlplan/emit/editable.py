@@ -151,6 +151,7 @@ JOB_KEYS = {
     ("vllm", "quantization"): "rollout.quantization",
     ("vllm", "kv_cache_dtype"): "rollout.kv_dtype",
     ("vllm", "enable_expert_parallel"): "rollout.has_expert_parallel",
+    ("vllm", "data_parallel_size"): "rollout.attention_dp",
     ("vllm", "enable_lora"): "placement.sync_content",
     ("vllm", "max_lora_rank"): "training.lora.rank",
     ("vllm", "speculative_config"): "rollout.speculative_tokens",

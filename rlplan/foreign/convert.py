@@ -123,7 +123,7 @@ def first_of(
         theirs = row.value
         if row.key:  # a model is known by the end of its path
             theirs = settings.raw(row.key) if row.convert == "model" else settings.value(row.key)
-        value = theirs if not row.key else _converted(settings, row, theirs, notes)
+        value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
         if value is not None and (row.below is None or value < row.below):
             if row.note:
                 notes.append(row.note)

@@ -39,12 +39,13 @@ def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
 def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
     settled = settle(job)
     pool, rollout = read_pools(settled)[-1], settled.rollout
-    tp = 1 if rollout.tp == "auto" else rollout.tp
+    tp, dp = (1 if ranks == "auto" else ranks for ranks in (rollout.tp, rollout.attention_dp))
     settings = EngineSettings(
         pool.gpu.memory.value,
         gpu_memory_utilization=share,
         tp=tp,
-        ep=tp if rollout.has_expert_parallel is True else 1,
+        ep=tp * dp if rollout.has_expert_parallel is True or dp > 1 else 1,
+        attention_dp=dp,
         kv_element_bytes=1 if rollout.kv_dtype == "fp8" else 2,
         max_num_seqs=None if rollout.max_num_seqs == "auto" else rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,

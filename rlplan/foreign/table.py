@@ -34,7 +34,7 @@ class Row(Spec):
     when: Condition = Field(default={})
     """What else must hold."""
     times: tuple[str, ...] = ()
-    """Keys, theirs or ours, that it is multiplied by."""
+    """Keys, theirs or ours, that it is multiplied by, also a constant."""
     over: tuple[str, ...] = ()
     """Keys that it is divided by."""
     minus: tuple[str, ...] = ()
@@ -53,6 +53,8 @@ class Row(Spec):
     """Only values below it are ours."""
     is_old: bool = False
     """Whether it is read and not written: another name of another row's key, or less than that row asks for."""
+    written: dict[str, tuple[str, ...]] = Field(default={})
+    """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
     note: str = ""
     """What is said where it is taken and given."""
     convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""

@@ -116,6 +116,7 @@ HOST_COMPLICATIONS = (
 """What a layout has on the host: (part of the job, key, without it)."""
 COMPLICATIONS = (
     *HOST_COMPLICATIONS,
+    ("rollout", "attention_dp", 1),
     *(("training", axis, 1) for axis in ("pp", "cp", "ep", "tp", "ulysses")),
 )
 """What a layout is simpler without, in the order in which it is given up."""
@@ -125,6 +126,8 @@ def has_complication(choice: Choice, key: str) -> bool:
     """Whether a choice has one of COMPLICATIONS."""
     if key == "offload":
         return choice.arrangement.offloaded != "none"
+    if key == "attention_dp":
+        return choice.engine.attention_dp > 1
     return int(getattr(choice.trainer, key)) > (0 if key.startswith("offloads") else 1)
 
 

@@ -66,7 +66,8 @@ class Shortage:
 
 @dataclass(frozen=True)
 class KvReport:
-    """The KV cache of one engine of `tp` ranks. Bytes are of one rank; tokens and sequences of the engine."""
+    """The KV cache of one engine of tp x attention_dp ranks. Bytes and blocks are of one rank; tokens and sequences of
+    the engine."""
 
     kv_cache_memory_bytes: int
     """That it is given."""
@@ -85,10 +86,12 @@ class KvReport:
     preemption_risk: float
     """Probability that they need more than there is."""
     tp: int
-    """Ranks of the engine."""
+    """Ranks of the engine that share a layer."""
+    attention_dp: int = 1
+    """Groups of them, each with sequences and a cache of its own."""
 
     @staticmethod
-    def of(demand: KvDemand, kv_cache: int, tp: int) -> "KvReport":
+    def of(demand: KvDemand, kv_cache: int, tp: int, attention_dp: int = 1) -> "KvReport":
         """The report on a cache of so many bytes."""
         blocks = demand.pool.num_blocks(kv_cache)
         longest = demand.max_prompt_len + demand.lengths.longest
@@ -96,12 +99,13 @@ class KvReport:
             kv_cache_memory_bytes=kv_cache,
             least_bytes=demand.least_bytes,
             num_blocks=blocks,
-            num_tokens=demand.pool.num_tokens(blocks, longest),
-            max_num_seqs=demand.num_seqs,
+            num_tokens=attention_dp * demand.pool.num_tokens(blocks, longest),
+            max_num_seqs=attention_dp * demand.num_seqs,
             expected_bytes=demand.bytes_at(0.5),
             enough_bytes=demand.bytes_at(ENOUGH),
             preemption_risk=demand.preemption_risk(kv_cache),
             tp=tp,
+            attention_dp=attention_dp,
         )
 
 

@@ -102,6 +102,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),
         (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
         (rollout.tp != "auto", "rollout", {"tp": "auto"}),
+        (rollout.attention_dp != "auto", "rollout", {"attention_dp": "auto"}),
         (spec.placement.placement != "auto", "placement", {"placement": "auto"}),
         (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
         (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
@@ -180,7 +181,7 @@ def _freed(spec: JobSpec) -> tuple[str, JobSpec]:
     keys = (
         ("training", ("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters")),
         ("workload", ("micro_batch_size_per_gpu",)),
-        ("rollout", ("tp", "kv_cache_memory")),
+        ("rollout", ("tp", "attention_dp", "kv_cache_memory")),
         ("placement", ("placement", "offload")),
     )
     words = []

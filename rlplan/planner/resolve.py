@@ -46,7 +46,8 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
         max_tokens=job.max_tokens_per_micro_batch,
     )
     quantization = None if rollout.quantization == "none" else rollout.quantization
-    engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, rollout.has_expert_parallel)
+    cut = rollout.has_expert_parallel, rollout.attention_dp
+    engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut)
     return Choice(arrangement, trainer, engine, _sync_mode(job, placement), rollout.num_engines, place.sync_senders)
 
 
@@ -88,6 +89,7 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     rollout: dict[str, Any] = {
         "num_engines": choice.engines,
         "tp": engine.tp,
+        "attention_dp": engine.attention_dp,
         "quantization": engine.quantization or "none",
         "has_expert_parallel": engine.has_expert_parallel,
         "kv_cache_memory": kv_cache,

@@ -30,6 +30,8 @@ MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
+WITH_ATTENTION_DP = ("fsdp2", "megatron")
+"""Targets whose engines may have data-parallel attention: those of other stacks."""
 _FOR_OTHERS = "rlplan emit JOB --target verl -o FOLDER writes it for a stack with that trainer, as slime and nemo_rl do"
 """The way out of a plan for another trainer than rlplan's own."""
 
@@ -190,6 +192,8 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield f"rollout.quantization {rollout.quantization}: the engine can only quantise to fp8 while loading"
     if rollout.speculative_tokens:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
+    if rollout.attention_dp not in ("auto", 1) and job.target not in WITH_ATTENTION_DP:
+        yield f"rollout.attention_dp {rollout.attention_dp}: each engine of the runtime is one scheduler and its ranks"
 
 
 def _policy(job: SettledJob) -> ModelSpec | None:
@@ -222,6 +226,7 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
         "kv_dtype fp8": rollout.kv_dtype != "auto",
         "has_cuda_graphs": rollout.has_cuda_graphs,
         "has_expert_parallel": rollout.has_expert_parallel is True,
+        "attention_dp above 1": rollout.attention_dp not in ("auto", 1),
     }
     for key in (key for key, is_on in only.items() if is_on):
         yield f"rollout.{key}: the engine has it on GPUs only"
@@ -244,9 +249,9 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
 def _devices(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Devices enough, and groups of their own for what runs beside each other."""
     arrangement, engine = choice.arrangement, choice.engine
-    placement, num_processes = arrangement.placement, choice.engines * engine.tp
+    placement, num_processes = arrangement.placement, choice.engines * engine.ranks
     if choice.sync_mode and num_processes > job.hardware.all_devices:
-        yield f"{choice.engines} engine(s) of {engine.tp} rank(s) need {num_processes} devices"
+        yield f"{choice.engines} engine(s) of {engine.ranks} rank(s) need {num_processes} devices"
     is_asked = arrangement.is_async or (job.device_kind == "cpu" and job.placement.max_staleness)
     if is_asked and placement is not Placement.DISAGGREGATED:
         yield "generation runs beside training (placement.max_staleness) only on devices of its own"
@@ -282,18 +287,18 @@ def _engines_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
     arrangement, engine, hardware = choice.arrangement, choice.engine, job.hardware
     if not choice.sync_mode:
         return
-    generating, ranks = arrangement.num_generation, choice.engines * engine.tp
+    generating, ranks = arrangement.num_generation, choice.engines * engine.ranks
     if ranks != generating:
         yield (
-            f"{choice.engines} engine(s) of {engine.tp} rank(s) leave GPUs of {generating} without one: "
+            f"{choice.engines} engine(s) of {engine.ranks} rank(s) leave GPUs of {generating} without one: "
             f"rollout.num_engines x rollout.tp is their number"
         )
     per_host, count = hardware.devices_per_host, arrangement.num_devices
     if count > per_host and count % per_host and hardware.generation is None:
         yield f"{count} of {hardware.num_devices} GPUs do not fill hosts of {per_host}"
-    if engine.tp <= per_host < count and hardware.generation is None:
+    if engine.ranks <= per_host < count and hardware.generation is None:
         for index in range(choice.engines):
-            one, last = (count - ranks + index * engine.tp + rank for rank in (0, engine.tp - 1))
+            one, last = (count - ranks + index * engine.ranks + rank for rank in (0, engine.ranks - 1))
             if one // per_host != last // per_host:
                 yield f"engine {index} (GPUs {one} to {last}) would lie on two hosts: rollout.tp divides one's"
                 break
@@ -343,7 +348,7 @@ def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
     if transport in CUDA_TRANSPORTS:
         yield f"placement.transport {transport} moves weights between CUDA devices, and a CPU host has none"
     if place.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start
-        if placement is not Placement.HYBRID or choice.engines * choice.engine.tp != job.hardware.num_devices:
+        if placement is not Placement.HYBRID or choice.engines * choice.engine.ranks != job.hardware.num_devices:
             yield "placement.sync_senders each: every training device has a rank of an engine on it (hybrid)"
         elif transport not in ("shared_memory", "delta") or content is SyncContent.ADAPTER:
             yield "placement.sync_senders each: through shared_memory, with full or delta content"

@@ -55,6 +55,7 @@ CPU_CHOICES: dict[str, Any] = {
     "training.ep": 1,
     "rollout.num_engines": 1,
     "rollout.tp": 1,
+    "rollout.attention_dp": 1,
     "rollout.has_expert_parallel": False,
     "rollout.sleep_level": 2,
     "rollout.kv_cache_memory": 64 * MIB,
@@ -176,6 +177,7 @@ class ResolvedRollout(SettledRollout):
 
     num_engines: int
     tp: int
+    attention_dp: int = 1
     has_expert_parallel: bool
     sleep_level: Literal[0, 1, 2]
     kv_cache_memory: int
@@ -184,7 +186,7 @@ class ResolvedRollout(SettledRollout):
     @property
     def num_processes(self) -> int:
         """Ranks of all engines: each is a process on a device of its own."""
-        return self.num_engines * self.tp
+        return self.num_engines * self.tp * self.attention_dp
 
 
 class ResolvedPlacement(SettledPlacement):

@@ -40,6 +40,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
     "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
     "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
+    "data-parallel attention": (
+        {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200", "rollout": {"attention_dp": 4}},
+        "rollout.attention_dp 4",
+    ),
     "another engine": ({"rollout": {"engine": "sglang"}}, "the runtime syncs weights into vLLM"),
     "speculative decoding": (
         {"rollout": {"speculative_tokens": 3, "acceptance_rate": 0.5}},

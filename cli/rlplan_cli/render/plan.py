@@ -141,8 +141,8 @@ def _choice(plan: Plan) -> str:
         f", frozen roles on {step.num_scoring} {plan.device_word}s of their own" * (step.num_scoring > 0),
     ]
     if plan.job.has_rollouts:
-        words.append(f"; engine tp {engine.tp} x {plan.choice.engines}")
-        words.append(" with expert parallelism" * engine.has_expert_parallel)
+        words.append(f"; engine tp {engine.tp}" + f", attention dp {engine.attention_dp}" * (engine.attention_dp > 1))
+        words.append(f" x {plan.choice.engines}" + " with expert parallelism" * engine.has_expert_parallel)
         words.append(f" in {engine.quantization}" if engine.quantization else "")
         words.append(f", sleep level {engine.sleep_level}" * (engine.sleep_level > 0))
         words.append(", beside training" * (step.is_async))

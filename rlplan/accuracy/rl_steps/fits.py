@@ -55,6 +55,7 @@ def forced_job(point: MeasuredPoint, run: RlRun) -> dict[str, Any]:
         },
         "rollout": {
             "tp": run.engine_tp,
+            "attention_dp": 1,
             "has_cuda_graphs": "eager" not in str(settings.raw("rollout")).lower(),
             "quantization": quantization,
         },

@@ -5,6 +5,7 @@ what is read back from the settings is the plan's job. Left out: files (folders.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from rlplan.errors import EmitError, RlplanError
@@ -171,10 +172,14 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
     if row.is_old or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted):
         return None
     said = dict(_spelled({key: one for key, one in row.when.items() if key not in wanted}))
+    said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
+    if not all(matches(said[key], row.when[key]) for key in row.written):
+        return None
     if row.key:
         theirs = _backwards(settings, plan, row, value, wanted)
         return None if theirs is None else {**said, row.key: theirs}
-    return said if word_of(row.value) == word_of(value) else None
+    constant = row.value * prod(wanted[one] for one in row.times) if row.times else row.value
+    return said if word_of(constant) == word_of(value) else None
 
 
 def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -38,16 +38,18 @@ def planned_for(asked: JobSpec, plan: Plan, stack: str) -> tuple[Plan, tuple[str
 
 
 def _with(asked: JobSpec, settled: tuple[str, ...], key: str, value: object) -> tuple[str, ...]:
-    """The overrides and one more, where the job leaves the key open and takes the value.
+    """The overrides and one more, where the job leaves the key open and takes the value; in place of one for the same
+    key, which followed from what another plan chose.
 
     A value that it does not take follows from another key that is read back, such as tokens of one rank of several.
     """
-    part: object = changed(asked, settled)
+    others = tuple(one for one in settled if not one.startswith(f"{key}="))
+    part: object = changed(asked, others)
     for name in key.split("."):
         part = getattr(part, name, None)
     if part != "auto":
         return settled
-    more = (*settled, f"{key}={word_of(value)}")
+    more = (*others, f"{key}={word_of(value)}")
     try:
         changed(asked, more)
     except SpecError:

@@ -30,7 +30,7 @@ from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.shards import stage_layers
-from rlplan.units import MIB, format_bytes
+from rlplan.units import MIB, ceil_div, format_bytes
 
 DEFAULT_UTILIZATION = {False: 0.9, True: 0.92}
 """The default fraction, and since 0.21. Source: vLLM 0.11 and 0.32.0 config/cache.py."""
@@ -46,7 +46,8 @@ class EngineSettings:
 
     total_bytes: of the GPU, as the driver reports. kv_cache_memory_bytes: given, it replaces the fraction.
     element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
-    context_ranks: decode context parallelism. has_lora: each batch size is captured with adapters and without
+    attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
+    parallelism. has_lora: each batch size is captured with adapters and without
     (vLLM 0.32.0 config/compilation.py `cudagraph_specialize_lora`). non_torch_bytes: measured, replaces the estimate.
     """
 
@@ -56,6 +57,7 @@ class EngineSettings:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    attention_dp: int = 1
     context_ranks: int = 1
     element_bytes: int = 2
     kv_element_bytes: int = 2
@@ -150,13 +152,13 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     (27735, 443760, True)
     """
     _check(settings)
-    layout = engine_layout(settings.tp, settings.pp, settings.ep)
+    layout = engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
     stages = [_stage_memory(model, settings, layout, stage) for stage in range(settings.pp)]
     return min(stages, key=lambda memory: memory.num_blocks)
 
 
 def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
-    """The batch limits that hold: those given, else vLLM's."""
+    """The batch limits of an engine: those given, else vLLM's for each rank of data-parallel attention."""
     length = settings.max_model_len or model.max_position_embeddings
     usual = default_limits(
         settings.version,
@@ -166,7 +168,8 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
         is_offline=settings.is_offline,
     )
     return BatchLimits(
-        settings.max_num_seqs or usual.max_num_seqs, settings.max_num_batched_tokens or usual.max_num_batched_tokens
+        settings.max_num_seqs or settings.attention_dp * usual.max_num_seqs,
+        settings.max_num_batched_tokens or settings.attention_dp * usual.max_num_batched_tokens,
     )
 
 
@@ -191,7 +194,8 @@ def logged_tokens(pool: CachePool, num_blocks: int, settings: EngineSettings, le
 
 
 def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, stage: int) -> EngineMemory:
-    version, limits = settings.version, limits_of(model, settings)
+    version, limits, dp = settings.version, limits_of(model, settings), settings.attention_dp
+    own = BatchLimits(ceil_div(limits.max_num_seqs, dp), ceil_div(limits.max_num_batched_tokens, dp))
     length = settings.max_model_len or model.max_position_embeddings
     is_first, is_last = stage == 0, stage == settings.pp - 1
     share = DEFAULT_UTILIZATION[version.counts_cuda_graphs]
@@ -200,13 +204,14 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     requested = math.ceil(settings.total_bytes * share)
     weights = engine_weight_bytes(model, layout, settings.element_bytes, settings.quantization, stage)
     rope = rotary_table_bytes(model, settings.element_bytes)
-    prefill = prefill_peak_bytes(model, settings.tp, limits.max_num_batched_tokens, settings.element_bytes)
-    sampler = sampler_peak_bytes(version, model, limits.max_num_batched_tokens, limits.max_num_seqs) if is_last else 0
-    encoder = encoder_peak_bytes(model, limits.max_num_batched_tokens) if is_first else 0
+    e, num_tokens, ep = settings.element_bytes, limits.max_num_batched_tokens, settings.ep
+    prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
+    sampler = sampler_peak_bytes(version, model, own.max_num_batched_tokens, own.max_num_seqs) if is_last else 0
+    encoder = encoder_peak_bytes(model, own.max_num_batched_tokens) if is_first else 0
     other = settings.non_torch_bytes
     if other is None:
-        other = non_torch_bytes(version, settings.tp, settings.context_bytes, settings.communicator_bytes)
-    graphs = cuda_graph_bytes(version, limits.max_num_seqs, enforce_eager=settings.enforce_eager)
+        other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
+    graphs = cuda_graph_bytes(version, own.max_num_seqs, enforce_eager=settings.enforce_eager)
     graphs *= 2 if settings.has_lora else 1
     budget = settings.kv_cache_memory_bytes
     if budget is None:
@@ -214,8 +219,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         budget -= graphs if version.counts_cuda_graphs else 0
     workspace = 0
     if version.keeps_workspaces_asleep:
-        tokens, e = limits.max_num_batched_tokens, settings.element_bytes
-        workspace = expert_workspace_bytes(model, settings.tp, tokens, e, ep=settings.ep)
+        workspace = expert_workspace_bytes(model, settings.tp, num_tokens, e, ep=ep)
     pool = engine_pool(model, settings, stage_layers(model.num_layers, settings.pp)[stage])
     blocks = pool.num_blocks(budget)
     return EngineMemory(

@@ -33,29 +33,40 @@ NON_TORCH_GROWTH = 70 * MIB
 """What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
 
 
-def prefill_peak_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
+def prefill_peak_bytes(
+    model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1, attention_dp: int = 1
+) -> int:
     """Bytes in flight at the widest moment of one layer, during a forward pass of T tokens without gradients.
 
     Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t; the experts'
     k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and output; latent attention's decompressed keys and values.
     Source: vLLM 0.32.0 layers/activation.py, fused_moe/fused_moe.py (`intermediate_cache1` and 3 share memory).
     Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do; with expert parallelism (ep above 1) every
-    rank has rows for all of them, and experts of their whole width.
+    rank has rows for all of them, and experts of their whole width. Of attention_dp groups each attends to T / d of
+    them, and gathers T hidden states for its experts, beside as many sums of theirs (vLLM 0.32.0, `AgRsAll2AllManager`
+    of device_communicators/all2all.py, the default).
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> prefill_peak_bytes(find_model("meta-llama/Llama-3.1-8B"), 1, 1000)  # 2000 * (3*14336 + 2.9*4096)
     109772800
     """
-    share = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share
+    layout = Layout(tp=tp, ep=ep, attention_dp=attention_dp, vocab_multiple=64)
+    share, own_tokens = sizes_of(model, layout).share, ceil_div(num_tokens, attention_dp)
     widths = [3 * share["I"], 2 * share["q"] + 2 * share["kv"]]
+    exchanged = 0
     if model.experts:
         width = share["Ie"]
-        widths.append(model.experts.num_active * (max(2 * width, model.hidden_size) + width) + 3 * share["Is"])
+        routed = model.experts.num_active * (max(2 * width, model.hidden_size) + width)
+        if attention_dp == 1:
+            widths.append(routed + 3 * share["Is"])
+        else:
+            exchanged = num_tokens * (routed + 2 * model.hidden_size) + ceil_div(own_tokens, tp) * 3 * share["Is"]
     if model.latent_attention:
         widths.append(2 * share["qm"] + share["kvm"] + share["om"])
     if model.linear_attention:
         widths.append(3 * share["lk"] + 4 * share["lv"])
-    return int(element_bytes * num_tokens * (max(widths) + RESIDUAL_COPIES * model.hidden_size))
+    own = max(own_tokens * max(widths), exchanged)
+    return int(element_bytes * (own + own_tokens * RESIDUAL_COPIES * model.hidden_size))
 
 
 def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, num_seqs: int) -> int:

@@ -15,9 +15,9 @@ from rlplan.spec.models.tensors import Component
 from rlplan.units import round_up
 
 
-def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1) -> Layout:
-    """How vLLM cuts a model. ep: above 1 where expert parallelism is on."""
-    return Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE)
+def engine_layout(tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int = 1) -> Layout:
+    """How vLLM cuts a model. ep: above 1 where expert parallelism is on, tp x attention_dp then."""
+    return Layout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, vocab_multiple=VOCABULARY_MULTIPLE)
 
 
 def engine_weight_bytes(

@@ -13,6 +13,7 @@ from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import ADAPTER_RANK
+from rlplan.planner.rules import WITH_ATTENTION_DP
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
@@ -81,7 +82,17 @@ def list_families(plan: Plan) -> Iterator[Change]:
     if spec.has_rollouts and spec.rollout.tp == "auto":
         most = min(ENGINE_TP, plan.choice.arrangement.num_generation)
         yield from _neighbours("rollout.tp", plan.choice.engine.tp, most)
+    yield from _attention_dp(plan)
     yield from _of_engine(plan)
+
+
+def _attention_dp(plan: Plan) -> Iterator[Change]:
+    """Engines whose attention has more ranks or fewer, where this was left open and the model has experts."""
+    rollout, engine = plan.asked.rollout, plan.choice.engine
+    is_open = plan.asked.has_rollouts and rollout.attention_dp == "auto" and rollout.has_expert_parallel is not False
+    if is_open and plan.job.target in WITH_ATTENTION_DP and plan.job.load_model().experts is not None:
+        most = min(MAX_EP, plan.choice.arrangement.num_generation) // engine.tp
+        yield from _neighbours("rollout.attention_dp", engine.attention_dp, most)
 
 
 def _passes(plan: Plan) -> Iterator[Change]:

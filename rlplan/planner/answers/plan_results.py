@@ -38,6 +38,7 @@ DEFAULTS = {f"training.{name}": "1" for name in PARALLEL_AXES} | {
     "rollout.sleep_level": "0",
     "rollout.quantization": "none",
     "rollout.has_expert_parallel": "false",
+    "rollout.attention_dp": "1",
 }
 """What a key says that a choice's words leave out."""
 
@@ -87,6 +88,7 @@ def _engine_words(choice: Choice, asked: JobSpec) -> dict[str, Any]:
         "placement.transport": "auto" if is_part else choice.sync_mode,
         "placement.sync_content": choice.sync_mode if is_part else "full",
         "rollout.tp": engine.tp,
+        "rollout.attention_dp": engine.attention_dp,
         "rollout.sleep_level": engine.sleep_level,
         "rollout.quantization": engine.quantization or "none",
         "rollout.max_num_seqs": engine.max_num_seqs,

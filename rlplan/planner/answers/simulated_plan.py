@@ -17,6 +17,8 @@ from rlplan.simulate.sampled import simulate_sampled
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
 from rlplan.simulate.speed import Speed
 from rlplan.timing.cpu.engine import CpuEngine
+from rlplan.timing.serving.generation import EngineSpeed, prefilled
+from rlplan.timing.serving.step import StepLoad
 from rlplan.vocabulary import ActionKind
 
 MAX_STEPS = 10_000
@@ -40,6 +42,27 @@ class CpuSpeed:
         """
         step = self.engine.step_cost(num_tokens, 1.0, context_tokens + num_tokens / 2)
         return step.seconds - self.engine.step_cost(0.0, 0.0, 0.0).seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutSpeed:
+    """One engine on GPUs whose ranks attend to sequences of their own. See `simulate.speed.Speed`."""
+
+    engine: EngineSpeed
+    num_places: float
+    """Sequences that begin together; 0 where who ends is replaced."""
+    prompt_len: float
+    num_copies: int
+    """Ranks that prefill a prompt, for some of its samples each."""
+
+    def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
+        """One token for each of `num_seqs` sequences that hold `context_tokens` together."""
+        left_of = self.num_places if num_seqs < self.num_places else 0.0
+        return self.engine.rates.seconds(StepLoad(num_seqs, context_tokens, num_places=left_of))
+
+    def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
+        """So many tokens of prompts that are shared out over the ranks."""
+        return sum(prefilled(self.engine, self.num_copies * num_tokens, self.prompt_len))
 
 
 def simulate_plan(plan: Plan, *, num_steps: int = 20, seed: int = 0) -> SimulationResult:
@@ -93,7 +116,7 @@ def _rollouts(plan: Plan) -> StepRollouts:
     if plan.is_on_host:
         num_engines, limits = 1, EngineLimits(plan.job.rollout.max_num_seqs, kv.num_blocks - 1, size)
     else:
-        num_engines = max(1, plan.choice.arrangement.num_generation // plan.choice.engine.tp)
+        num_engines = max(1, plan.choice.arrangement.num_generation // plan.choice.engine.ranks)
         limits = EngineLimits(kv.max_num_seqs, max(1, kv.num_tokens // size), size)
     return StepRollouts(
         num_prompts=workload.num_prompts_per_step,
@@ -133,7 +156,14 @@ def _speed(plan: Plan) -> Speed:
     setting = read_setting(plan.job)
     whole, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
     cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
-    return engine_speed(plan.job, setting.policy, plan.choice.engine, cluster)
+    choice, work = plan.choice.engine, plan.job.workload
+    speed = engine_speed(plan.job, setting.policy, choice, cluster)
+    if choice.attention_dp == 1:
+        return speed
+    assert plan.kv is not None, "where there is an engine there is a KV cache"
+    together = 0.0 if plan.choice.arrangement.is_async else float(plan.kv.max_num_seqs)
+    copies = min(work.num_samples_per_prompt, choice.attention_dp)
+    return SharedOutSpeed(speed, together, float(work.usual_prompt_len), copies)
 
 
 def without_evaluation(schedule: Schedule) -> Schedule:

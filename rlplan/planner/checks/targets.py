@@ -289,6 +289,9 @@ def transport(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Expert parallel engines of models that have no experts, or that do not divide."""
     rollout, model = job.rollout, setting.policy
+    if rollout.attention_dp not in ("auto", 1):
+        yield from _attention_dp(job, model)
+        return
     if rollout.has_expert_parallel is not True:
         return
     if model.experts is None:
@@ -303,6 +306,41 @@ def engine(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             engine_weight_bytes(model, engine_layout(int(rollout.tp), ep=int(rollout.tp)), 2)
         except SpecError as error:
             yield error.what, "rollout.tp, rollout.has_expert_parallel", error.rule, "rollout.tp=auto"
+
+
+def _attention_dp(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
+    """Data-parallel attention without whole experts that its ranks share, or with limits that do not divide."""
+    rollout, where = job.rollout, "rollout.attention_dp"
+    what, dp = f"{where} is {rollout.attention_dp}", given_ranks(rollout.attention_dp)
+    if model.experts is None:
+        yield (
+            f"{what}, and the model has no experts",
+            where,
+            "ranks of data-parallel attention share experts; of a dense model they would be engines of their own",
+            f"{where}=1: rollout.num_engines=auto has as many engines as there is room for",
+        )
+        return
+    if rollout.has_expert_parallel is False:
+        yield (
+            f"{what} with rollout.has_expert_parallel=false",
+            f"{where}, rollout.has_expert_parallel",
+            "whole experts are spread over the ranks of data-parallel attention",
+            f"rollout.has_expert_parallel=auto, or {where}=1",
+        )
+    for key in ("max_num_seqs", "max_num_batched_tokens"):
+        limit = getattr(rollout, key)
+        if limit != "auto" and limit % dp:
+            yield (
+                f"rollout.{key} is {limit} with {where} {dp}",
+                f"rollout.{key}, {where}",
+                "each rank of data-parallel attention has an equal part",
+                f"rollout.{key}={-(-limit // dp) * dp}",
+            )
+    tp = given_ranks(rollout.tp)
+    try:
+        engine_weight_bytes(model, engine_layout(tp, ep=tp * dp, attention_dp=dp), 2)
+    except SpecError as error:
+        yield error.what, f"rollout.tp, {where}", error.rule, f"rollout.tp=auto {where}=auto"
 
 
 def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:

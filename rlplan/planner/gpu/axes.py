@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from rlplan.errors import SpecError
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.planner.rules import WITH_ATTENTION_DP
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
@@ -22,11 +23,12 @@ from rlplan.spec.parts.training import Combination, sharing_refusals
 from rlplan.spec.resolved import SettledJob, SettledTraining
 
 ENGINE_TP = 32
-"""Ranks of one engine beyond which `auto` does not go."""
+"""Tensor-parallel ranks of an engine beyond which `auto` does not go."""
 MAX_BESIDE = 8
 """GPUs of a host: beyond it the exchange inside each layer leaves NVLink (arXiv:2104.04473, takeaway 1)."""
 MAX_PP = 16
 MAX_EP = 64
+"""Ranks that share the experts, of a trainer and of an engine."""
 LEAST_TOKENS = 2048
 """Of the longest sequence, on each rank that shares it (ulysses, cp): `auto` does not cut sequences shorter than that,
 for their activations are small and what ranks exchange is not."""
@@ -142,22 +144,51 @@ def can_train(
     return not any(wanted.combination(stage, (axes.ulysses, axes.tp), (optimizer, parameters)).contradictions())
 
 
-def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[tuple[int, bool], ...]:
-    """(ranks of an engine, whether whole experts lie on them) that vLLM divides the model by."""
+class EngineAxes(NamedTuple):
+    """Ranks of an engine by what they share."""
+
+    tp: int
+    """One layer."""
+    attention_dp: int
+    """The experts, each group of tp ranks with sequences of its own."""
+    has_experts: bool
+    """Whether whole experts lie on them."""
+
+
+def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
+    """Ranks of an engine that vLLM divides the model by."""
     rollout = job.rollout
     sizes = powers(ENGINE_TP) if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
-    return tuple((tp, whole) for tp, whole in product(sizes, experts) if _can_hold(model, tp, has_experts=whole))
+    found = (
+        EngineAxes(tp, dp, whole)
+        for tp, whole in product(sizes, experts)
+        for dp in (_attention_ranks(job, tp) if whole and model.experts else (1,))
+        if whole or rollout.attention_dp in ("auto", 1)
+    )
+    return tuple(axes for axes in found if _can_hold(model, axes))
 
 
-@lru_cache(maxsize=256)
-def _can_hold(model: ModelSpec, tp: int, *, has_experts: bool) -> bool:
-    if has_experts and (model.experts is None or tp == 1):
+def _attention_ranks(job: SettledJob, tp: int) -> tuple[int, ...]:
+    """Groups that attend by themselves: of an open number those whose limits of a batch divide."""
+    rollout = job.rollout
+    if rollout.attention_dp != "auto":
+        return (int(rollout.attention_dp),)
+    if job.target not in WITH_ATTENTION_DP or tp > MAX_BESIDE:
+        return (1,)
+    limits = rollout.max_num_batched_tokens, rollout.max_num_seqs
+    return tuple(dp for dp in powers(MAX_EP // tp) if all(one == "auto" or int(one) % dp == 0 for one in limits))
+
+
+@lru_cache(maxsize=1024)
+def _can_hold(model: ModelSpec, axes: EngineAxes) -> bool:
+    tp, dp, has_experts = axes
+    if has_experts and (model.experts is None or tp * dp == 1):
         return False
     if model.num_heads % tp:
         return False
     try:
-        engine_weight_bytes(model, engine_layout(tp, ep=tp) if has_experts else engine_layout(tp), 2)
+        engine_weight_bytes(model, engine_layout(tp, ep=tp * dp if has_experts else 1, attention_dp=dp), 2)
     except SpecError:
         return False
     return True

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
+from math import prod
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
@@ -273,20 +274,22 @@ class GpuSpace:
                 f"placement.num_scoring_devices {alone} leaves none of {self.num_gpus} GPUs that train or that generate"
             )
         training, generation, _ = next(iter(self._splits(placement)), (self.num_gpus, self.num_gpus, 0))
-        tp = 1 if job.rollout.tp == "auto" or not job.has_rollouts else int(job.rollout.tp)
+        tp, dp = (job.rollout.tp, job.rollout.attention_dp) if job.has_rollouts else (1, 1)
+        ranks = prod(int(one) for one in (tp, dp) if one != "auto")
         rollouts = job.workload.rollouts_per_mini_batch
         group_sizes = sorted({axes.ranks_per_sequence for axes in parallel_axes(job, self.models, training)})
         if all(training % group_size for group_size in group_sizes):
             return f"{_words(group_sizes)} ranks that share a sequence do not divide the {training} GPUs that train"
-        if generation % tp:
-            return f"rollout.tp {tp} does not divide the {generation} GPUs that generate"
-        ranks = [training // group_size for group_size in group_sizes if training % group_size == 0]
-        if not any(map(self._deals_out, ranks)):
+        if generation % ranks:
+            key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
+            return f"{key} {ranks} does not divide the {generation} GPUs that generate"
+        groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
+        if not any(map(self._deals_out, groups)):
             if job.target == "rlplan":
                 return (
-                    f"mini_batch_size {rollouts} leaves some of the {_words(ranks)} ranks that train without a rollout"
+                    f"mini_batch_size {rollouts} leaves some of the {_words(groups)} ranks that train without a rollout"
                 )
-            return f"mini_batch_size {rollouts} does not divide by the {_words(ranks)} ranks that train"
+            return f"mini_batch_size {rollouts} does not divide by the {_words(groups)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
     def _all_sweeps(self, training: int) -> Iterator[MicroBatchSweep]:
@@ -361,19 +364,25 @@ class GpuSpace:
         rollout = self.job.rollout
         levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
         formats = quantizations(self.job, self.gpu)
-        for (tp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
-            if generation % tp == 0 and rollout.num_engines in ("auto", generation // tp):
-                for num_seqs in self._num_seqs(generation // tp):
-                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts)
+        for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
+            num_engines, left = divmod(generation, tp * dp)
+            if not left and num_engines and rollout.num_engines in ("auto", num_engines):
+                for num_seqs in self._num_seqs(num_engines, dp):
+                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts, dp)
 
-    def _num_seqs(self, num_engines: int) -> tuple[int, ...]:
-        """Sequences at once: up to all of an engine's share, the most first."""
+    def _num_seqs(self, num_engines: int, attention_dp: int) -> tuple[int, ...]:
+        """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
+
+        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that).
+        """
         wanted = self.job.rollout.max_num_seqs
         if wanted != "auto":
             return (wanted,)
-        share = ceil_div(self.job.workload.num_rollouts_per_step, num_engines)
+        share = ceil_div(self.job.workload.num_rollouts_per_step, num_engines * attention_dp)
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
-        return tuple(size for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
+        if attention_dp > 1:
+            most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
+        return tuple(size * attention_dp for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
 
 
 def options(choice: str | bool) -> tuple[bool, ...]:

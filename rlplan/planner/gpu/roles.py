@@ -204,17 +204,18 @@ class GpuRoles:
     def demand(self, arrangement: Arrangement, choice: EngineChoice) -> tuple[KvDemand, int, int]:
         """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with."""
         workload = self.job.workload
-        key = arrangement.num_generation, self.batches_under_way(arrangement), choice.tp, choice.max_num_seqs
+        cut = choice.tp, choice.attention_dp, choice.max_num_seqs
+        key = arrangement.num_generation, self.batches_under_way(arrangement), cut
         if key not in self._demands:
             engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
             under_way = workload.num_rollouts_per_step * self.batches_under_way(arrangement)
-            share = ceil_div(under_way, self.num_engines(arrangement, choice.tp))
+            share = ceil_div(under_way, self.num_engines(arrangement, choice))
             demand = KvDemand(
                 engine.pool,
-                min(choice.max_num_seqs, share),
+                ceil_div(min(choice.max_num_seqs, share), choice.attention_dp),
                 workload.usual_prompt_len,
                 workload.max_prompt_len,
-                workload.num_samples_per_prompt,
+                self.samples_together(choice, workload.num_samples_per_prompt),
                 self.lengths,
             )
             self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
@@ -242,9 +243,14 @@ class GpuRoles:
         place = self.job.placement
         return place.max_staleness if arrangement.is_async and place.partial_rollouts else 0
 
-    def num_engines(self, arrangement: Arrangement, tp: int) -> int:
+    def num_engines(self, arrangement: Arrangement, choice: EngineChoice) -> int:
         """Engines that share the rollouts of a step."""
-        return max(1, arrangement.num_generation // tp)
+        return max(1, arrangement.num_generation // choice.ranks)
+
+    @staticmethod
+    def samples_together(choice: EngineChoice, num_samples: int) -> int:
+        """Samples of a prompt that share its blocks: vLLM and SGLang deal requests out over an engine's ranks."""
+        return max(1, num_samples // choice.attention_dp)
 
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""

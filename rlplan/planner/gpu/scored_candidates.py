@@ -75,6 +75,7 @@ def simplicity(candidate: Choice) -> tuple[object, ...]:
         trainer.offloads_optimizer,
         trainer.gradient_checkpointing,
         trainer.ranks_per_sequence * trainer.ep,
+        engine.attention_dp,
         engine.tp,
         trainer.zero_stage,
         engine.quantization or "",
@@ -103,8 +104,8 @@ OPEN = {
         *("ulysses", "tp", "pp", "cp", "ep", "max_tokens_per_micro_batch"),
     ),
     "rollout": (
-        *("num_engines", "tp", "has_expert_parallel", "sleep_level", "kv_cache_memory", "max_num_seqs"),
-        "quantization",
+        *("num_engines", "tp", "attention_dp", "has_expert_parallel", "sleep_level", "kv_cache_memory"),
+        *("max_num_seqs", "quantization"),
     ),
     "placement": (
         *("placement", "num_generation_devices", "num_scoring_devices", "offload", "offload_roles"),

@@ -299,7 +299,7 @@ class GpuSearch:
         kv = None
         if self.job.has_rollouts:
             demand, _, _ = self.roles.demand(candidate.arrangement, candidate.engine)
-            kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp)
+            kv = KvReport.of(demand, one.kv_cache, candidate.engine.tp, candidate.engine.attention_dp)
         fit = Verdict.of(ledger, at_least=one.rank, takes_from_host=self.setting.gpu.shares_host_memory)
         return Plan.model_construct(  # of values that are checked already
             asked=self.asked,

@@ -51,7 +51,7 @@ class Engines:
         self.entries = space.engine_entries[key]
         self._floor: BytesByMoment | None = None
         by_mode = {
-            (engine.tp, engine.quantization, mode): (engine, mode)
+            (engine.tp, engine.attention_dp, engine.quantization, mode): (engine, mode)
             for engine in self.choices
             for mode in space.transports(arrangement, engine)
         }

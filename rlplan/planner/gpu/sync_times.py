@@ -37,7 +37,8 @@ class SyncTimes:
             return NOTHING
         sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
         is_ahead = self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
-        key = sizes, trainer.zero_stage == 3, engine.tp, engine.quantization, transport, is_ahead
+        cut = engine.tp, engine.attention_dp
+        key = sizes, trainer.zero_stage == 3, cut, engine.quantization, transport, is_ahead
         if key not in self._costs:
             self._costs[key] = self._cost(arrangement, trainer, engine, transport)
         return self._costs[key]
@@ -81,6 +82,7 @@ class SyncTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.target,
+            attention_dp=engine.attention_dp,
         )
 
     def _clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:

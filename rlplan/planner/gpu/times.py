@@ -12,14 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 
-from rlplan.dataflow.choice import (
-    NO_ENGINE,
-    NO_TRAINER,
-    Arrangement,
-    Choice,
-    EngineChoice,
-    TrainerChoice,
-)
+from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
@@ -320,10 +313,11 @@ class GpuTimes:
     ) -> Cost:
         """Rollouts of a step, or of held-out prompts, on the slowest engine, and the reward of the last of them."""
         speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
-        num_engines = self.roles.num_engines(arrangement, choice.tp)
+        num_engines = self.roles.num_engines(arrangement, choice)
         if evaluates:
             share = ceil_div(self.job.num_evaluated_responses, num_engines)
-            work = replace(work, num_rollouts=share, num_samples=self.job.workload.num_evaluation_samples)
+            samples = self.roles.samples_together(choice, self.job.workload.num_evaluation_samples)
+            work = replace(work, num_rollouts=share, num_samples=samples)
         return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines) + self._reward_latency
 
     def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
@@ -331,7 +325,7 @@ class GpuTimes:
         key = self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
         if key not in self._rollouts_ahead:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
-            num_engines = self.roles.num_engines(arrangement, choice.tp)
+            num_engines = self.roles.num_engines(arrangement, choice)
             ahead = RolloutsAhead(speed, work, num_engines, self.roles.versions_ahead(arrangement))
             self._rollouts_ahead[key] = ahead
         return self._rollouts_ahead[key]
@@ -343,11 +337,11 @@ class GpuTimes:
 
     def _rollouts(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> EngineRollouts:
         """An engine's share of a step."""
-        workload, num_engines = self.job.workload, self.roles.num_engines(arrangement, choice.tp)
+        workload, num_engines = self.job.workload, self.roles.num_engines(arrangement, choice)
         return EngineRollouts(
             ceil_div(self.job.num_generated_per_step, num_engines),
             float(workload.usual_prompt_len),
-            workload.num_samples_per_prompt,
+            self.roles.samples_together(choice, workload.num_samples_per_prompt),
             self.roles.lengths,
             choice.max_num_seqs,
             self._kv_tokens(arrangement, choice, kv_cache),
@@ -355,7 +349,7 @@ class GpuTimes:
 
     def _speed(self, arrangement: Arrangement, choice: EngineChoice) -> EngineSpeed:
         """How fast an engine is: one for all that differ in what a step's speed does not depend on."""
-        key = arrangement.num_generation, choice.tp, choice.quantization, choice.has_expert_parallel
+        key = arrangement.num_generation, choice.tp, choice.attention_dp, choice.quantization, choice.expert_ranks
         if key not in self._speeds:
             cluster = self._cluster(arrangement, GENERATION)
             self._speeds[key] = engine_speed(self.job, self.setting.policy, choice, cluster)
@@ -363,8 +357,8 @@ class GpuTimes:
 
     def _kv_tokens(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> int:
         demand, _, _ = self.roles.demand(arrangement, choice)
-        longest = demand.max_prompt_len + demand.lengths.longest
-        return demand.pool.num_tokens(demand.pool.num_blocks(kv_cache), longest)
+        blocks, longest = demand.pool.num_blocks(kv_cache), demand.max_prompt_len + demand.lengths.longest
+        return choice.attention_dp * demand.pool.num_tokens(blocks, longest)
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""

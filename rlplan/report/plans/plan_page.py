@@ -102,7 +102,10 @@ def _choices(plan: Plan) -> tuple[tuple[str, str], ...]:
     if plan.kv is not None:
         kv = plan.kv
         size = f"kv_cache_memory_bytes={kv.kv_cache_memory_bytes} ({format_bytes(kv.kv_cache_memory_bytes)} a rank)"
-        rows.append(("For vLLM", f"{size}, max_num_seqs={kv.max_num_seqs}, tensor_parallel_size={kv.tp}"))
+        dp = kv.attention_dp
+        shared = f", data_parallel_size={dp}, enable_expert_parallel=True" if dp > 1 else ""
+        limit = f"max_num_seqs={kv.max_num_seqs // dp}"
+        rows.append(("For vLLM", f"{size}, {limit}, tensor_parallel_size={kv.tp}{shared}"))
     return tuple(rows)
 
 

@@ -26,6 +26,9 @@ class Layout(Spec):
     """Ranks that share the experts: 1 where tp cuts each expert, more where a rank holds whole experts."""
     pp: int = Field(default=1, ge=1, le=1 << 16)
     """Ranks in a row, each with some layers."""
+    attention_dp: int = Field(default=1, ge=1, le=1 << 16)
+    """Groups of tp ranks among which whole experts are spread; above 1 each rank has the shared experts whole, for its
+    part of its group's tokens (vLLM 0.32.0, `use_sequence_parallel_moe`)."""
     vocab_multiple: int = Field(default=1, ge=1, le=1 << 24)
     """Rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp)."""
 
@@ -80,7 +83,8 @@ def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, 
         num_shards = layout.tp if layout.ep == 1 else 1
         numbers["Ie"] = _cut(spec.intermediate_size, num_shards, "experts.intermediate_size")
         numbers["El"] = spec.latent_size or model.hidden_size
-        numbers["Is"] = _cut(spec.shared_intermediate_size, layout.tp, "experts.shared_intermediate_size")
+        num_shards = layout.tp if layout.attention_dp == 1 else 1
+        numbers["Is"] = _cut(spec.shared_intermediate_size, num_shards, "experts.shared_intermediate_size")
 
 
 def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:

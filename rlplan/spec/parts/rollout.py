@@ -33,7 +33,10 @@ class RolloutSpec(Spec):
     num_engines: Annotated[int, Field(ge=1, le=16_384)] | Auto = "auto"
     """Replicas; on GPUs as many as fill those that generate."""
     tp: Ranks = "auto"
-    """Tensor-parallel ranks of each."""
+    """Tensor-parallel ranks of each; of each rank of `attention_dp`, where there is more than one."""
+    attention_dp: Ranks = "auto"
+    """Data-parallel ranks of an engine's attention: each has sequences and a KV cache of its own, whole experts are
+    spread over all tp x attention_dp GPUs (vLLM's `data_parallel_size` with `enable_expert_parallel`)."""
     stop: tuple[str | int, ...] = ()
     """Texts and tokens that end a response."""
     quantization: str = Field(default="none", max_length=40)
@@ -58,8 +61,8 @@ class RolloutSpec(Spec):
     kv_cache_memory: Annotated[ByteCount, AfterValidator(_holds_tokens)] | Auto = "auto"
     """Bytes of KV cache of a rank; `auto` is what the rollouts ask for at P99, or what is free."""
     max_num_seqs: Count | Auto = "auto"
-    """Sequences at once, at most."""
+    """Sequences of an engine at once, at most; ranks of `attention_dp` have equal parts of them."""
     max_num_batched_tokens: Count | Auto = "auto"
-    """Tokens of one batch, at most."""
+    """Tokens of one step of an engine, at most; ranks of `attention_dp` have equal parts of them."""
     block_size: Literal["auto", 16, 32, 64, 128] = "auto"
     """Tokens of a block of the KV cache."""

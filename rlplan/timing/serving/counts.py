@@ -146,6 +146,11 @@ class EngineCut:
     scheme: Quantization | None = None
     """Of a quantised checkpoint."""
 
+    @property
+    def layout(self) -> Layout:
+        """What lies on a rank."""
+        return engine_layout(self.tp, ep=self.ep, attention_dp=self.replicas if self.ep > 1 else 1)
+
 
 @lru_cache(maxsize=256)
 def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
@@ -158,7 +163,7 @@ def engine_counts(model: ModelSpec, cut: EngineCut) -> EngineCounts:
     >>> counts.caches[0].num_bytes, counts.num_collectives  # 32 * 2 * 8 * 128 * 2, and none on one rank
     (131072, 0)
     """
-    layout = engine_layout(cut.tp, ep=cut.ep)
+    layout = cut.layout
     tensors = model.held_tensors(layout, has_first=False)
     dense = [tensor for tensor in tensors if tensor.component not in (*BUFFERED, Component.EXPERTS, Component.HEAD)]
     head = [tensor for tensor in tensors if tensor.component is Component.HEAD]
@@ -186,10 +191,19 @@ def _by_format(tensors: list[Parameter], cut: EngineCut) -> Iterable[Matmuls]:
     plain = [tensor for tensor in matrices if cut.scheme is None or not cut.scheme.covers(tensor)]
     quantized = [tensor for tensor in matrices if cut.scheme is not None and cut.scheme.covers(tensor)]
     if plain:
-        yield Matmuls(stored_bytes(plain, cut.element_bytes), sum(tensor.numel for tensor in plain), "")
+        yield Matmuls(stored_bytes(plain, cut.element_bytes), _num_multiplied(plain, cut), "")
     if quantized and cut.scheme is not None:
         num_bytes = weight_bytes(quantized, cut.element_bytes, cut.scheme)
-        yield Matmuls(num_bytes, sum(tensor.numel for tensor in quantized), cut.scheme.form.name)
+        yield Matmuls(num_bytes, _num_multiplied(quantized, cut), cut.scheme.form.name)
+
+
+def _num_multiplied(tensors: list[Parameter], cut: EngineCut) -> int:
+    """Weights with which a rank multiplies each token of its replica: where it has the shared experts whole, these
+    see one of tp parts of the tokens.
+    """
+    times = cut.tp if cut.layout.attention_dp > 1 else 1
+    shared = sum(tensor.numel for tensor in tensors if tensor.component is Component.SHARED_EXPERTS)
+    return sum(tensor.numel for tensor in tensors) - shared + shared // times
 
 
 def _num_all_reduces(model: ModelSpec, cut: EngineCut) -> int:
@@ -203,7 +217,8 @@ def _experts(model: ModelSpec, cut: EngineCut) -> ExpertMatmuls | None:
     spec = model.experts
     if spec is None:
         return None
-    tensors = model.held_tensors(engine_layout(cut.tp * cut.replicas, ep=cut.ep), has_first=False)
+    layout = cut.layout if cut.ep > 1 else engine_layout(cut.tp * cut.replicas)
+    tensors = model.held_tensors(layout, has_first=False)
     held = [tensor for tensor in tensors if tensor.component is Component.EXPERTS and len(tensor.shape) > 1]
     num_held, num_layers = spec.num_experts // cut.ep, len(spec.layers)
     number = num_held * num_layers

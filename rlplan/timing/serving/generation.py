@@ -52,7 +52,8 @@ class EngineSpeed:
         word = choice.quantization or ("" if given in ("none", "auto") else given)
         return EngineCut(
             tp=choice.tp,
-            ep=choice.tp if choice.has_expert_parallel and self.model.experts else 1,
+            ep=choice.expert_ranks if self.model.experts else 1,
+            replicas=choice.attention_dp,
             element_bytes=element_bytes,
             kv_element_bytes=1 if self.rollout.kv_dtype == "fp8" else element_bytes,
             scheme=quantization_by_word(word, where="rollout.quantization"),
@@ -175,7 +176,8 @@ def _parts(speed: EngineSpeed, rollouts: EngineRollouts, places: float) -> Parts
     pieces.append(_longest(rollouts, shape, ratio - steady))
     totals = prompt_parts(speed, rollouts)
     for steps, busy, age in pieces:
-        parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age)))
+        left_of = 0.0 if busy >= places else places
+        parts = speed.rates.parts(StepLoad(busy, busy * (rollouts.prompt_len + age), num_places=left_of))
         totals = [total + steps * seconds for total, seconds in zip(totals, parts, strict=True)]
     compute, memory, latency, link, host = totals
     return compute, memory, latency, link, host
@@ -198,9 +200,10 @@ def prompt_parts(speed: EngineSpeed, rollouts: EngineRollouts) -> list[float]:
 
 
 def prefilled(speed: EngineSpeed, tokens: float, length: float) -> list[float]:
-    """Seconds of so many tokens of sequences of one length, in full batches."""
-    batch = min(tokens, float(speed.rollout.max_num_batched_tokens))
+    """Seconds of so many tokens of sequences of one length, in full batches of the ranks that have any."""
+    ranks, prompts = speed.choice.attention_dp, max(1.0, tokens / length) if length else 1.0
+    batch = min(tokens, speed.rollout.max_num_batched_tokens * min(ranks, prompts) / ranks)
     if not batch:
         return [0.0] * len(RESOURCES)
-    load = StepLoad(0.0, 0.0, batch, batch * length / 2, batch / length)
+    load = StepLoad(0.0, 0.0, batch, batch * length / 2, batch / length, num_prompts=min(ranks, prompts))
     return [part * tokens / batch for part in speed.rates.parts(load)]

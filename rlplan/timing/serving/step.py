@@ -10,6 +10,7 @@ Symbols: T tokens of a step, b sequences that decode, s cached tokens of all of 
 B memory's peak, F peak of matmuls, S bytes of a message.
 """
 
+import math
 from dataclasses import replace
 
 from rlplan.memory.serving.versions import LATEST, VllmVersion
@@ -18,6 +19,7 @@ from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts
+from rlplan.timing.training.mini_batch import largest_normal
 
 BLEND = 3.0
 """A matmul takes (memory^BLEND + compute^BLEND)^(1/BLEND): near the ridge neither hides the other wholly. 2 to 6 fit
@@ -77,6 +79,10 @@ class StepLoad:
     """Prompts that end in this step."""
     tokens_each: int = 1
     """Of a sequence that decodes: one, and those that were drafted for it."""
+    num_places: float = 0.0
+    """Sequences that began together, of which these are left; 0 where who ends is replaced."""
+    num_prompts: float = 0.0
+    """Prompts that are worked on; 0 where each ends in this step."""
 
     @property
     def num_decoded(self) -> float:
@@ -232,7 +238,7 @@ class EngineRates:
         self._launches = counts.num_layers * LAUNCH
         all_ranks = counts.ranks * counts.replicas
         self._exchange = wire_of(cluster, all_ranks, reads_peers=False) if counts.replicas > 1 else None
-        is_inside = counts.ranks <= cluster.gpus_in_link_domain
+        is_inside = all_ranks <= cluster.gpus_in_link_domain
         self.link = Resource.DEVICE_LINK if is_inside else Resource.NETWORK
 
     def seconds(self, load: StepLoad) -> float:
@@ -259,7 +265,7 @@ class EngineRates:
         Counts: each matmul by the larger of its weights' bytes and its FLOPs (BLEND); experts that the tokens hit;
         the cache of each decoding sequence, windows at most their length; two all-reduces a layer; SEQUENCE for each
         sequence; where the step is not in a CUDA graph, at least LAUNCH a layer. Of replicas that share experts, the
-        one that prefills the most; a gather of all tokens and a reduction in each layer with experts.
+        one with the most work; a gather of all tokens and a reduction in each layer with experts.
         """
         everyones = load.num_decoded + load.prefill_tokens
         load = busiest_replica(load, self._counts.replicas)
@@ -312,17 +318,32 @@ class EngineRates:
 
 
 def busiest_replica(load: StepLoad, replicas: int) -> StepLoad:
-    """What the replica with the most work of a step has: even shares, but a prompt is one replica's.
+    """What the replica with the most work of a step has: all others wait for it in every layer with experts.
+
+    Counts: a sequence and a prompt are one replica's; who ends is replaced where there is least to do, so that shares
+    are even, n = b / r. Where nobody is replaced and a share p of all is left, counts have the deviation
+    sqrt(n (1 - p)), and the largest of r is that times the largest of r normal numbers above n.
+    Source: binomial; Blom 1958, as `ExpertMatmuls.slowest`.
 
     >>> busiest_replica(StepLoad(8, 800, 100, 5000, 1), 4) == StepLoad(2.0, 200.0, 100.0, 5000.0, 1.0)
     True
+    >>> busiest_replica(StepLoad(1, 500), 8) == StepLoad(1.0, 500.0)  # the others run along with nothing
+    True
+    >>> left = busiest_replica(StepLoad(64, 6400, num_places=256), 4)  # 16 + 1.05 * sqrt(16 * 3/4)
+    >>> round(left.num_seqs, 1), round(left.context_tokens)
+    (19.6, 1963)
     """
     if replicas == 1:
         return load
-    share = max(1 / replicas, 1 / max(1.0, load.num_prefills))
+    share = max(1 / replicas, 1 / max(1.0, load.num_prompts or load.num_prefills))
+    seqs = load.num_seqs / replicas
+    if load.num_places > load.num_seqs:
+        seqs += largest_normal(replicas) * math.sqrt(seqs * (1 - load.num_seqs / load.num_places))
+    seqs = max(seqs, min(1.0, load.num_seqs))
+    seqs = min(seqs, load.num_seqs, max(1.0, load.num_places / replicas) if load.num_places else load.num_seqs)
     return StepLoad(
-        load.num_seqs / replicas,
-        load.context_tokens / replicas,
+        seqs,
+        load.context_tokens * seqs / load.num_seqs if load.num_seqs else 0.0,
         load.prefill_tokens * share,
         load.prefill_pairs * share,
         load.num_prefills * share,

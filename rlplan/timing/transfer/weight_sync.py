@@ -78,7 +78,7 @@ class SyncSetup:
     """GPUs; on the same devices both are all."""
     num_generation: int
     tp: int = 1
-    """Ranks of one engine."""
+    """Ranks of one engine that share a layer."""
     zero_stage: int = 3
     bucket_bytes: int = 512 << 20
     """Sent at a time; 0 sends each tensor by itself."""
@@ -94,6 +94,8 @@ class SyncSetup:
     """False leaves the engines' own part out, as benchmarks of transports do."""
     changed_share: float = CHANGED_SHARE
     """Of the elements, sent where only changes are."""
+    attention_dp: int = 1
+    """Groups of tp ranks of one engine, each with all but the experts, which they share."""
 
     @property
     def is_sharded(self) -> bool:
@@ -173,7 +175,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
     if setup.transport == "delta":
         compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
-        write = Cost({Resource.MEMORY: 2 * num_bytes / setup.tp / _memory(generation)})
+        write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / _memory(generation)})
         changed = num_bytes / setup.element_bytes * setup.changed_share * (setup.element_bytes + INDEX_BYTES)
         return SyncEnds(ceil(changed), tensors, compare, write + _server(setup))
     if setup.transport == "adapter":
@@ -181,7 +183,8 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
     gather = gather_cost(gathered, tensors, setup, training)
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
-    load = load_cost(num_bytes, tensors, setup, generation) if setup.loads else NOTHING
+    share = held_share(model, setup) if setup.transport != "adapter" else 1 / setup.tp
+    load = load_cost(num_bytes, tensors, setup, generation, share) if setup.loads else NOTHING
     return SyncEnds(num_bytes, tensors, gather, load)
 
 
@@ -218,11 +221,26 @@ def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cl
     return packing + Cost({wire.resource: wire.seconds(num_bytes), Resource.LATENCY: num_tensors * GATHER_S_PER_TENSOR})
 
 
-def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster) -> Cost:
-    """Seconds until an engine has taken the weights over.
+def held_share(model: ModelSpec, setup: SyncSetup) -> float:
+    """Share of the weights that a rank of an engine takes in.
 
-    Counts: in place n LOAD_S_PER_TENSOR, 2 B / (t M) and k ROUND_TRIP_S; through a server n t
-    PICKLE_S_PER_TENSOR_AND_RANK and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
+    Counts: experts over all its ranks, all else over tp. Assumes: shared experts that are whole (vLLM, tp and
+    attention_dp above 1) hardly matter.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("Qwen/Qwen3-30B-A3B")  # 28,991,029,248 of 30,532,122,624 parameters are experts'
+    >>> round(held_share(model, SyncSetup("nccl", 2, 8, 8, tp=2, attention_dp=4)), 6)
+    0.143928
+    """
+    experts = model.numel_by_component.get(Component.EXPERTS, 0) / model.num_parameters
+    return (1 - experts + experts / setup.attention_dp) / setup.tp
+
+
+def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cluster, share: float = 1.0) -> Cost:
+    """Seconds until an engine has taken the weights over. share: of them that a rank takes in.
+
+    Counts: in place n LOAD_S_PER_TENSOR, 2 B s / M and k ROUND_TRIP_S; through a server for each of its ranks n
+    PICKLE_S_PER_TENSOR_AND_RANK, and B / SERVER_BYTES_PER_S. Source: vLLM and SGLang `load_weights`.
     Assumes: ranks of an engine work at the same time, on their own parts.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
@@ -232,10 +250,10 @@ def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cl
     1.0
     """
     if setup.loader is Loader.PICKLED:
-        pickled = num_tensors * setup.tp * PICKLE_S_PER_TENSOR_AND_RANK
+        pickled = num_tensors * setup.tp * setup.attention_dp * PICKLE_S_PER_TENSOR_AND_RANK
         return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
     trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
-    copied = 2 * num_bytes / setup.tp / _memory(generation)
+    copied = 2 * num_bytes * share / _memory(generation)
     return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
 
 

@@ -37,7 +37,7 @@ def test_the_layout_is_the_published_one() -> None:
         "offloads_optimizer": True,
         "gradient_checkpointing": True,
     }
-    assert job["rollout"] == {"tp": 32, "has_cuda_graphs": False, "quantization": "none"}
+    assert job["rollout"] == {"tp": 32, "attention_dp": 1, "has_cuda_graphs": False, "quantization": "none"}
     assert read_rl_run(RECIPES["verl-235b-32"]).choice.ep == 4  # over tensor parallel ranks too: 32 / pp 8
 
 

@@ -218,14 +218,14 @@ class Oracle(RawSeconds):
         return rank, max(0, min(most, room)) // block * block
 
     def _demand(self, arrangement: Arrangement, engine: EngineChoice) -> KvDemand:
-        num_engines = max(1, arrangement.num_generation // engine.tp)
+        num_engines = max(1, arrangement.num_generation // (engine.tp * engine.attention_dp))
         share = -(-self.work.num_rollouts_per_step * max(1, self._staleness(arrangement)) // num_engines)
         pool = self._engine(arrangement, engine).pool
         return KvDemand(
             pool,
-            min(engine.max_num_seqs, share),
+            -(-min(engine.max_num_seqs, share) // engine.attention_dp),
             self.work.usual_prompt_len,
             self.work.max_prompt_len,
-            self.work.num_samples_per_prompt,
+            max(1, self.work.num_samples_per_prompt // engine.attention_dp),
             self.lengths,
         )

@@ -170,11 +170,12 @@ class RawSeconds(RawAxes):
     def _rollouts(
         self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int
     ) -> tuple[EngineSpeed, EngineRollouts, int]:
-        num_engines = max(1, arrangement.num_generation // engine.tp)
+        dp = engine.attention_dp
+        num_engines = max(1, arrangement.num_generation // (engine.tp * dp))
         share = -(-self.work.num_rollouts_per_step // num_engines)
         pool = self._engine(arrangement, engine).pool
-        tokens = pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
-        samples, prompt = self.work.num_samples_per_prompt, float(self.work.usual_prompt_len)
+        tokens = dp * pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
+        samples, prompt = max(1, self.work.num_samples_per_prompt // dp), float(self.work.usual_prompt_len)
         one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
         is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
         cluster = self._cluster(arrangement, GENERATION)
@@ -201,6 +202,7 @@ class RawSeconds(RawAxes):
             adapters,
             arrangement.placement is not Placement.DISAGGREGATED,
             self.spec.target,
+            attention_dp=engine.attention_dp,
         )
         return sync_cost(
             self.setting.policy, work, self._cluster(arrangement, SHARED), self._cluster(arrangement, GENERATION)

@@ -176,35 +176,55 @@ class RawAxes:
         wants, model = self.spec.rollout, self.setting.policy
         fp8 = ComputeDtype.FLOAT8 in self.setting.pool(GENERATION).gpu.dense_flops_per_s
         all_seqs = POWERS[:11] if wants.max_num_seqs == "auto" else (wants.max_num_seqs,)
-        for tp, level, whole, form, seqs in product(POWERS[:6], (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
-            if wants.tp not in ("auto", tp) or arrangement.num_generation % tp or model.num_heads % tp:
+        cuts = product(POWERS[:6], POWERS[:7])
+        for (tp, dp), level, whole, form, per_rank in product(cuts, (0, 1, 2), FLAGS, (None, "fp8"), all_seqs):
+            seqs = per_rank if wants.max_num_seqs != "auto" else dp * per_rank
+            if wants.tp not in ("auto", tp) or arrangement.num_generation % (tp * dp) or model.num_heads % tp:
+                continue
+            if not self._may_share_attention(tp, dp, whole):
                 continue
             if arrangement.sleeps != (level > 0) or (arrangement.sleeps and wants.sleep_level not in ("auto", level)):
                 continue
-            if wants.has_expert_parallel not in ("auto", whole) or (whole and (model.experts is None or tp == 1)):
+            if wants.has_expert_parallel not in ("auto", whole) or (whole and (model.experts is None or tp * dp == 1)):
                 continue
             if wants.quantization == "auto":
                 if form and not fp8:
                     continue
             elif form is not None:
                 continue
-            if seqs not in self._num_seqs(arrangement.num_generation // tp):
+            if seqs not in self._num_seqs(arrangement.num_generation // (tp * dp), dp):
                 continue
             given = None if wants.quantization in ("auto", "none") else wants.quantization
-            engine = EngineChoice(tp, level, seqs, form or given, whole)
+            engine = EngineChoice(tp, level, seqs, form or given, whole, dp)
             try:
                 _ = self._engine(arrangement, engine).weight_bytes
             except SpecError:
                 continue
             yield engine
 
-    def _num_seqs(self, num_engines: int) -> list[int]:
+    def _may_share_attention(self, tp: int, dp: int, whole: bool) -> bool:
+        """Whether an engine may have so many groups that attend to sequences of their own."""
+        wants = self.spec.rollout
+        if wants.attention_dp != "auto":
+            return dp == wants.attention_dp and (whole or dp == 1)
+        if dp == 1:
+            return True
+        divides = wants.max_num_seqs == "auto" or wants.max_num_seqs % dp == 0
+        divides = divides and wants.max_num_batched_tokens % dp == 0
+        return self.spec.target != "rlplan" and whole and tp <= 8 and tp * dp <= 64 and divides
+
+    def _num_seqs(self, num_engines: int, dp: int) -> list[int]:
+        """As many on each group that attends by itself; of several no more than a step's tokens."""
         wanted = self.spec.rollout.max_num_seqs
         if wanted != "auto":
             return [wanted]
-        share = -(-self.work.num_rollouts_per_step // num_engines)
+        share = -(-self.work.num_rollouts_per_step // (num_engines * dp))
         most = min(1024, 2 ** (share - 1).bit_length())
-        return [seqs for seqs in POWERS if min(16, most) <= seqs <= most]
+        if dp > 1:
+            most = max(
+                seqs for seqs in POWERS if seqs <= most and seqs * dp <= self.spec.rollout.max_num_batched_tokens
+            )
+        return [dp * seqs for seqs in POWERS if min(16, most) <= seqs <= most]
 
     def _sync_modes(self, arrangement: Arrangement, engine: EngineChoice) -> Iterator[WeightSyncMode]:
         place = self.spec.placement

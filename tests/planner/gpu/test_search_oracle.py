@@ -30,6 +30,8 @@ MODELS = (
     "Qwen/Qwen2.5-32B",
     "Qwen/Qwen3-30B-A3B",
 )
+LONG = "workload.max_response_len=16384"
+APART = ("placement.placement=disaggregated", "placement.num_generation_devices=4", "rollout.quantization=auto")
 GPUS = ("RTX4090", "L40S", "A100", "H100", "H200", "B200")
 
 
@@ -44,14 +46,37 @@ def test_the_search_finds_what_trying_everything_finds_on_more_jobs(seed: int) -
     _compare(seed, MOST_NIGHTLY)
 
 
+SHARED_ATTENTION = [
+    ("Qwen/Qwen3-30B-A3B", "8xH100", "training.tp=2", "training.ep=auto", "placement.offload=host", LONG),
+    ("Qwen/Qwen3-30B-A3B", "8xH100", "training.ep=4", "placement.max_staleness=2", *APART),
+    ("Qwen/Qwen3-30B-A3B", "8xH100", "rollout.attention_dp=4", "training.tp=2", "training.ep=auto", LONG),
+    ("deepseek-ai/DeepSeek-V2-Lite", "8xH100", "training.tp=2", "training.ep=auto", "training.pp=auto", LONG),
+]
+
+
+@pytest.mark.parametrize(
+    "asked", [*SHARED_ATTENTION[:2], *(pytest.param(one, marks=pytest.mark.nightly) for one in SHARED_ATTENTION[2:])]
+)
+def test_the_search_finds_it_where_attention_may_be_data_parallel(asked: tuple[str, ...]) -> None:
+    """Jobs of fewer combinations, of which engines that share experts are a large part."""
+    policy, gpus, *overrides = asked
+    given = {key.partition("=")[0] for key in overrides}
+    alone = [f"training.{axis}=1" for axis in ("tp", "pp", "cp", "ep") if f"training.{axis}" not in given]
+    top = {"policy": policy, "hardware": gpus, "algorithm": "grpo", "target": "megatron"}
+    _compare_job(gpu_job(top, [*alone, "workload.num_prompts_per_step=32", *overrides]), 500)
+
+
 def _compare(seed: int, most: int) -> None:
-    spec = _job(Random(seed), most)
+    _compare_job(_job(Random(seed), most), LEAST)
+
+
+def _compare_job(spec: SettledJob, least: int) -> None:
     setting = read_setting(spec)
     search = GpuSearch(spec, setting)
-    with patch("rlplan.planner.gpu.search.SAME_SPEED", 0.0):  # not a simpler one that is a little slower
+    with patch("rlplan.planner.gpu.search.SAME_SPEED", -1e-9):  # no simpler one that is as fast or a little slower
         found = search.run(with_others=False, may_leave_idle=False)
     tried = list(Oracle(spec, setting).run())
-    assert len(tried) >= LEAST
+    assert len(tried) >= least
     best = min(one.key for one in tried)
     if best[0] >= 2:
         assert found.fit.rank == 2, "of memory: the verdict of what is refused besides is `refused`"
@@ -112,6 +137,7 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
         yield f"training.{axis}", random.choice(("auto", "auto", "auto", "1"))
     yield "rollout.max_num_seqs", random.choice(("auto", "auto", "128"))
     yield "rollout.has_expert_parallel", random.choice(("auto", "false"))
+    yield from sometimes("rollout.attention_dp", 1, 2, 4, chance=0.1)
     yield from sometimes("rollout.quantization", "auto")
     yield from sometimes("training.zero_stage", *((2, 3) if target == "rlplan" else ("auto",)))
     yield from sometimes("training.offloads_parameters", "auto")

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,8 +15,9 @@ from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, LogNormalLengths, UniformLengths
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost
+from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, prefilled
 from rlplan.timing.serving.occupancy import mean_footprint, occupancy
+from rlplan.timing.serving.step import LAUNCH
 from tests.repository.at_night import at_night, examples
 
 CONSTANT = ConstantLengths(value=150)
@@ -100,6 +102,30 @@ def test_more_cache_is_never_slower_for_other_models(model: str, tp: int) -> Non
     ]
     found = [generate_cost(speed(model, tp), job).seconds for job in jobs]
     assert found == sorted(found, reverse=True)
+
+
+def shared_attention(dp: int) -> EngineSpeed:
+    choice = EngineChoice(1, 0, 64 * dp, has_expert_parallel=True, attention_dp=dp)
+    return replace(speed("Qwen/Qwen3-30B-A3B"), choice=choice)
+
+
+@pytest.mark.parametrize("dp", [2, 8])
+def test_more_cache_is_never_slower_where_attention_is_data_parallel(dp: int) -> None:
+    engine = shared_attention(dp)
+    times = [
+        generate_cost(engine, replace(rollouts(num_rollouts=256, max_num_seqs=64 * dp), kv_tokens=tokens)).seconds
+        for tokens in range(10_000, 400_000, 10_000)
+    ]
+    assert times == sorted(times, reverse=True)
+
+
+def test_two_prompts_on_eight_ranks_take_as_many_steps_as_eight() -> None:
+    """A step of 8192 tokens has 1024 of each rank: one of 4096 takes four on its rank, and all others wait."""
+    engine = shared_attention(8)
+    two, eight = (sum(prefilled(engine, n * 4096.0, 4096.0)) for n in (2, 8))
+    launched = 48 * LAUNCH
+    assert 4 * launched <= two <= eight
+    assert eight < 2 * two, "four times the tokens in as many steps"
 
 
 def test_a_cache_for_less_than_one_rollout_still_runs_one_after_the_other() -> None:

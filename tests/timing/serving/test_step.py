@@ -13,6 +13,7 @@ from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
 from rlplan.timing.serving.step import (
     CACHE_READS,
+    PREFILL_ATTENTION,
     SEQUENCE,
     EngineRates,
     StepLoad,
@@ -190,6 +191,40 @@ def test_replicas_share_experts_and_nothing_else() -> None:
 def test_ranks_of_replicas_that_are_cut_exchange_tokens_instead_of_adding_up() -> None:
     model = find_model("MiniMaxAI/MiniMax-M2.5")
     assert engine_counts(model, EngineCut(tp=2, ep=8, replicas=4)).num_collectives == 62 + 1
+
+
+def test_a_shared_expert_that_is_whole_sees_a_part_of_the_tokens() -> None:
+    """DeepSeek-V3, tp 4 and two replicas: a shared expert of 3 x 7168 x 2048 in each of 58 layers is read whole, and
+    multiplied with a fourth of its replica's tokens.
+    """
+    model, shared = find_model("deepseek-ai/DeepSeek-V3"), 58 * 3 * 7168 * 2048
+    cut, both = (engine_counts(model, EngineCut(tp=4, ep=4 * dp, replicas=dp)).matmuls[0] for dp in (1, 2))
+    assert both.num_weights == cut.num_weights
+    assert both.num_bytes - cut.num_bytes == 2 * shared * 3 // 4
+
+
+def test_the_last_sequence_of_replicas_is_read_whole_while_the_others_wait() -> None:
+    """DeepSeek-V3's cache of 100,000 tokens: 61 layers of 128 heads of 2 x (2 x 512 + 64) FLOPs, which take longer than
+    the bytes; as long for one rank as for all eight.
+    """
+    counts = engine_counts(find_model("deepseek-ai/DeepSeek-V3"), EngineCut(ep=8, replicas=8))
+    engine = EngineRates(counts, HOST, kv_element_bytes=2)
+    reads = [engine.parts(StepLoad(count, count * 10**5))[1] - engine.parts(StepLoad(count, 0))[1] for count in (1, 8)]
+    flops = 61 * 128 * 2 * (2 * 512 + 64) * 10**5
+    rate = H100.dense_flops_per_s[ComputeDtype.BFLOAT16].value * PREFILL_ATTENTION
+    assert reads == pytest.approx([flops / rate] * 2)
+    assert engine.parts(StepLoad(1, 0))[4] == SEQUENCE
+
+
+def test_replicas_on_two_hosts_exchange_over_the_network() -> None:
+    counts = engine_counts(find_model("deepseek-ai/DeepSeek-V3"), EngineCut(tp=8, ep=16, replicas=2))
+    two = EngineRates(counts, Cluster(H100, 16, 8, HOST.node), kv_element_bytes=2)
+    assert two.link is Resource.NETWORK
+    within = engine_counts(find_model("deepseek-ai/DeepSeek-V3"), EngineCut(tp=4, ep=8, replicas=2))
+    one = EngineRates(within, HOST, kv_element_bytes=2)
+    assert one.link is Resource.DEVICE_LINK
+    load = StepLoad(256, 256 * 1000)
+    assert two.cost(load).parts[Resource.NETWORK] > 3 * one.cost(load).parts[Resource.DEVICE_LINK]
 
 
 @pytest.mark.parametrize(

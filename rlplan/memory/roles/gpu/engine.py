@@ -24,15 +24,8 @@ from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledRollout
+from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement
-
-
-def expert_parallel_size(choice: EngineChoice) -> int:
-    """Ranks over which whole experts are spread: those of the engine, where it is so chosen.
-
-    Source: vLLM 0.32.0, config/parallel.py (`enable_expert_parallel`: ep = tp * dp; an engine here has one dp rank).
-    """
-    return choice.tp if choice.has_expert_parallel else 1
 
 
 class EngineOnGpu(Forecast):
@@ -85,34 +78,33 @@ class EngineOnGpu(Forecast):
     @cached_property
     def weight_bytes(self) -> int:
         """Parameters and rotary table of the rank."""
-        choice = self.choice
-        return loaded_bytes(
-            self.model, choice.tp, self.rollout.dtype.num_bytes, choice.quantization or "", expert_parallel_size(choice)
-        )
+        choice, e = self.choice, self.rollout.dtype.num_bytes
+        cut = choice.tp, choice.expert_ranks, choice.attention_dp
+        return loaded_bytes(self.model, cut, e, choice.quantization or "")
 
     @cached_property
     def activation_bytes(self) -> int:
         """Prefill or sampler, whichever is larger."""
-        rollout, tp = self.rollout, self.choice.tp
-        num_tokens, ep = rollout.max_num_batched_tokens, expert_parallel_size(self.choice)
-        prefill = prefill_peak_bytes(self.model, tp, num_tokens, rollout.dtype.num_bytes, ep=ep)
-        sampler = sampler_peak_bytes(LATEST, self.model, num_tokens, self._num_rows)
-        return max(prefill, sampler)
+        choice, num_tokens, e = self.choice, self.rollout.max_num_batched_tokens, self.rollout.dtype.num_bytes
+        ep, dp = choice.expert_ranks, choice.attention_dp
+        prefill = prefill_peak_bytes(self.model, choice.tp, num_tokens, e, ep=ep, attention_dp=dp)
+        return max(prefill, sampler_peak_bytes(LATEST, self.model, ceil_div(num_tokens, dp), self._num_rows))
 
     @cached_property
     def asleep(self) -> Bytes:
         """What stays whatever the engine does: context, communicator, graphs, kernels."""
         graphs = cuda_graph_bytes(LATEST, self._num_rows, enforce_eager=not self.rollout.has_cuda_graphs)
-        held = process_overheads(
-            self.overheads, self.choice.tp, in_transfer_group=self.placement is Placement.DISAGGREGATED
-        )
+        choice = self.choice
+        groups = (choice.attention_dp, choice.ranks) if choice.attention_dp > 1 else ()
+        is_apart = self.placement is Placement.DISAGGREGATED
+        held = process_overheads(self.overheads, choice.tp, in_transfer_group=is_apart, axes=groups)
         held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
         return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
 
     @property
     def _num_rows(self) -> int:
-        """Rows of logits of a batch: a sequence has one for each drafted token beside its own."""
-        return self.choice.max_num_seqs * (1 + self.rollout.speculative_tokens)
+        """Rows of logits of a rank's batch: a sequence has one for each drafted token beside its own."""
+        return self.choice.seqs_per_rank * (1 + self.rollout.speculative_tokens)
 
     @cached_property
     def pool(self) -> CachePool:
@@ -129,11 +121,12 @@ def _pool(model: ModelSpec, tp: int, element_bytes: int, block_size: int | None)
 
 
 @lru_cache(maxsize=256)
-def loaded_bytes(model: ModelSpec, tp: int, element_bytes: int, quantization: str, ep: int = 1) -> int:
+def loaded_bytes(model: ModelSpec, cut: tuple[int, int, int], element_bytes: int, quantization: str) -> int:
     """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError.
 
-    ep: ranks over which whole experts are spread, 1 where each expert is cut over the tp ranks instead.
+    cut: tp, ranks over which whole experts are spread (1 where each is cut over tp), groups that attend by themselves.
     """
     scheme = quantization_by_word(quantization, where="rollout.quantization")
-    parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep), element_bytes, scheme)
+    tp, ep, attention_dp = cut
+    parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep, attention_dp=attention_dp), element_bytes, scheme)
     return parameters + rotary_table_bytes(model, element_bytes)
