@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from benchmarks.learning.charts import draw_beside, draw_curves
+from benchmarks.learning.example_record import examples_section, read_examples
 from benchmarks.learning.record import (
     CONTROLS,
     CURVES,
@@ -42,6 +43,8 @@ def write_page() -> None:
     if in_process:
         parts.append(_IN_PROCESS + _milestones(in_process))
         draw_curves(in_process, REPORTS / "in_process.png")
+    if examples := read_examples():
+        parts.append(examples_section(examples))
     if beside is not None:
         parts.append(_beside(beside))
         draw_beside(beside, REPORTS / "trl.png")
@@ -85,8 +88,8 @@ control, learning rate 0 or rewards dealt out at random within the step, ends mo
 """
 
 _FOOT = """\
-Made by `python -m benchmarks.learning.curves`, `python -m benchmarks.learning.curves_in_process` and
-`python -m benchmarks.learning.against_trl`.
+Made by `python -m benchmarks.learning.curves`, `python -m benchmarks.learning.curves_in_process`,
+`python -m benchmarks.learning.example_runs` and `python -m benchmarks.learning.against_trl`.
 """
 
 _RUNS = """\
