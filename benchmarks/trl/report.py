@@ -25,13 +25,13 @@ def read_results() -> dict[str, Any]:
 
 
 def counted(side: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
-    """The steps that are timed: all but the first."""
-    steps: Sequence[Mapping[str, float]] = side["steps"][1:]
-    return steps
+    """The steps that are timed: all but the first, unless it is the only one."""
+    steps: Sequence[Mapping[str, float]] = side["steps"]
+    return steps[1:] or steps
 
 
 def values(side: Mapping[str, Any], key: str) -> list[float]:
-    """Of each step after the first."""
+    """Of each step that is timed."""
     return [step[key] for step in counted(side)]
 
 
