@@ -32,6 +32,8 @@ def test_a_seed_has_to_start_low_and_end_high() -> None:
 def test_a_stage_has_to_end_above_its_start() -> None:
     assert curve("seed 0", 0.3, 0.45, example="three-stage", stage="sft").has_passed
     assert not curve("seed 0", 0.3, 0.35, example="three-stage", stage="sft").has_passed
+    assert curve("seed 0", 0.9, 0.96, example="three-stage", stage="sft").has_passed
+    assert not curve("seed 0", 0.9, 0.94, example="three-stage", stage="sft").has_passed
 
 
 @pytest.mark.parametrize("case", CONTROLS)

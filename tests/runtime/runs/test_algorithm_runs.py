@@ -1,5 +1,6 @@
 """Whole runs of every algorithm's example, and of one of a user's own: they end well, and peaks are as predicted."""
 
+import json
 import re
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None
 def check_stages(curves: list[ExampleCurve]) -> None:
     assert curves
     for curve in curves:
-        assert curve.has_passed and is_as_seed_0(curve, curves), curve
+        assert curve.has_passed, curve
+        assert is_as_seed_0(curve, curves), curve
 
 
 def stages_of(folder: Path, example: str, case: str) -> list[ExampleCurve]:
@@ -99,6 +101,18 @@ def test_a_policy_learns_to_call_a_tool_on_the_runtime(run_job: Runner, seed: in
     (curve,) = stages_of(run.folder, "tools", f"seed {seed}")
     check_stages([curve])
     assert curve.steps[-1] <= 60
+
+
+def test_a_policy_of_62_million_parameters_learns_from_random_weights(run_job: Runner) -> None:
+    """The first 20 steps of SFT, and two of GRPO; the whole is benchmarks/learning/example_runs.py."""
+    short = ("stages.sft.workload.num_steps=20", "stages.grpo.workload.num_steps=2")
+    run = run_job("examples/from-random-weights.yaml", *short)
+    assert run.exit_code == 0, run.stderr
+    sft, _ = stages_of(run.folder, "from-random-weights", "seed 0")
+    assert sft.values[0] < 0.01
+    assert sft.values[-1] > 0.2
+    rows = [json.loads(line) for line in (run.folder / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["sync/logprob_difference_mean"] for row in rows if row["step"] > 0) < 2e-2
 
 
 def test_what_is_exported_at_a_save_is_loaded_by_transformers_and_makes_a_reward(run_job: Runner) -> None:
