@@ -30,6 +30,7 @@ from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "benchmarks" / "trl" / "job.yaml"
 STEPS = 11
+SIDES = ("rlplan", "trl")
 DEADLINE_S = 1800
 
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each side; the first counts for nothing")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--settings", choices=("fastest", "all"), default="fastest", help="of TRL")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--report", action="store_true", help="write the report from trl.json")
     options = parser.parse_args(arguments)
     if not options.report:
@@ -92,8 +94,10 @@ def measure(options: argparse.Namespace) -> None:
     fastest = fastest_setting()
     for name in options.jobs:
         job = prepare(work, name, options.steps)
-        keep({"jobs": {name: {"rlplan": run_ours(job, name, work)}}})
-        keep({"jobs": {name: {"trl": asdict(fastest) | run_trl(python, job, work / f"{name}.jsonl", fastest)}}})
+        if "rlplan" in options.sides:
+            keep({"jobs": {name: {"rlplan": run_ours(job, name, work)}}})
+        if "trl" in options.sides:
+            keep({"jobs": {name: {"trl": asdict(fastest) | run_trl(python, job, work / f"{name}.jsonl", fastest)}}})
 
 
 def prepare(work: Path, name: str, num_steps: int) -> ResolvedJob:

@@ -15,6 +15,10 @@ from benchmarks.figures import ACCENT, MUTED, RC, new_figure, save_png
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "reports" / "runtime"
 WORK = ("rollout", "score", "train", "sync")
+SHAPES = {
+    "long-tail": "8 prompts of 24 tokens, 8 rollouts each, lengths log-normal (median 80, sigma 0.7) up to 256 tokens.",
+    "even": "8 prompts of 128 tokens, 4 rollouts each, all of 64 tokens.",
+}
 
 
 def read_results() -> dict[str, Any]:
@@ -56,7 +60,13 @@ def write_report(results: Mapping[str, Any]) -> None:
     """The page, and its chart."""
     jobs = {name: job for name, job in results["jobs"].items() if "rlplan" in job and "trl" in job}
     text = (ROOT / "benchmarks" / "trl" / "report.md").read_text(encoding="utf-8")
-    for name, found in {"tables": _tables(jobs), "tried": _tried(results), "verdicts": _verdicts(jobs)}.items():
+    shapes = "\n".join(f"- *{name}*: {SHAPES[name]}" for name in jobs)
+    for name, found in {
+        "shapes": shapes,
+        "tables": _tables(jobs),
+        "tried": _tried(results),
+        "verdicts": _verdicts(jobs),
+    }.items():
         text = text.replace(f"<{name}>", found)
     threads = next(iter(jobs.values()))["rlplan"]["threads"]
     (REPORT / "trl.md").write_text(text.replace("<threads>", str(threads)), encoding="utf-8")
@@ -92,8 +102,8 @@ def _verdicts(jobs: Mapping[str, Any]) -> str:
         parts = ", ".join(f"{phase} {median(values(ours, phase + '_s')):.2f} s" for phase in WORK)
         lines.append(
             f"- **{name}: rlplan is {median(times):.1f} times as fast as TRL's fastest setting**, the median of "
-            f"{len(times)} steps ({min(times):.1f} to {max(times):.1f}). Medians of rlplan's step: {parts}; outside of "
-            f"these {outside(ours):.1%}."
+            f"{len(times)} timed steps ({min(times):.1f} to {max(times):.1f}). Medians of rlplan's step: {parts}; "
+            f"outside of these {outside(ours):.1%}."
         )
     return "\n".join(lines)
 
