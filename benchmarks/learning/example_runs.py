@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {
     | {
         RESUMED: SEED_CASES["seed 0"],
         LEARNING_RATE_0: (STILL, "stages.ppo.algorithm.value_learning_rate=0"),
-        SHUFFLED: ("stages.ppo.controls.shuffle_rewards=true",),
+        SHUFFLED: ("stages.ppo.controls.shuffle_rewards=true", "stages.ppo.roles.value.path=null"),
     },
     "tools": SEED_CASES | {LEARNING_RATE_0: (STILL,), SHUFFLED: ("controls.shuffle_rewards=true",)},
     "from-random-weights": {
@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {
         SHUFFLED: ("stages.grpo.controls.shuffle_rewards=true",),
     },
 }
+"""Shuffled rewards of three stages need a value model that was no reward model, for its values alone would teach."""
 REWARDED = {"three-stage": ("ppo",), "tools": ("",), "from-random-weights": ("grpo",)}
 """The stages of each example that shuffled rewards concern; what goes before them learns as ever."""
 
