@@ -160,8 +160,9 @@ planner: setup ## time plans against the number of GPUs and make their tables on
 trl: setup ## GRPO side by side with TRL, which gets an environment of its own: reports/runtime/trl.md
 	@exec $(VENV)/bin/python -m benchmarks.trl.comparison $(ARGS)
 
-learning: setup ## every algorithm in three seeds and two controls, an hour and a half, then GRPO beside TRL: reports/learning
+learning: setup ## every algorithm in three seeds and two controls, an hour and a half, then stages and tools, then GRPO beside TRL: reports/learning
 	@$(VENV)/bin/python -m benchmarks.learning.curves $(ARGS)
+	$(VENV)/bin/python -m benchmarks.learning.example_runs
 	exec $(VENV)/bin/python -m benchmarks.learning.against_trl
 
 site: setup ## the pages of docs/ as a site, below build/docs

@@ -8,6 +8,7 @@ number in the reports comes from the runs that it makes. `--report` alone report
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,17 +58,17 @@ def main() -> int:
         target = ROOT / "reports" / out
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run([rlplan, "report", str(folder), *extra, "--out", f"reports/{out}"], cwd=ROOT, check=True)
-        photograph(target)
+        photograph(target, CHARTS[out])
     return 0
 
 
-def photograph(folder: Path) -> None:
-    """The charts of a page that README shows."""
+def photograph(folder: Path, charts: Mapping[str, str]) -> None:
+    """Pictures of a page's charts. charts: a file's name, and how the label of its chart begins."""
     with Chromium() as browser:
         browser.open(folder / "index.html", fine=True)
         browser.wait("document.querySelector('canvas') !== null", 60)
         browser.says("new Promise((done) => setTimeout(done, 300))")
-        for name, label in CHARTS.get(folder.name, {}).items():
+        for name, label in charts.items():
             browser.picture(folder / name, of=f"document.querySelector('figure[aria-label^=\"{label}\"]')")
 
 

@@ -7,6 +7,7 @@ Out: README.md with its charts, and the section "What each reaches" of docs/algo
 from collections.abc import Sequence
 from statistics import fmean
 
+from benchmarks.learning.example_record import examples_section, read_examples
 from benchmarks.learning.record import (
     CONTROLS,
     CURVES,
@@ -43,6 +44,8 @@ def write_page() -> None:
     if in_process:
         parts.append(_IN_PROCESS + _milestones(in_process))
         draw_curves(in_process, REPORTS / "in_process.png")
+    if examples := read_examples():
+        parts.append(examples_section(examples))
     if beside is not None:
         parts.append(_beside(beside))
         draw_beside(beside, REPORTS / "trl.png")
@@ -86,8 +89,8 @@ control, learning rate 0 or rewards dealt out at random within the step, ends mo
 """
 
 _FOOT = """\
-Made by `python -m benchmarks.learning.curves`, `python -m benchmarks.learning.curves_in_process` and
-`python -m benchmarks.learning.against_trl`.
+Made by `python -m benchmarks.learning.curves`, `python -m benchmarks.learning.curves_in_process`,
+`python -m benchmarks.learning.example_runs` and `python -m benchmarks.learning.against_trl`.
 """
 
 _RUNS = """\

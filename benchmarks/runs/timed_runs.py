@@ -41,13 +41,18 @@ class TimedRun:
 
 
 def run_job(name: str, job: str, *overrides: str) -> TimedRun:
-    """Run a job in a folder of its own. Raises: CalledProcessError."""
+    """Run a job in a folder of its own, and read it. Raises: CalledProcessError."""
+    return read_run(name, start_job(name, job, *overrides))
+
+
+def start_job(name: str, job: str, *overrides: str) -> Path:
+    """Run a job in a folder of its own, which may have stages. Raises: CalledProcessError."""
     folder = RUNS / name
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "rlplan_cli", "run", job, *overrides, "--out", str(folder)]
     print(f"--- {name}", flush=True)
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return read_run(name, folder)
+    return folder
 
 
 def read_run(name: str, folder: Path) -> TimedRun:

@@ -1,10 +1,12 @@
 """GRPO side by side with TRL: the same model, prompts and lengths of rollouts, on the same cores, in one run.
 
-In: nothing. Out: reports/runtime/trl.md, trl.json and trl.png. Takes about ten minutes on two cores.
+In: nothing. Out: reports/runtime/trl.md, trl.json and trl.png. `python -m benchmarks.trl.comparison [--settings all]
+[--jobs long-tail even] [--steps 11] [--report]`: about twenty minutes on two cores, which must be quiet.
 TRL 1.16 gets an environment of its own (requirements/trl.txt) beside this one, whose other packages it shares.
 
-TRL's settings are tried one after the other (element type, batch), each for a few steps; the fastest is what ours is
-compared with. The first step of each side counts for nothing: both make things in it that stay.
+A job is measured on both sides for --steps steps. The first counts for nothing: both make things in it that stay.
+TRL is measured with the setting that was its fastest (element type, rollouts a forward pass); `--settings all` first
+tries all of them for one step each, and says which is. --report measures nothing.
 """
 
 import argparse
@@ -14,48 +16,125 @@ import subprocess
 import sys
 import venv
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-from benchmarks.figures import ACCENT, MUTED
 from benchmarks.trl.model import write_model, write_prompts
+from benchmarks.trl.report import REPORT, WORK, rate, read_results, write_report
 from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 
 ROOT = Path(__file__).resolve().parents[2]
-REPORT = ROOT / "reports" / "runtime"
 JOB = ROOT / "benchmarks" / "trl" / "job.yaml"
-STEPS = 3
-DEADLINE_S = 900
-VARIANTS = (("bfloat16", 64), ("float32", 64), ("bfloat16", 16))
-"""TRL's settings: element type, rollouts a forward pass. Generation always has all 64 at once."""
-WORK = ("rollout", "score", "train", "sync")
+STEPS = 11
+SIDES = ("rlplan", "trl")
+DEADLINE_S = 1800
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of TRL's: element type, rollouts a forward pass. Generation always has all rollouts of a step at once."""
+
+    dtype: str
+    batch_size: int
+
+
+SETTINGS = (Setting("bfloat16", 16), Setting("bfloat16", 8))
+"""Slower by far, in a comparison before: all 64 rollouts a pass, in either type."""
+JOBS: dict[str, tuple[str, ...]] = {
+    "long-tail": (),
+    "even": (
+        *("workload.num_samples_per_prompt=4", "workload.mini_batch_size=32", "workload.max_prompt_len=128"),
+        *(
+            "workload.max_response_len=64",
+            "workload.mean_response_len=64",
+            "workload.response_lengths={kind: constant}",
+        ),
+    ),
+}
+"""What each job changes in job.yaml: nothing; longer prompts, and short responses that are all of one length."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure both sides and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "trl-comparison")
     parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL; else one is made")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each side; the first counts for nothing")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--settings", choices=("fastest", "all"), default="fastest", help="of TRL")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--report", action="store_true", help="write the report from trl.json")
     options = parser.parse_args(arguments)
+    if not options.report:
+        measure(options)
+    write_report(read_results())
+    return 0
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Both sides of the jobs that are asked for; each is kept as soon as it is there."""
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     write_model(work / "model")
-    write_prompts(work / "prompts.jsonl", 8 * options.steps)
-    write_prompts(work / "heldout.jsonl", 1, seed=1)
-    (work / "job.yaml").write_bytes(JOB.read_bytes())
-    job = on_a_cpu_host(load_job(work / "job.yaml", [f"workload.num_steps={options.steps}"]))
     python = options.trl_python or make_environment(work / "trl-venv")
-    ours = run_ours(job, work)
-    theirs: list[dict[str, Any]] = []
-    for variant in VARIANTS:
-        theirs.append(run_trl(python, job, work, *variant))
-        write_report({"rlplan": ours, "trl": theirs})  # each time: the next one may take a quarter of an hour
-    return 0
+    if options.settings == "all":
+        tried = prepare(work, "long-tail", 1)
+        for setting in SETTINGS:
+            keep(
+                {
+                    "tried": {
+                        name_of(setting): asdict(setting) | run_trl(python, tried, work / "long-tail.jsonl", setting)
+                    }
+                }
+            )
+    fastest = fastest_setting()
+    for name in options.jobs:
+        job = prepare(work, name, options.steps)
+        if "rlplan" in options.sides:
+            keep({"jobs": {name: {"rlplan": run_ours(job, name, work)}}})
+        if "trl" in options.sides:
+            keep({"jobs": {name: {"trl": asdict(fastest) | run_trl(python, job, work / f"{name}.jsonl", fastest)}}})
+
+
+def prepare(work: Path, name: str, num_steps: int) -> ResolvedJob:
+    """A job with its prompts; its file is copied beside the model."""
+    (work / "job.yaml").write_bytes(JOB.read_bytes())
+    overrides = [*JOBS[name], f"workload.num_steps={num_steps}", f"data.prompts={name}.jsonl"]
+    for file in (f"{name}.jsonl", "heldout.jsonl"):
+        (work / file).touch()
+    load = on_a_cpu_host(load_job(work / "job.yaml", overrides)).workload
+    write_prompts(work / f"{name}.jsonl", load.num_prompts_per_step * num_steps, load.max_prompt_len)
+    write_prompts(work / "heldout.jsonl", 1, load.max_prompt_len, seed=1)
+    return on_a_cpu_host(load_job(work / "job.yaml", overrides))
+
+
+def name_of(setting: Setting) -> str:
+    """As a row of the report is called."""
+    return f"{setting.dtype}, {setting.batch_size} rollouts a pass"
+
+
+def fastest_setting() -> Setting:
+    """Of those that were tried, the one with the most tokens a second; the first of all if none was."""
+    tried = read_results().get("tried", {}).values()
+    best = max(tried, key=rate, default=asdict(SETTINGS[0]))
+    return Setting(best["dtype"], best["batch_size"])
+
+
+def keep(results: dict[str, Any]) -> None:
+    """Results into trl.json, beside or instead of what it holds."""
+    REPORT.mkdir(parents=True, exist_ok=True)
+    merged = merge(read_results(), results)
+    (REPORT / "trl.json").write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+
+
+def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new values instead of the old ones, dictionary by dictionary."""
+    both = {key: merge(old[key], new[key]) for key in new if isinstance(new[key], dict) and key in old}
+    return old | new | both
 
 
 def make_environment(folder: Path) -> Path:
@@ -70,11 +149,11 @@ def make_environment(folder: Path) -> Path:
     return python
 
 
-def run_ours(job: ResolvedJob, work: Path) -> dict[str, Any]:
+def run_ours(job: ResolvedJob, name: str, work: Path) -> dict[str, Any]:
     """Seconds of our steps, by phase, from the run's own trace."""
-    out = next(folder for number in range(1, 1000) if not (folder := work / f"run-{number}").exists())
-    steps = f"workload.num_steps={job.workload.num_steps}"
-    command = [sys.executable, "-m", "rlplan_cli", "run", work / "job.yaml", steps]
+    out = next(folder for number in range(1, 1000) if not (folder := work / f"{name}-{number}").exists())
+    overrides = [*JOBS[name], f"workload.num_steps={job.workload.num_steps}", f"data.prompts={name}.jsonl"]
+    command = [sys.executable, "-m", "rlplan_cli", "run", work / "job.yaml", *overrides]
     subprocess.run([*map(str, command), "--out", str(out)], check=True, timeout=DEADLINE_S)
     timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
     records = [json.loads(line) for line in (out / "trace.jsonl").read_text().splitlines()]
@@ -83,7 +162,8 @@ def run_ours(job: ResolvedJob, work: Path) -> dict[str, Any]:
         if row["step"] < 1:
             continue
         spans = [record for record in records if record["type"] == "span" and record["step"] == row["step"]]
-        steps.append({"step_s": row["step_s"], "num_tokens": tokens_of(job, row["step"]), **phases(spans)})
+        seconds = row["step_s"] - row.get("seconds/evaluate", 0.0)
+        steps.append({"step_s": seconds, "num_tokens": tokens_of(job, row["step"]), **phases(spans)})
     return {"steps": steps, "threads": os.cpu_count()}
 
 
@@ -122,81 +202,30 @@ def lengths_of(job: ResolvedJob, step: int) -> list[int]:
     ]
 
 
-def run_trl(python: Path, job: ResolvedJob, work: Path, dtype: str, batch_size: int) -> dict[str, Any]:
+def run_trl(python: Path, job: ResolvedJob, prompts: Path, setting: Setting) -> dict[str, Any]:
     """Seconds of TRL's steps with one setting. Its rollouts have the very lengths of ours."""
     load = job.workload
     lengths = [length for step in range(1, load.num_steps + 1) for length in lengths_of(job, step)]
     settings = {
-        "policy": job.policy.path,
-        "prompts": load.prompts,
-        "out": str(work / "trl-out"),
+        "model": job.policy.path,
+        "prompts": str(prompts),
+        "out": str(prompts.parent / "trl-out"),
         "num_threads": os.cpu_count(),
-        "dtype": dtype,
         "autocast": False,
-        "batch_size": batch_size,
         "num_rollouts": load.num_rollouts_per_step,
         "num_samples": load.num_samples_per_prompt,
         "num_steps": load.num_steps,
         "max_response_len": load.max_response_len,
         "lengths": lengths,
     }
-    file = work / f"trl-{dtype}-{batch_size}.json"
-    file.write_text(json.dumps(settings))
+    file = prompts.with_suffix(".trl.json")
+    file.write_text(json.dumps(settings | asdict(setting)))
     script = ROOT / "benchmarks" / "trl" / "trl_side.py"
+    print(f"--- TRL, {name_of(setting)}", flush=True)
     done = subprocess.run([python, script, file], check=True, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     per_step = zip(result["step_s"], result["generate_s"], result["num_tokens"], strict=True)
-    steps = [{"step_s": step, "rollout_s": made, "num_tokens": tokens} for step, made, tokens in per_step]
-    return {"dtype": dtype, "batch_size": batch_size, "steps": steps}
-
-
-def steady(side: dict[str, Any], key: str) -> float:
-    """Mean over the steps after the first."""
-    return mean(step[key] for step in side["steps"][1:])
-
-
-def rate(side: dict[str, Any]) -> float:
-    """Generated tokens by seconds of the whole step."""
-    return steady(side, "num_tokens") / steady(side, "step_s")
-
-
-def write_report(results: dict[str, Any]) -> None:
-    """The table, the numbers behind it, and a chart."""
-    ours, theirs = results["rlplan"], results["trl"]
-    best = max(theirs, key=rate)
-    outside = 1 - steady(ours, "work_s") / steady(ours, "step_s")
-    rows = [("rlplan, bfloat16", ours), *((f"TRL, {s['dtype']}, {s['batch_size']} rollouts a pass", s) for s in theirs)]
-    table = [
-        f"| {name} | {steady(side, 'step_s'):.2f} | {steady(side, 'rollout_s'):.2f} | {rate(side):.0f} | "
-        f"{rate(ours) / rate(side):.2f} |"
-        for name, side in rows
-    ]
-    parts = ", ".join(f"{phase} {steady(ours, phase + '_s'):.2f} s" for phase in WORK)
-    text = (ROOT / "benchmarks" / "trl" / "report.md").read_text(encoding="utf-8")
-    text = text.replace("<table>", "\n".join(table)).replace("<parts>", parts)
-    text = text.replace("<outside>", f"{outside:.1%}").replace("<times>", f"{rate(ours) / rate(best):.1f}")
-    text = text.replace("<threads>", str(ours["threads"])).replace("<steps>", str(len(ours["steps"]) - 1))
-    REPORT.mkdir(parents=True, exist_ok=True)
-    (REPORT / "trl.md").write_text(text, encoding="utf-8")
-    (REPORT / "trl.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(rows, REPORT / "trl.png")
-
-
-def draw(rows: Sequence[tuple[str, dict[str, Any]]], path: Path) -> None:
-    """Seconds of a step, generation apart, a bar a side."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 0.5 * len(rows) + 0.9), layout="constrained")
-    names = [name for name, _ in rows][::-1]
-    made = [steady(side, "rollout_s") for _, side in rows][::-1]
-    rest = [steady(side, "step_s") - steady(side, "rollout_s") for _, side in rows][::-1]
-    axes.barh(names, made, color=ACCENT, label="generation")
-    axes.barh(names, rest, left=made, color=MUTED, label="everything else")
-    axes.set_xlabel("seconds of a step of 64 rollouts")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return {"steps": [{"step_s": step, "rollout_s": made, "num_tokens": tokens} for step, made, tokens in per_step]}
 
 
 if __name__ == "__main__":

@@ -29,12 +29,19 @@ PROMPT_LEN = 24
 def write_model(folder: Path, seed: int = 0) -> None:
     """A Qwen3 of 40 M parameters in bf16, with its tokenizer."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES)).to(torch.bfloat16)
     model.save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One of words that stand for themselves."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, VOCABULARY))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -43,12 +50,12 @@ def write_model(folder: Path, seed: int = 0) -> None:
     ).save_pretrained(folder)
 
 
-def write_prompts(path: Path, count: int, seed: int = 0) -> None:
-    """Prompts of PROMPT_LEN random words, and an answer that is a word."""
+def write_prompts(path: Path, count: int, num_words: int = PROMPT_LEN, seed: int = 0) -> None:
+    """Prompts of random words, and an answer that is a word."""
     dice = random.Random(seed)
 
     def words(number: int) -> str:
         return " ".join(f"w{dice.randrange(3, VOCABULARY)}" for _ in range(number))
 
-    rows = [{"id": str(row), "prompt": words(PROMPT_LEN), "answer": words(1)} for row in range(count)]
+    rows = [{"id": str(row), "prompt": words(num_words), "answer": words(1)} for row in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

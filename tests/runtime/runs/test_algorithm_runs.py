@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learning.example_record import GOALS, RESUMED, ExampleCurve, is_as_seed_0, read_run
+from benchmarks.learning.example_runs import CASES as EXAMPLE_CASES
+from benchmarks.learning.example_runs import interrupt_and_resume
+from benchmarks.learning.record import LEARNING_RATE_0
 from rlplan.spec.parts.algorithm import ALGORITHMS
 from tests.docs.documentation import DOCS, read, section
 from tests.factories import write_job
@@ -52,17 +56,63 @@ def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None
     assert run.exit_code == 0, run.stderr
 
 
-def test_three_stages_run_from_one_file_and_each_gets_better(run_job: Runner) -> None:
+def check_stages(curves: list[ExampleCurve]) -> None:
+    assert curves
+    for curve in curves:
+        assert curve.has_passed, curve
+        assert is_as_seed_0(curve, curves), curve
+
+
+def stages_of(folder: Path, example: str, case: str) -> list[ExampleCurve]:
+    return [read_run(folder, example, stage, case) for name, stage in GOALS if name == example]
+
+
+def test_three_stages_run_from_one_file_and_a_stopped_one_goes_on_to_the_same_figures(
+    run_job: Runner, tmp_path: Path
+) -> None:
     """SFT, a reward model, PPO by its scores alone; asked again, nothing is run again."""
     run = run_job("examples/three-stage.yaml")
     assert run.exit_code == 0, run.stderr
-    for name, metric in (("sft", "greedy_accuracy"), ("reward", "pair_accuracy"), ("ppo", "greedy_accuracy")):
-        lines = (run.folder / name / "metrics.jsonl").read_text().splitlines()
-        found = [row[f"evaluate/{metric}"] for row in map(json.loads, lines) if f"evaluate/{metric}" in row]
-        assert found[-1] > found[0] + 0.1, (name, found)
+    curves = stages_of(run.folder, "three-stage", "seed 0")
     again = finish(start("run", "examples/three-stage.yaml", "--resume", str(run.folder)), run.folder)
     assert again.exit_code == 0, again.stderr
     assert again.stderr.count("has finished in") == 3
+    stopped = interrupt_and_resume(tmp_path / "stopped", "examples/three-stage.yaml")
+    check_stages(curves + stages_of(stopped, "three-stage", RESUMED))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_of_three_stages_gets_better_in_other_seeds(run_job: Runner, seed: int) -> None:
+    run = run_job("examples/three-stage.yaml", f"seed={seed}")
+    assert run.exit_code == 0, run.stderr
+    check_stages(stages_of(run.folder, "three-stage", f"seed {seed}"))
+
+
+def test_stages_that_learn_at_rate_0_get_no_better(run_job: Runner) -> None:
+    run = run_job("examples/three-stage.yaml", *EXAMPLE_CASES["three-stage"][LEARNING_RATE_0])
+    assert run.exit_code == 0, run.stderr
+    check_stages(stages_of(run.folder, "three-stage", LEARNING_RATE_0))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_policy_learns_to_call_a_tool_on_the_runtime(run_job: Runner, seed: int) -> None:
+    run = run_job("examples/tools.yaml", f"seed={seed}")
+    assert run.exit_code == 0, run.stderr
+    (curve,) = stages_of(run.folder, "tools", f"seed {seed}")
+    check_stages([curve])
+    assert curve.steps[-1] <= 60
+
+
+def test_a_policy_of_62_million_parameters_learns_from_random_weights(run_job: Runner) -> None:
+    """The first 20 steps of SFT, and two of GRPO; the whole is benchmarks/learning/example_runs.py."""
+    short = ("stages.sft.workload.num_steps=20", "stages.grpo.workload.num_steps=2")
+    run = run_job("examples/from-random-weights.yaml", *short)
+    assert run.exit_code == 0, run.stderr
+    sft, _ = stages_of(run.folder, "from-random-weights", "seed 0")
+    assert sft.values[0] < 0.01
+    assert sft.values[-1] > 0.2
+    rows = [json.loads(line) for line in (run.folder / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["sync/logprob_difference_mean"] for row in rows if row["step"] > 0) < 2e-2
 
 
 def test_what_is_exported_at_a_save_is_loaded_by_transformers_and_makes_a_reward(run_job: Runner) -> None:
