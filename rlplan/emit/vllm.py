@@ -84,13 +84,16 @@ free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU a
 
 
 def cpu_arguments(model: ModelSpec) -> dict[str, Any]:
-    """What an engine on a CPU is told beside. With latent attention torch rotates queries and keys: vLLM 0.32's own
-    kernel for CPUs (csrc/cpu/pos_encoding.cpp) takes the rotary part of the queries, a view of them, for whole memory,
-    and turns other elements.
+    """What an engine on a CPU is told beside, where attention is latent.
+
+    Torch rotates queries and keys: of the rotary part of the queries, which is a view, vLLM 0.32's kernel for CPUs
+    (the custom operation `rotary_embedding`) turns other elements. And on a CPU with AMX vLLM would take an attention
+    that knows neither fp32 nor blocks of 16.
     """
     if model.latent_attention is None:
         return {}
-    return {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+    rotated_by_torch = {"custom_ops": ["all", "-rotary_embedding"]}
+    return {"attention_backend": "CPU_MLA", "compilation_config": rotated_by_torch}
 
 
 def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
