@@ -81,9 +81,10 @@ def _end(ranks: list["subprocess.Popen[bytes]"]) -> None:
         with contextlib.suppress(OSError):
             if rank.stdin:
                 rank.stdin.close()
+    deadline = time.monotonic() + scaled(ENDING_S)
     for rank in ranks:
         try:
-            rank.wait(scaled(ENDING_S))
+            rank.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
