@@ -68,13 +68,16 @@ def _draw(folder: Path, out: Path, seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlplan.runtime.models.start_checkpoint import load_language_model, save_policy
+    from rlplan.runtime.weight_sync.source import WeightSource, kept_buffers
 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * SPREAD)
-    save_policy(model.config, model.named_parameters(), out, folder)
+        for _, buffer in kept_buffers(model):  # the same in every model: the engine has them from its files alone
+            buffer.copy_(torch.linspace(-SPREAD, SPREAD, buffer.numel()).view_as(buffer))
+    save_policy(model.config, WeightSource(model), out, folder)
     return load_language_model(str(out))
 
 
@@ -94,7 +97,7 @@ def _start_engine(folder: Path) -> Any:
     from vllm import LLM
     from vllm.config import WeightTransferConfig
 
-    from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
+    from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION, cpu_arguments
 
     return LLM(
         model=str(folder),
@@ -112,6 +115,7 @@ def _start_engine(folder: Path) -> Any:
         distributed_executor_backend="uni",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_TRANSFER_BACKEND),
+        **cpu_arguments(read_model(folder)),
     )
 
 

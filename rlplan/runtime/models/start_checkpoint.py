@@ -74,6 +74,8 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from rlplan.runtime.weight_sync.source import WeightSource
+
     torch.manual_seed(seed)
     data = read_config(model_folder / "config.json")
     config = (
@@ -82,7 +84,7 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
         else AutoConfig.from_pretrained(str(model_folder), trust_remote_code=False)
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    save_policy(model.config, model.named_parameters(), out, model_folder)
+    save_policy(model.config, WeightSource(model), out, model_folder)
 
 
 def write_language_part(model_folder: Path, out: Path) -> None:

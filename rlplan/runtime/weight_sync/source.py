@@ -1,6 +1,7 @@
 """WeightSource: the trainer's weights, whole, one decoder layer after the other, under any ZeRO stage.
 
-In: a module that DeepSpeed trains. Out: (name, whole tensor), each valid until the next one is asked for.
+In: a module that DeepSpeed trains. Out: (name, whole tensor), each valid until the next one is asked for; of the whole
+module also the buffers that a checkpoint keeps, such as a router's bias, which are never cut and never sent.
 Left out: where they go (the transports).
 
 Under ZeRO-3 a layer's partitions are gathered when its first tensor is asked for and let go after its last, so at most
@@ -22,10 +23,12 @@ class WeightSource:
     """The weights of a module by the module's own names; tied tensors once."""
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         self._parameters = dict(module.named_parameters())
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._tensors(self._parameters)
+        yield from self._tensors(self._parameters)
+        yield from kept_buffers(self._module)
 
     def tensors(self, bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of one bucket, in its order. A bucket never cuts a layer, so no layer is gathered twice."""
@@ -50,6 +53,14 @@ class WeightSource:
     def needed_for(self, names: Sequence[str]) -> list[nn.Parameter]:
         """The parameters that `read` reads for these weights."""
         return [self._parameters[name] for name in names]
+
+
+def kept_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that belong to a checkpoint: they are not trained, and an engine has them from its files."""
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
 
 
 def gathered(parameters: Sequence[Any]) -> AbstractContextManager[Any]:

@@ -1,5 +1,6 @@
 """Models on disk: what is loaded, that a model's folder is data, and what a vision-language model's run begins from."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from rlplan.runtime.models.start_checkpoint import (
     write_language_part,
     write_random_checkpoint,
 )
+from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.model import has_vision_tower, load_model, read_model
+from rlplan.spec.models.headers import read_checkpoint
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
 from tests.repository.traps import trapped_model
-from tests.runtime.runs.architectures import WITH_TOWERS, write_with_tower
+from tests.runtime.runs.architectures import WITH_TOWERS, config_of, write_with_tower
 
 SORTER = EXAMPLES / "models" / "sorter"
 
@@ -75,3 +78,19 @@ def test_start_weights_that_are_drawn_for_a_vision_language_model_are_its_decode
     write_random_checkpoint(folder, start, seed=0)
     merge_into_whole_model(start, folder)  # no tower's weights: nothing to put it back into
     assert read_model(start) == load_model(folder)
+
+
+def test_a_router_s_bias_is_saved_with_the_weights_and_loaded_again(tmp_path: Path) -> None:
+    """It is no parameter, so that it was left out: an engine then took what lay in fresh memory."""
+    folder, start, policy = tmp_path / "model", tmp_path / "start", tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of("DeepseekV3ForCausalLM")))
+    write_random_checkpoint(folder, start, seed=0)
+    model = load_language_model(str(start))
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(torch.linspace(-1, 1, 8))
+    save_policy(model.config, WeightSource(model), policy, folder)
+    again = load_language_model(str(policy)).model.layers[1].mlp.gate
+    assert torch.equal(again.e_score_correction_bias, bias)
+    assert {tensor.name for tensor in read_checkpoint(policy)} == {tensor.name for tensor in read_checkpoint(start)}
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in {tensor.name for tensor in read_checkpoint(start)}

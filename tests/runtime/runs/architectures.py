@@ -25,6 +25,24 @@ SIZES = {
 }
 WINDOW = {"sliding_window": 8}
 FULL_AND_SLIDING = WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
+SHARED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+BIASED_ROUTER = SHARED_EXPERTS | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
+"""512 and 64 are the only widths that vLLM's latent attention has on a CPU."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 DENSE: dict[str, dict[str, Any]] = {
@@ -56,6 +74,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": EXPERTS | {"shared_expert_intermediate_size": 64},
     "Qwen3MoeForCausalLM": EXPERTS | {"norm_topk_prob": True},
     "GraniteMoeForCausalLM": {"num_local_experts": 4, "logits_scaling": 4.0},
+    "Glm4MoeForCausalLM": BIASED_ROUTER | {"use_qk_norm": True},
+    "Glm4MoeLiteForCausalLM": LATENT | BIASED_ROUTER | {"q_lora_rank": 48},
+    "DeepseekV2ForCausalLM": LATENT | SHARED_EXPERTS | {"q_lora_rank": None, "topk_method": "greedy"},
+    "DeepseekV3ForCausalLM": LATENT | BIASED_ROUTER | {"q_lora_rank": 48, "n_group": 2},
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {},
