@@ -6,7 +6,6 @@ In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the mo
 from typing import Any
 
 from rlplan.memory.weight_sync.packets import engine_lora_rank
-from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Placement, SyncContent
 
@@ -50,7 +49,7 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
         "worker_extension_cls": WORKER_EXTENSION,
         "weight_transfer_config": {"backend": WEIGHT_TRANSFER_BACKEND},
         **_adapter_arguments(job),
-        **(_gpu_arguments(job, placement) if job.device_kind == "cuda" else cpu_arguments(job.load_model())),
+        **(_gpu_arguments(job, placement) if job.device_kind == "cuda" else {}),
     }
     if job.takes_images:
         arguments |= {"limit_mm_per_prompt": {"image": MAX_IMAGES}, "mm_processor_cache_gb": 0}
@@ -81,19 +80,6 @@ with Triton at hand it takes its second one by itself (`use_v2_model_runner` of 
 LEAST_UTILIZATION = 0.01
 """With `kv_cache_memory_bytes` vLLM takes what it is told to; at its start alone it asks that this share of the GPU is
 free (vLLM's v1/worker/utils.py, `request_memory`). Others lie on the same GPU already, so it asks for almost none."""
-
-
-def cpu_arguments(model: ModelSpec) -> dict[str, Any]:
-    """What an engine on a CPU is told beside, where attention is latent.
-
-    Torch rotates queries and keys: of the rotary part of the queries, which is a view, vLLM 0.32's kernel for CPUs
-    (the custom operation `rotary_embedding`) turns other elements. And on a CPU with AMX vLLM would take an attention
-    that knows neither fp32 nor blocks of 16.
-    """
-    if model.latent_attention is None:
-        return {}
-    rotated_by_torch = {"custom_ops": ["all", "-rotary_embedding"]}
-    return {"attention_backend": "CPU_MLA", "compilation_config": rotated_by_torch}
 
 
 def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:

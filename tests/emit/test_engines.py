@@ -1,7 +1,5 @@
 """What each engine is told: DeepSpeed's JSON, vLLM's arguments and the Ray placement, against the job."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from rlplan.emit.ray import RayPlacement, ray_placement
 from rlplan.emit.vllm import engine_arguments
 from rlplan.units import MIB
 from tests.factories import make_job, make_plan
-from tests.runtime.runs.architectures import config_of
 
 
 def deepspeed(**overrides: Any) -> dict[str, Any]:
@@ -57,15 +54,6 @@ def test_deepspeed_gets_the_optimizer_of_the_job() -> None:
     assert config["gradient_clipping"] == 0.5
     zero = config["zero_optimization"]
     assert (zero["stage"], zero["reduce_bucket_size"], zero["overlap_comm"]) == (2, 5000, False)
-
-
-def test_with_latent_attention_torch_rotates_queries_on_a_cpu(tmp_path: Path) -> None:
-    """vLLM 0.32's kernel for CPUs takes a view for whole memory: log-probs were 1.6 apart (DeepSeek-V2), now 4e-6."""
-    (tmp_path / "config.json").write_text(json.dumps(config_of("DeepseekV2ForCausalLM")))
-    told = engine_arguments(make_job(policy={"path": str(tmp_path), "init": "random"}))
-    assert told["compilation_config"] == {"custom_ops": ["all", "-rotary_embedding"]}
-    assert told["attention_backend"] == "CPU_MLA"
-    assert not {"compilation_config", "attention_backend"} & engine_arguments(make_job()).keys()
 
 
 def test_vllm_gets_the_cache_the_lengths_and_the_seed_of_the_job() -> None:

@@ -22,7 +22,7 @@ from rlplan.spec.resolved import ResolvedJob
 from tests.cli.conftest import Call, rlplan
 from tests.docs.documentation import ROOT, keys_of, read
 from tests.factories import QUICKSTART, make_plan, write_job
-from tests.repository.traps import set_traps
+from tests.runtime.traps import set_traps
 
 __all__ = ["rlplan"]
 

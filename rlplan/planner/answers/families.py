@@ -47,6 +47,7 @@ COUNTED = {
     "training.cp": "context parallelism",
     "training.ep": "expert parallelism",
     "rollout.tp": "GPUs an engine",
+    "rollout.attention_dp": "ranks of data-parallel attention",
     "rollout.max_num_seqs": "sequences of an engine",
 }
 """What a number counts, by its key."""

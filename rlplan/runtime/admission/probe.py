@@ -97,7 +97,8 @@ def _start_engine(folder: Path) -> Any:
     from vllm import LLM
     from vllm.config import WeightTransferConfig
 
-    from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION, cpu_arguments
+    from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
+    from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 
     return LLM(
         model=str(folder),

@@ -72,8 +72,8 @@ def _as_override(path: str, text: str) -> str:
     """How it is typed: what stands with `/` or `:` for `.` and `=` is told apart."""
     key, _, value = path.strip().partition(":")
     dotted = key.replace("/", ".")
-    is_meant = re.fullmatch(r"\w+(\.\w+)+", dotted) is not None
-    return f"write {dotted}={value or text or 'VALUE'}" if is_meant else "for example workload.num_steps=5"
+    is_meant = dotted.count(".") < MAX_DEPTH and re.fullmatch(r"\w{1,60}(\.\w{1,60})+", dotted) is not None
+    return f"write {dotted}={(value or text or 'VALUE')[:60]}" if is_meant else "for example workload.num_steps=5"
 
 
 def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:

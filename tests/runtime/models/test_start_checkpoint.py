@@ -19,8 +19,8 @@ from rlplan.spec.model import has_vision_tower, load_model, read_model
 from rlplan.spec.models.headers import read_checkpoint
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
-from tests.repository.traps import trapped_model
 from tests.runtime.runs.architectures import WITH_TOWERS, config_of, write_with_tower
+from tests.runtime.traps import trapped_model
 
 SORTER = EXAMPLES / "models" / "sorter"
 

@@ -16,10 +16,10 @@ from rlplan.runtime.environments.pool import EnvironmentPool
 from rlplan.runtime.processes.safe_path import module_command
 from rlplan.spec.parts.environment import EnvironmentSpec
 from tests.factories import ROOT, make_plan
-from tests.repository.traps import set_traps, trapped_model
 from tests.runtime.conftest import DEADLINE_S, RLPLAN, FinishedRun, alive
 from tests.runtime.runs.architectures import choices_of
 from tests.runtime.runs.beside_the_plan import check_steps
+from tests.runtime.traps import set_traps, trapped_model
 from tests.waiting import wait_for
 
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rlplan.memory.weight_sync.packets import policy_packets
@@ -23,10 +24,12 @@ from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
 from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, take_adapter
+from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker, no_collections
+from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
@@ -100,7 +103,7 @@ class RolloutEngine(Worker):
 
         worker_device(self.job)
         self.stop()
-        arguments = dict(self.arguments)
+        arguments = self.arguments | ({} if self.job.is_on_gpus else cpu_arguments(read_model(Path(model_folder))))
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address)
         with watch_weight_packing() as packing, named_by_port(address[1]) if address else nullcontext():
