@@ -26,6 +26,9 @@ SPREAD = 0.08
 
 SAYS = "probe says: "
 
+MAX_REASON = 300
+"""Characters of a library's error that a message repeats."""
+
 
 class _DifferenceError(Exception):
     """What differs, in words."""
@@ -58,8 +61,8 @@ def _stage(what: str) -> Iterator[None]:
     except _DifferenceError:
         raise
     except Exception as error:  # of any library
-        lines = str(error).strip().splitlines() or [""]
-        raise _DifferenceError(f"{what}: {type(error).__name__}: {lines[0]}") from error
+        said = " ".join(str(error).split())  # the first line of a pydantic error only counts its errors
+        raise _DifferenceError(f"{what}: {type(error).__name__}: {said[:MAX_REASON]}") from error
 
 
 def _draw(folder: Path, out: Path, seed: int) -> Any:

@@ -54,11 +54,11 @@ def test_rollouts_are_at_most_as_old_as_allowed_and_survive_new_weights(async_ru
     assert max(row["staleness/partial_fraction"] for row in trained) > 0
 
 
-def test_training_and_generation_overlap(async_run: FinishedRun) -> None:
+def test_the_next_step_s_generation_does_not_wait_for_training(async_run: FinishedRun) -> None:
+    """How long they overlap depends on the speed of judging: a generation may end while its step's training waits."""
     spans = {(span.action_id, span.step): span for span in async_run.trace.spans if span.process != "driver/0"}
     training, generating = spans[("train_forward_backward", 1)], spans[("generate", 2)]
     assert generating.start_s < training.end_s
-    assert generating.end_s > training.start_s
 
 
 def test_drawn_lengths_never_take_more_than_the_longest_that_was_planned_for(async_run: FinishedRun) -> None:
