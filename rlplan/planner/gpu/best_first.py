@@ -6,7 +6,7 @@ seconds (times.py) are computed, and what is made of the best (search.py).
 Best first: a heap holds arrangements, pairs of a trainer and an engine, and scored candidates, each by a lower bound of
 its seconds; what is popped is refined and pushed back, and a scored candidate that is popped is the best of all that
 remain. This is exact, for no bound is above the seconds of anything that it stands for:
-- an arrangement stands for its pairs: its fastest engine (rollouts with all the KV cache that is ever useful) with the
+- an arrangement stands for its pairs: its fastest engine (rollouts with all the KV cache that it has alone) with the
   FLOPs of its trainer at their best rate, then with its fastest trainer, whether it fits or not;
 - a pair stands for itself and for those behind it in both streams (streams.py). Seconds are a sum (or, where
   generation runs beside training, the larger) of the trainer's, the engine's and the weight sync's, and each is at its
@@ -20,6 +20,7 @@ the order of anything.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -28,12 +29,13 @@ from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, Wei
 from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
-from rlplan.planner.gpu.tables import fit
 from rlplan.records import dataclass
 
 BOUND_FACTOR = 1 - 1e-12
 """Bounds are sums in another order than the seconds that they bound: lowered by this factor they stay below in spite of
 rounding."""
+NEVER: Key = (float("inf"), float("inf"))
+"""The bound of what does not fit."""
 
 
 class PairBounds:
@@ -47,7 +49,7 @@ class PairBounds:
     @cached_property
     def engines(self) -> Engines:
         """The engines, made when they are first asked for."""
-        return Engines(self.scorer, self.space, self.arrangement)
+        return Engines(self.scorer, self.space, self.arrangement, self.rank)
 
     @property
     def trainers(self) -> Trainers:
@@ -69,12 +71,14 @@ class PairBounds:
     @cached_property
     def first_bound(self) -> Key:
         """Lower bound of all candidates of the arrangement, before any trainer is made: passes and weight sync at their
-        least.
+        least; infinite where no engine fits.
         """
+        if not self.engines.entries:
+            return NEVER
         times, sweeps = self.scorer.times, self.space.sweeps(self.arrangement)
         by_stage = {sweep.choices[0].zero_stage == 3: sweep.choices[0] for sweep in sweeps}
-        syncs = (times.syncs.least_seconds(self.arrangement, one, self.engines.transports) for one in by_stage.values())
-        return self._key(times.floor_seconds(self.arrangement) + min(syncs), self.engines.entries[0].seconds)
+        sync_s = min(map(self.engines.least_sync_s, by_stage.values()))
+        return self._key(times.floor_seconds(self.arrangement) + sync_s, self.engines.entries[0].seconds)
 
     @property
     def bound(self) -> Key:
@@ -84,10 +88,14 @@ class PairBounds:
     @cached_property
     def entries(self) -> Sequence[EngineEntry]:
         """The engines by seconds; where their rollouts run ahead, by the shortest step beside the fastest trainer."""
-        least, arrangement = self.trainers.bound, self.arrangement
+        least, arrangement, times = self.trainers.bound, self.arrangement, self.scorer.times
         if not self.scorer.roles.versions_ahead(arrangement) or least == float("inf"):
             return self.engines.entries
-        return self.engines.sorted(lambda one, most: self.scorer.times.least_ahead(arrangement, one, most, least))
+        ahead = (
+            replace(one, seconds=times.least_ahead(arrangement, one.choice, one.kv_cache, least))
+            for one in self.engines.entries
+        )
+        return sorted(ahead, key=EngineEntry.order)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
@@ -119,17 +127,10 @@ class PairBounds:
 
     def _beside_states(self, trainer: TrainerChoice, engine: EngineChoice) -> tuple[int, float] | None:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
-        roles, parts = self.scorer.roles, self.scorer.roles.parts(self.arrangement)
-        one, other = roles.resident_bytes(self.arrangement, trainer), roles.engine_bytes(self.arrangement, engine)
-        need = roles.without_host_memory(fit(one, other, parts.capacities))
-        slack = need.slack_expected if self.rank else need.slack_high
-        if slack < 0 or need.slack_host < 0:
-            return None
-        room = need.room_expected if self.rank else need.room_high
-        most, rank = self.scorer.kv_cache(self.arrangement, engine, room, room)
-        if rank > self.rank:
-            return None
-        return most, self.scorer.times.engine_seconds(self.arrangement, engine, most)
+        scorer, arrangement = self.scorer, self.arrangement
+        states = scorer.roles.resident_bytes(arrangement, trainer)
+        most = scorer.most_kv_cache(arrangement, engine, self.rank, states)
+        return None if most is None else (most, scorer.times.engine_seconds(arrangement, engine, most))
 
     def _key(self, trainer: float, engine: float) -> Key:
         seconds = max(trainer, engine) if self.arrangement.is_async else trainer + engine
@@ -184,7 +185,7 @@ class BestFirst:
 
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Its first pair, or itself with the next tighter bound."""
-        if bounds.scorer.is_tight and not bounds.may_fit:
+        if not bounds.engines.entries or (bounds.scorer.is_tight and not bounds.may_fit):
             return
         for tighter in ("first_bound", "bound"):
             if (bound := getattr(bounds, tighter)) > key:

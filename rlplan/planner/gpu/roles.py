@@ -58,7 +58,7 @@ class GpuRoles:
         self._views: dict[object, Schedule] = {}
         self._moments: dict[object, ScheduleMoments] = {}
         self._parts: dict[object, ArrangementParts] = {}
-        self._without_engines: dict[object, int] = {}
+        self._alike: dict[object, int] = {}
         self._bytes: dict[object, BytesByMoment] = {}
         self._demands: dict[object, tuple[KvDemand, int, int]] = {}
 
@@ -96,13 +96,16 @@ class GpuRoles:
             host = UNKNOWN if self.setting.host_capacity is None else self.setting.host_capacity
             driver = DRIVER_HOST_BYTES + self.rollout_buffer
             capacities = capacities_of(moments, self.setting.capacity, host, driver, self.other_capacities(schedule))
-            hosts = tuple(
-                (host, 0 if name.startswith(ENGINE) else alike)
-                for name, (host, alike) in self.hosts(schedule, arrangement).items()
+            hosts = self.hosts(schedule, arrangement)
+            apart = tuple(
+                tuple(
+                    (host, alike if name.startswith(ENGINE) is engines else 0) for name, (host, alike) in hosts.items()
+                )
+                for engines in (False, True)
             )
-            others = key[0], arrangement.num_training, arrangement.num_scoring, hosts
-            number = self._without_engines.setdefault(others, len(self._without_engines))
-            self._parts[key] = ArrangementParts(moments, schedule, capacities, number)
+            others = key[0], arrangement.num_training, arrangement.num_scoring, apart[0]
+            numbers = [self._alike.setdefault(one, len(self._alike)) for one in (others, (key[0], apart[1]))]
+            self._parts[key] = ArrangementParts(moments, schedule, capacities, *numbers)
         return self._parts[key]
 
     def _moments_of(self, arrangement: Arrangement, schedule: Schedule) -> ScheduleMoments:
@@ -178,10 +181,10 @@ class GpuRoles:
 
     def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
         """The engine, without its KV cache."""
-        key = self.kind(arrangement), arrangement, choice
+        parts = self.parts(arrangement)
+        key = parts.of_engines, choice
         if key not in self._bytes:
             candidate = Choice(arrangement, NO_TRAINER, choice)
-            parts = self.parts(arrangement)
             self._bytes[key] = self._sum(parts, parts.engines, candidate)
         return self._bytes[key]
 

@@ -298,6 +298,27 @@ class CandidateScorer:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
+    def most_kv_cache(
+        self, arrangement: Arrangement, engine: EngineChoice, rank: int, beside: BytesByMoment | None = None
+    ) -> int | None:
+        """Bytes of KV cache that an engine may have at most beside something, or alone; None where it does not fit.
+
+        Alone memory of hosts is not looked at, so that the answer is one for all arrangements of a group of engines.
+        """
+        roles = self.roles
+        held, there = roles.engine_bytes(arrangement, engine), roles.parts(arrangement).capacities
+        if beside is None:
+            need = fit(held, roles.nothing(arrangement), there)
+        else:
+            need = roles.without_host_memory(fit(beside, held, there))
+            if need.slack_host < 0:
+                return None
+        if (need.slack_expected if rank else need.slack_high) < 0:
+            return None
+        room = need.room_expected if rank else need.room_high
+        most, least_rank = self.kv_cache(arrangement, engine, room, room)
+        return most if least_rank <= rank else None
+
     def excess(self, candidate: Choice, need: Fit | None = None) -> tuple[float, float]:
         """What a candidate lacks most, over what there is, and all that it lacks; at most 0 where it fits as expected.
 
@@ -310,10 +331,15 @@ class CandidateScorer:
             lacks = max(lacks, self.roles.demand(candidate.arrangement, candidate.engine)[2] - need.room_expected)
         return self._shares(lacks, need)
 
-    def least_excess(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment]) -> float:
-        """The first of the same at least, of whatever holds as much: without the room for the KV cache."""
-        need = self.need(arrangement, held)
-        return self._shares(-need.slack_expected, need)[0]
+    def overflows_more(
+        self, arrangement: Arrangement, trainer: TrainerChoice, floor: BytesByMoment, excess: float
+    ) -> bool:
+        """Whether a trainer overflows by more than that beside the least of any engine, without room for a KV cache."""
+        for held in (self.roles.resident_bytes, self.roles.trainer_bytes):
+            need = self.need(arrangement, (held(arrangement, trainer), floor))
+            if self._shares(-need.slack_expected, need)[0] > excess:
+                return True
+        return False
 
     def _shares(self, lacks: int, need: Fit) -> tuple[float, float]:
         each = lacks / self.setting.capacity, -need.slack_host / (self.setting.host_capacity or UNKNOWN)

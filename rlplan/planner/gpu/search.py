@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain, islice
 
 from rlplan.dataflow.build import build_schedule
-from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
+from rlplan.dataflow.choice import Arrangement, Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
@@ -21,11 +21,12 @@ from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.gpu.ledger import gpu_process, predict_gpu_ledger
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
-from rlplan.planner.gpu.best_first import BestFirst, PairBounds
+from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import on_best_count
 from rlplan.planner.gpu.notes import considered, notes_of
 from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
+from rlplan.planner.gpu.streams import least_of_engines
 from rlplan.planner.margins import SAME_SPEED, simpler_jobs
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
@@ -270,8 +271,9 @@ class GpuSearch:
             if placement in (None, arrangement.placement):
                 sweeps = self.space.sweeps(arrangement)
                 most_savings = max(sum(sweep.savings) for sweep in sweeps)
+                floor = least_of_engines(self.scorer, arrangement, self.space.engines(arrangement))
                 for trainer in (sweep.choices[-1] for sweep in sweeps if sum(sweep.savings) == most_savings):
-                    if best is not None and self._overflows_more(arrangement, trainer, best[0][0]):
+                    if best is not None and self.scorer.overflows_more(arrangement, trainer, floor, best[0][0]):
                         continue
                     for engine in self.space.engines(arrangement):
                         transport = self.space.transports(arrangement, engine)[0]
@@ -281,14 +283,6 @@ class GpuSearch:
                             excess = self.scorer.excess(candidate)
                             best = (excess, candidate) if best is None or excess < best[0] else best
         return self.score(best[1]) if best is not None else reason
-
-    def _overflows_more(self, arrangement: Arrangement, trainer: TrainerChoice, excess: float) -> bool:
-        """Whether a trainer overflows by more than that whichever engine is beside it."""
-        floor, roles = self.bounds(arrangement, 1).engines.floor, self.roles
-        return any(
-            self.scorer.least_excess(arrangement, (held(arrangement, trainer), floor)) > excess
-            for held in (roles.resident_bytes, roles.trainer_bytes)
-        )
 
     def full_plan(self, one: ScoredCandidate) -> Plan:
         """The plan of a rated candidate, with its whole ledger."""
@@ -347,7 +341,8 @@ class GpuSearch:
             if job is None:
                 break
             tried.add(key)
-            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
+            space = GpuSpace(job, self.setting).with_engines_of(self.space)
+            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting), space).stream(0)
             stream.limit = limit
             found = next(iter(stream), None)
             if found is not None and found.timing.seconds <= limit:
@@ -384,7 +379,7 @@ class GpuSearch:
             least = min(bounds.first_bound for bounds in self.stream(1, placement).bounds)
             words = "no layout with this placement that fits is faster"
             if least[0] > chosen_s:
-                words = f"takes at least {format_seconds(least[0])} a step"
+                words = f"takes at least {format_seconds(least[0])} a step" if least < NEVER else "no engine fits"
             return Considered(placement, words)
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)

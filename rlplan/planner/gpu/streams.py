@@ -4,7 +4,8 @@ In: an arrangement's micro-batch sweeps, bytes and seconds of each choice. Out: 
 their seconds, without those that cannot fit whatever they are combined with. Left out: combining them (search.py).
 
 Why no choice comes too late or is missing:
-- bytes add up over processes, so a trainer that does not fit beside the least that any engine holds fits beside none;
+- bytes add up over processes, so a trainer that does not fit beside the least that any engine holds fits beside none,
+  and an engine that does not fit alone fits beside none; nor has it more KV cache beside one than alone;
 - with fewer tokens a pass no moment takes more bytes (a property test), so along a sweep all after the first that fits
   do, and the others need not be counted;
 - with more that saves memory no moment takes more bytes of a device (a property test), so that where the leanest choice
@@ -14,13 +15,12 @@ Why no choice comes too late or is missing:
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer
 from rlplan.planner.gpu.tables import BytesByMoment
@@ -40,43 +40,59 @@ class TrainerEntry:
 
 
 class Engines:
-    """The engines of an arrangement by seconds, and the least that any of them holds."""
+    """The engines of an arrangement that fit by themselves, by seconds, and the least that any of them holds. rank: 0
+    must fit at the high end, 1 in expectation.
+    """
 
-    def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement) -> None:
-        self.scorer, self.arrangement, self.choices = scorer, arrangement, space.engines(arrangement)
-        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
+    def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
+        self.scorer, self.arrangement, self.rank = scorer, arrangement, rank
+        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async, rank
         if key not in space.engine_entries:
             # the same beside every trainer
-            space.engine_entries[key] = self.sorted(partial(scorer.times.engine_seconds, arrangement))
+            space.engine_entries[key] = tuple(self._sorted(space.engines(arrangement)))
         self.entries = space.engine_entries[key]
-        self._floor: BytesByMoment | None = None
         by_mode = {
-            (engine.tp, engine.attention_dp, engine.quantization, mode): (engine, mode)
-            for engine in self.choices
-            for mode in space.transports(arrangement, engine)
+            (entry.choice.tp, entry.choice.attention_dp, entry.choice.quantization, mode): (entry.choice, mode)
+            for entry in self.entries
+            for mode in space.transports(arrangement, entry.choice)
         }
-        self.transports = tuple(by_mode.values())
-        """Modes of weight sync to them that differ in seconds."""
+        self._transports = tuple(by_mode.values())
+        self._least_syncs: dict[bool, float] = {}
 
-    def sorted(self, seconds: Callable[[EngineChoice, int], float]) -> list[EngineEntry]:
-        """The engines, the fastest first. seconds: of each with the most KV cache that is ever useful."""
-        scorer, limit, entries = self.scorer, self.scorer.setting.pool(GENERATION).capacity, []
-        for choice in self.choices:
-            most, _ = scorer.kv_cache(self.arrangement, choice, limit, limit)
-            entries.append(EngineEntry(seconds(choice, most), choice))
-        return sorted(entries, key=lambda entry: (entry.seconds, -entry.choice.max_num_seqs))
+    def _sorted(self, choices: Iterable[EngineChoice]) -> list[EngineEntry]:
+        """Those that fit, the fastest first, each with the most KV cache that it may have."""
+        seconds, entries = self.scorer.times.engine_seconds, []
+        for choice in choices:
+            most = self.scorer.most_kv_cache(self.arrangement, choice, self.rank)
+            if most is not None:
+                entries.append(EngineEntry(seconds(self.arrangement, choice, most), choice, most))
+        return sorted(entries, key=EngineEntry.order)
 
-    @property
+    @cached_property
     def floor(self) -> BytesByMoment:
-        """At every moment the least that any engine of the arrangement holds."""
-        if self._floor is None:
-            held = [self.scorer.roles.engine_bytes(self.arrangement, choice) for choice in self.choices]
-            self._floor = BytesByMoment(
-                tuple(map(min, *(one.expected for one in held), held[0].expected)),
-                tuple(map(min, *(one.high for one in held), held[0].high)),
-                tuple(map(min, *(one.hosts for one in held), held[0].hosts)),
-            )
-        return self._floor
+        """At every moment the least that any of them holds."""
+        return least_of_engines(self.scorer, self.arrangement, [entry.choice for entry in self.entries])
+
+    def least_sync_s(self, trainer: TrainerChoice) -> float:
+        """The fastest weight sync to any of them by any transport."""
+        is_sharded = trainer.zero_stage == 3
+        if is_sharded not in self._least_syncs:
+            cost, arrangement = self.scorer.times.syncs.cost, self.arrangement
+            costs = (cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
+            self._least_syncs[is_sharded] = min(costs)
+        return self._least_syncs[is_sharded]
+
+
+def least_of_engines(
+    scorer: CandidateScorer, arrangement: Arrangement, choices: Sequence[EngineChoice]
+) -> BytesByMoment:
+    """At every moment the least that any of some engines holds."""
+    held = [scorer.roles.engine_bytes(arrangement, choice) for choice in choices]
+    return BytesByMoment(
+        tuple(map(min, *(one.expected for one in held), held[0].expected)),
+        tuple(map(min, *(one.high for one in held), held[0].high)),
+        tuple(map(min, *(one.hosts for one in held), held[0].hosts)),
+    )
 
 
 class Trainers:
@@ -143,7 +159,7 @@ class Trainers:
     def _seconds(self, choice: TrainerChoice, *, with_moves: bool = True) -> float:
         times, arrangement = self.scorer.times, self.arrangement
         own = times.trainer_seconds(arrangement, choice) if with_moves else times.pass_seconds(arrangement, choice)
-        return own + times.syncs.least_seconds(arrangement, choice, self.engines.transports)
+        return own + self.engines.least_sync_s(choice)
 
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""

@@ -4,7 +4,7 @@ In: a SettledJob, its setting, who the clusters are. Out: Cost, LinkedSync. Left
 (timing/transfer).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import cast
 
@@ -29,7 +29,6 @@ class SyncTimes:
         """cluster: the GPUs of a device group."""
         self.job, self.setting, self.roles, self.cluster = job, setting, roles, cluster
         self._costs: dict[object, Cost] = {}
-        self._least: dict[object, float] = {}
 
     def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         """The weight sync of new weights."""
@@ -42,16 +41,6 @@ class SyncTimes:
         if key not in self._costs:
             self._costs[key] = self._cost(arrangement, trainer, engine, transport)
         return self._costs[key]
-
-    def least_seconds(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engines: Iterable[tuple[EngineChoice, str]]
-    ) -> float:
-        """The fastest weight sync to any of some engines, by any of their transports."""
-        place = self.job.placement
-        key = arrangement, trainer.zero_stage == 3, place.sync_content, place.transport, place.partial_rollouts
-        if key not in self._least:
-            self._least[key] = min(self.cost(arrangement, trainer, engine, mode).seconds for engine, mode in engines)
-        return self._least[key]
 
     def over_link(self, candidate: Choice) -> LinkedSync | None:
         """The weight sync where it goes over a slow link; None without one."""

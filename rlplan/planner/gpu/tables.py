@@ -280,6 +280,8 @@ class ArrangementParts:
     capacities: Capacities
     without_engines: int
     """One number for all arrangements that differ in the size of their engines' group alone."""
+    of_engines: int
+    """One number for all arrangements whose engines lie alike on hosts."""
 
     @cached_property
     def others(self) -> tuple[str, ...]:

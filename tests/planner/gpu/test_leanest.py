@@ -8,7 +8,7 @@ import pytest
 from rlplan.errors import RlplanError
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.search import GpuSearch
-from rlplan.planner.gpu.streams import Engines, _base
+from rlplan.planner.gpu.streams import _base, least_of_engines
 from rlplan.planner.gpu.tables import fit
 from rlplan.planner.setting import read_setting
 from tests.factories import gpu_job
@@ -38,7 +38,8 @@ def searches(seeds: range) -> list[GpuSearch]:
 def test_no_choice_of_a_chain_leaves_more_room_on_a_device_than_the_leanest(seeds: range) -> None:
     for search in searches(seeds):
         for arrangement in search.space.arrangements[:SOME]:
-            floor, parts = Engines(search.scorer, search.space, arrangement).floor, search.roles.parts(arrangement)
+            floor = least_of_engines(search.scorer, arrangement, search.space.engines(arrangement))
+            parts = search.roles.parts(arrangement)
             chains = defaultdict(list)
             for sweep in search.space.sweeps(arrangement):
                 held = search.roles.trainer_bytes(arrangement, sweep.choices[-1])

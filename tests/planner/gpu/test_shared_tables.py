@@ -1,0 +1,65 @@
+"""What one search knows and the next one takes over changes no answer, whatever was asked before."""
+
+from random import Random
+
+import pytest
+
+from rlplan.errors import RlplanError
+from rlplan.planner.checks.gpus import check_job
+from rlplan.planner.gpu import scored_candidates
+from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.setting import read_setting
+from rlplan.spec.files.job_file import load_job
+from rlplan.spec.job import JobSpec
+from rlplan.spec.resolved import settle
+from tests.factories import EXAMPLES, gpu_job
+from tests.planner.gpu.test_search_oracle import _draw
+
+CHANGES = (
+    ("rollout.quantization=none", "rollout.quantization=fp8", "rollout.quantization=auto"),
+    ("rollout.tp=2", "rollout.tp=1", "rollout.tp=auto"),
+    ("training.zero_stage=3", "training.zero_stage=auto"),
+    ("placement.placement=disaggregated", "placement.placement=hybrid", "placement.placement=auto"),
+    ("placement.transport=disk", "placement.transport=auto"),
+    ("rollout.max_num_seqs=64", "rollout.max_num_seqs=auto"),
+    ("training.lora={rank: 16}", "training.optimizer=adamw_8bit"),
+)
+"""Changes of one key each, in the order in which tables of the former would be wrong for the latter."""
+
+
+def found(job: JobSpec) -> tuple[object, ...]:
+    settled = settle(job)
+    setting = read_setting(settled)
+    check_job(settled, setting)
+    plan = GpuSearch(settled, setting, job).run(with_others=False)
+    return plan.choice, plan.fit, plan.seconds, plan.headroom_bytes, plan.kv
+
+
+def found_alone(job: JobSpec) -> tuple[object, ...]:
+    scored_candidates._RECENT.clear()
+    return found(job)
+
+
+def test_the_fastest_weight_sync_is_that_of_the_engines_that_are_open() -> None:
+    path = EXAMPLES / "exercises" / "grpo-70b.yaml"
+    jobs = [load_job(path, (f"rollout.quantization={word}",)) for word in ("none", "fp8")]
+    alone = found_alone(jobs[1])
+    assert [found_alone(jobs[0]), found(jobs[1])][1] == alone
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(40))
+def test_an_answer_does_not_depend_on_what_was_asked_before(seed: int) -> None:
+    random = Random(seed)
+    keys = dict(_draw(random))
+    top = {key: keys.pop(key) for key in ("policy", "algorithm", "hardware")}
+    alone = []
+    for change in (change for kind in random.sample(CHANGES, 4) for change in kind):
+        try:
+            job = gpu_job(top, [*(f"{key}={value}" for key, value in keys.items()), change])
+            alone.append((job, found_alone(job)))
+        except RlplanError:
+            continue  # a change that this job refuses
+    scored_candidates._RECENT.clear()
+    for job, expected in alone:
+        assert found(job) == expected
