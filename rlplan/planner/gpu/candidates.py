@@ -26,6 +26,7 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.gpu.scored_candidates import EngineEntry
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -55,21 +56,6 @@ class MicroBatchSweep:
 
     choices: tuple[TrainerChoice, ...]
     savings: MemorySavings
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine with its bound."""
-
-    seconds: float
-    """Of rollouts and switches with that cache."""
-    choice: EngineChoice
-    kv_cache: int
-    """Bytes at most: where nothing is beside it."""
-
-    def order(self) -> tuple[float, int]:
-        """The fastest first."""
-        return self.seconds, -self.choice.max_num_seqs
 
 
 class GpuSpace:

@@ -33,6 +33,21 @@ def rounded(seconds: float, busy: float) -> Key:
     return round(seconds, 9), round(busy, 9)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """An engine with its bound."""
+
+    seconds: float
+    """Of rollouts and switches with that cache."""
+    choice: EngineChoice
+    kv_cache: int
+    """Bytes at most: where nothing is beside it."""
+
+    def order(self) -> tuple[float, int]:
+        """The fastest first."""
+        return self.seconds, -self.choice.max_num_seqs
+
+
 @dataclass(frozen=True)
 class ScoredCandidate:
     """A candidate with what it needs."""

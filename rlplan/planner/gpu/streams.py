@@ -21,8 +21,8 @@ from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
-from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
-from rlplan.planner.gpu.scored_candidates import CandidateScorer
+from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
 from rlplan.planner.gpu.tables import BytesByMoment
 from rlplan.records import dataclass
 
