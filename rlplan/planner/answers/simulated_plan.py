@@ -116,7 +116,7 @@ def _rollouts(plan: Plan) -> StepRollouts:
     if plan.is_on_host:
         num_engines, limits = 1, EngineLimits(plan.job.rollout.max_num_seqs, kv.num_blocks - 1, size)
     else:
-        num_engines = max(1, plan.choice.arrangement.num_generation // plan.choice.engine.ranks)
+        num_engines = plan.choice.engines
         limits = EngineLimits(kv.max_num_seqs, max(1, kv.num_tokens // size), size)
     return StepRollouts(
         num_prompts=workload.num_prompts_per_step,

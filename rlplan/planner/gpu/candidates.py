@@ -87,7 +87,9 @@ class GpuSpace:
         return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
 
     def with_engines_of(self, known: "GpuSpace") -> "GpuSpace":
-        """The same with the engines of a job that differs in who trains, and how."""
+        """The same with the engines of a job that differs in who trains, and how; its own where their ranks differ."""
+        if engine_sizes(self.job, self.model) != engine_sizes(known.job, known.model):
+            return self
         self._engines, self._transports, self.engine_entries = known._engines, known._transports, known.engine_entries
         return self
 

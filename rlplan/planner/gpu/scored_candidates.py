@@ -38,10 +38,10 @@ class EngineEntry:
     """An engine with its bound."""
 
     seconds: float
-    """Of rollouts and switches with that cache."""
+    """Of rollouts and switches with the KV cache that it may have at most."""
     choice: EngineChoice
     kv_cache: int
-    """Bytes at most: where nothing is beside it."""
+    """Bytes of that cache: where nothing is beside the engine."""
 
     def order(self) -> tuple[float, int]:
         """The fastest first."""
