@@ -1,6 +1,7 @@
 """Small models of many architectures, by the switches that set each apart, and a job that trains one of them.
 
-Mixtral's experts are large enough to be seen in a peak. Windows are shorter than a sequence, experts fewer than there are, and every multiplier and cap is another than one.
+Mixtral's experts are large enough to be seen in a peak. Windows are shorter than a sequence, experts fewer than there
+are, and every multiplier and cap is another than one.
 """
 
 import json
@@ -85,7 +86,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": FULL_AND_SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 """vLLM 0.32's loader of gpt-oss writes into its parameters itself (gpt_oss.py, `_load_weights_other`), which while an
-engine reloads weights hold nothing: experts and sinks stay those of the start. The differences of the others are not explained."""
+engine reloads weights hold nothing: experts and sinks stay those of the start. The differences of the others are not
+explained."""
 
 ARCHITECTURES = DENSE | MIXTURES
 

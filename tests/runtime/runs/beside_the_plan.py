@@ -21,7 +21,7 @@ def process_peaks(run: FinishedRun) -> dict[str, tuple[int, int]]:
 
 
 def check_steps(run: FinishedRun, *, within: float) -> None:
-    """Three steps that learned something; log-probs and peaks agree. within: of a step's mean difference of log-probs."""
+    """Three steps that learned something; log-probs and peaks agree. within: a step's mean difference of log-probs."""
     assert run.exit_code == 0, run.stderr
     steps = [row for row in run.metrics if row["step"] > 0]
     assert [row["step"] for row in steps] == [1, 2, 3]

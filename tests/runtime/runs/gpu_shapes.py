@@ -10,8 +10,8 @@ from typing import Any
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.search import best_plan
 from rlplan.spec.base import validate
-from rlplan.spec.job import JobSpec
 from rlplan.spec.files.job_file import load_job
+from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.spec.resolved import on_a_cpu_host as settled_on_a_cpu_host
 from tests.factories import EXAMPLES

@@ -13,8 +13,8 @@ from benchmarks.learning.record import LEARNING_RATE_0
 from rlplan.spec.parts.algorithm import ALGORITHMS
 from tests.docs.documentation import DOCS, read, section
 from tests.factories import write_job
-from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun, Runner, finish, start
+from tests.runtime.runs.beside_the_plan import process_peaks
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 

@@ -21,7 +21,7 @@ def test_a_window_caps_and_multipliers_agree_where_the_engine_starts_anew_each_s
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", (*ARCHITECTURES, *WITH_TOWERS))
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *WITH_TOWERS])
 def test_three_steps_agree_with_the_engine_and_with_the_plan(run_job: Runner, tmp_path: Path, name: str) -> None:
     run = run_job(str(job_of(name, tmp_path)))
     check_steps(run, within=1e-4)

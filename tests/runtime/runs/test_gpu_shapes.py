@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun, finish, start
+from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.runs.gpu_shapes import bundle_of, on_a_cpu_host
 from tests.runtime.runs.test_runs import ROUNDING
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.learning.in_process import InProcess
 from benchmarks.learning.against_trl import AS_TRL, run_trl
 from benchmarks.learning.curves_in_process import run
+from benchmarks.learning.in_process import InProcess
 from benchmarks.learning.record import CONTROLS, LEARNING_RATE_0, TARGET
-from rlplan.spec.parts.algorithm import ALGORITHMS
 from rlplan.spec.files.job_file import load_job
+from rlplan.spec.parts.algorithm import ALGORITHMS
 from rlplan.spec.resolved import ResolvedJob, on_a_cpu_host
 from tests.factories import EXAMPLES
 

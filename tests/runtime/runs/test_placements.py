@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.conftest import FinishedRun
+from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.runs.test_runs import ROUNDING
 
 pytestmark = pytest.mark.engine

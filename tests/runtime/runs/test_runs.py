@@ -9,8 +9,8 @@ import pytest
 from rlplan.memory.ledger import LedgerRow
 from rlplan.trace import MemorySample
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind
-from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.conftest import OTHER_LAYOUT, QUICKSTART_STEPS, FinishedRun, Runner, finish, start
+from tests.runtime.runs.beside_the_plan import process_peaks
 
 pytestmark = pytest.mark.engine
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.factories import EXAMPLES
-from tests.runtime.runs.beside_the_plan import check_run
 from tests.runtime.conftest import Runner
+from tests.runtime.runs.beside_the_plan import check_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
