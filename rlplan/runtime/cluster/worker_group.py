@@ -19,7 +19,7 @@ from rlplan.runtime.cluster.liveness import state_of
 from rlplan.runtime.cluster.network import Hello
 from rlplan.runtime.cluster.ray_cluster import STOP_S, Cluster, is_ray_up, kill
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.processes.child_processes import find_process, with_their_children
+from rlplan.runtime.processes.child_processes import find_process, is_copy, with_their_children
 from rlplan.runtime.processes.machine_speed import scaled
 
 _WORKER_CLASSES = {
@@ -105,7 +105,7 @@ class WorkerGroup(Calls):
         total = 0
         for child in self.cluster.children():
             try:
-                if child.pid not in mine:
+                if child.pid not in mine and not is_copy(child):  # the driver forks for each program that it judges
                     total += child.memory_info().rss
             except psutil.Error:
                 continue

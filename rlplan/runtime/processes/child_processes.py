@@ -30,6 +30,16 @@ def child_processes() -> "list[psutil.Process]":
     return psutil.Process().children(recursive=True)
 
 
+def is_copy(process: "psutil.Process") -> bool:
+    """Whether a child is still a fork of this process, which has not yet begun a program of its own.
+
+    Its resident memory is ours, counted once more. Raises: psutil.Error where it is gone.
+    """
+    import psutil
+
+    return process.cmdline() == psutil.Process().cmdline()
+
+
 def find_process(pid: int) -> "psutil.Process | None":
     """The process of that id; None where it is gone."""
     import psutil

@@ -1,5 +1,7 @@
 """Who belongs to whom among a run's processes."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -7,7 +9,7 @@ import psutil
 import pytest
 
 from rlplan.runtime.cluster.liveness import state_of
-from rlplan.runtime.processes.child_processes import find_process, with_their_children
+from rlplan.runtime.processes.child_processes import find_process, is_copy, with_their_children
 from tests.waiting import wait_for
 
 STARTS = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
@@ -24,6 +26,23 @@ def test_what_a_logger_starts_later_belongs_to_it() -> None:
         logger.kill()
         logger.wait()
     assert with_their_children([logger.pid]) == {logger.pid}
+
+
+def test_a_fork_is_a_copy_until_it_begins_its_own_program() -> None:
+    """Ray's processes are told from the driver's forks, each of which seems to hold what the driver holds."""
+    forked = os.fork()
+    if forked == 0:
+        signal.pause()
+        os._exit(0)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        assert is_copy(psutil.Process(forked))
+        assert not is_copy(psutil.Process(other.pid))
+    finally:
+        for pid in (forked, other.pid):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(forked, 0)
+        other.wait()
 
 
 def test_a_process_that_ends_while_it_is_looked_for_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
