@@ -163,10 +163,18 @@ class MemoryLedger:
         return _peak(process, moment, [(row, row.peak_bytes) for row in rows])
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
-        """The largest total of the `device` rows on one device over all moments."""
+        """The largest total of the `device` rows on one device over all moments.
+
+        An action elsewhere may go on beside several of this device that follow one another. At its moment these would
+        count together, so it is left out: each of them counts at its own.
+        """
         totals = self._totals(_on(device), bound)
         moments = self._moments
-        at = max(range(len(moments)), key=lambda at: (totals[at], moments[at].place[0] == "steady"))
+        own = {(row.run_phase, row.action_id) for row in self.rows if row.device == device}
+        places = [
+            at for at, moment in enumerate(moments) if moment.place in own or own.isdisjoint(self._beside(moment.place))
+        ]
+        at = max(places, key=lambda at: (totals[at], moments[at].place[0] == "steady"))
         return _peak(device, moments[at].place, moments[at].counted(_on(device), bound))
 
     def fullest_device(self) -> Peak:

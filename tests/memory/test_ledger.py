@@ -104,6 +104,21 @@ def test_three_actions_at_once_add_up_too() -> None:
     assert make_ledger(rows=rows, order=order).host_peak().num_bytes == 32  # 1 + 1 + 30
 
 
+def test_what_goes_on_elsewhere_adds_up_nothing_that_follows_one_another_here() -> None:
+    """Worked by hand: scoring (20 beside a trainer that waits with 1), then training (30 beside a scorer with 2), both
+    beside generation on another device: 32 and never 50.
+    """
+    rows = (
+        row("steady", "generate", "engine", 5, 70, device="cuda:1", space="device"),
+        row("steady", "score", "scorer", 2, 20, device="cuda:0", space="device"),
+        row("steady", "train", "trainer", 1, 30, device="cuda:0", space="device"),
+    )
+    order = (("steady", "generate"), ("steady", "score"), ("steady", "train"))
+    beside: tuple[Beside, ...] = (("step", "generate", "score"), ("step", "generate", "train"))
+    ledger = make_ledger(rows=rows, order=order, concurrent=beside, shares_host_memory=False)
+    assert (ledger.device_peak("cuda:0").num_bytes, ledger.device_peak("cuda:1").num_bytes) == (32, 70)
+
+
 def test_a_pair_of_the_same_names_in_another_part_does_not_count() -> None:
     rows = (row("first", "train", "a", 5, 50), row("finish", "evaluate", "b", 1, 7), row("finish", "train", "a", 5, 9))
     order = (("first", "train"), ("finish", "evaluate"), ("finish", "train"))

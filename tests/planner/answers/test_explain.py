@@ -13,6 +13,7 @@ from rlplan.planner.answers.families import LADDERS, list_families, list_more_de
 from rlplan.planner.answers.plan_results import DEFAULTS, choice_words, differences
 from rlplan.planner.answers.sensitivity import FACTORS, constants
 from rlplan.planner.machine import search_of
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
@@ -79,13 +80,14 @@ def test_why_a_runner_up_lost_adds_up_to_what_it_takes_longer(name: str) -> None
 
 @fitting
 def test_no_family_that_fits_is_faster_than_what_was_chosen(name: str) -> None:
+    """Beyond SAME_SPEED, within which the simpler layout is taken."""
     plan = found(name)
     assert plan.verdict is Verdict.FITS
     outcomes = explained(name).families
     assert outcomes
     for one in outcomes:
         if one.verdict is Verdict.FITS and one.seconds is not None:
-            assert one.seconds >= plan.seconds * (1 - 1e-9)
+            assert one.seconds * (1 + SAME_SPEED) >= plan.seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("name", at_night(CASES, but=("grpo", "dpo")))
