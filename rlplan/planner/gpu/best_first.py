@@ -75,15 +75,27 @@ class PairBounds:
         """
         if not self.engines.entries:
             return NEVER
-        times, sweeps = self.scorer.times, self.space.sweeps(self.arrangement)
-        by_stage = {sweep.choices[0].zero_stage == 3: sweep.choices[0] for sweep in sweeps}
-        sync_s = min(map(self.engines.least_sync_s, by_stage.values()))
-        return self._key(times.floor_seconds(self.arrangement) + sync_s, self.engines.entries[0].seconds)
+        sync_s = min(self._least_syncs)
+        floor_s = self.scorer.times.floor_seconds(self.arrangement)
+        return self._key(floor_s + sync_s, self.engines.entries[0].seconds)
 
     @property
     def bound(self) -> Key:
         """Lower bound of all candidates of the arrangement."""
-        return self._key(self.trainers.bound, self.entries[0].seconds)
+        return self._key(self.trainers.bound, self.entries[0].seconds, self._twice_s)
+
+    @cached_property
+    def _twice_s(self) -> float:
+        """Seconds at most that a trainer's bound and an engine's both have: the fastest sync, which is part of a step
+        with rollouts ahead.
+        """
+        return max(self._least_syncs) if self.scorer.roles.versions_ahead(self.arrangement) else 0.0
+
+    @property
+    def _least_syncs(self) -> Iterator[float]:
+        """Seconds of the fastest sync to any engine, of sharded weights and of whole ones."""
+        firsts = [sweep.choices[0] for sweep in self.space.sweeps(self.arrangement)]
+        return map(self.engines.least_sync_s, {choice.zero_stage == 3: choice for choice in firsts}.values())
 
     @cached_property
     def entries(self) -> Sequence[EngineEntry]:
@@ -103,7 +115,7 @@ class PairBounds:
         if trainer is None or j >= len(self.entries):
             return None
         engine = self.entries[j]
-        return self._key(trainer.seconds, engine.seconds), trainer.choice, engine.choice
+        return self._key(trainer.seconds, engine.seconds, self._twice_s), trainer.choice, engine.choice
 
     def refined_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
         """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
@@ -132,9 +144,10 @@ class PairBounds:
         most = scorer.most_kv_cache(arrangement, engine, self.rank, states)
         return None if most is None else (most, scorer.times.engine_seconds(arrangement, engine, most))
 
-    def _key(self, trainer: float, engine: float) -> Key:
+    def _key(self, trainer: float, engine: float, twice: float = 0.0) -> Key:
+        """twice: seconds that both have."""
         seconds = max(trainer, engine) if self.arrangement.is_async else trainer + engine
-        return rounded(seconds * BOUND_FACTOR, (trainer + engine) * BOUND_FACTOR)
+        return rounded(seconds * BOUND_FACTOR, (trainer + engine - twice) * BOUND_FACTOR)
 
 
 @dataclass(frozen=True, slots=True)

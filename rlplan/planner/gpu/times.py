@@ -104,7 +104,7 @@ class GpuTimes:
         ahead = self._ahead(candidate.arrangement, candidate.engine, kv_cache)
         travels = self.syncs.over_link(candidate)
         travel_s = travels.travels.seconds if travels else 0.0
-        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s) + self._reward_latency
+        costs["step", kinds[ActionKind.GENERATE]] = ahead.cost(others_s, sync_s, travel_s)
 
     def _cost(self, action: Action, candidate: Choice, kv_cache: int) -> Cost:
         """Of one action of a step, with those alike that it stands for."""
@@ -326,7 +326,8 @@ class GpuTimes:
         if key not in self._rollouts_ahead:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
             num_engines = self.roles.num_engines(arrangement, choice)
-            ahead = RolloutsAhead(speed, work, num_engines, self.roles.versions_ahead(arrangement))
+            versions, latency_s = self.roles.versions_ahead(arrangement), self.job.workload.reward_latency_s
+            ahead = RolloutsAhead(speed, work, num_engines, versions, latency_s)
             self._rollouts_ahead[key] = ahead
         return self._rollouts_ahead[key]
 

@@ -8,7 +8,7 @@ A steady step lasts as long as its slowest condition:
 
     others + sync <= T                                       training waits for nothing
     prompts + anew(n) + sync + N L D(n) / n <= T             n that run at once make a step's tokens
-    wait + G D(n) T / (T - stalls) + others + sync <= (1 + s) T   the longest rollout is ended before it is too old
+    wait + G D(n) T / (T - stalls) + J + others + sync <= (1 + s) T   the longest is judged before it is too old
 
 New weights that travel for V seconds beside all that come V / T versions late: s - V / T is what is left of s, and a
 link that carries one version at a time makes V + sync <= T.
@@ -17,8 +17,8 @@ Each n has its pace (the second line); the fewest that keep pace with T are what
 Source: own; Little's law, and the bound of simulate/staleness.py. Held to the simulator over a grid: nine of ten plans
 within 10 %, up to 27 % too fast where generation and training take the same (tests/timing/serving/test_ahead.py).
 
-Symbols: N rollouts of a step on an engine, L their mean length, G that of the longest of all, D a decode step, s
-versions of staleness, S at most at once.
+Symbols: N rollouts of a step on an engine, L their mean length, G that of the longest of all, D a decode step, J until
+a rollout is judged, s versions of staleness, S at most at once.
 """
 
 from bisect import bisect_right
@@ -54,6 +54,8 @@ class RolloutsAhead:
     """One engine's share."""
     num_engines: int
     staleness: float
+    reward_latency_s: float = 0.0
+    """From a rollout's end until its reward is there; engines do not wait for it."""
     keeps_cache: bool = False
     """What is interrupted goes on with the KV cache of the weights before; else it is computed anew."""
 
@@ -80,8 +82,8 @@ class RolloutsAhead:
 
     def least_step_s(self) -> float:
         """No step is shorter, whatever else happens in it: no longer where more may run at once."""
-        longest = self._longest * self._decode_s(1.0) / (1 + self.staleness)
-        return max(longest, self._fastest_pace)
+        longest = self._longest * self._decode_s(1.0) + self.reward_latency_s
+        return max(longest / (1 + self.staleness), self._fastest_pace)
 
     @cached_property
     def _fastest_pace(self) -> float:
@@ -181,6 +183,7 @@ class RolloutsAhead:
         stalls = self._prompts_s + self._token_s * interrupted + sync_s
         begun_with_it = (running - interrupted) * self.rollouts.lengths.mean * self._slope(running)
         lasts = (self._longest * self._decode_s(running) + begun_with_it) * step_s / (step_s - stalls)
+        lasts += self.reward_latency_s
         return (1 + self.staleness) * step_s - (self._wait_s + lasts + others_s + sync_s)
 
     def _num_interrupted(self, running: float) -> float:

@@ -66,8 +66,9 @@ class RawSeconds(RawAxes):
         speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)
         key = "ahead", engine, kv_cache, others, sync, arrangement.num_generation
         if key not in self.costs:
-            ahead = RolloutsAhead(speed, one, num_engines, self._staleness(arrangement))
-            self.costs[key] = ahead.cost(others, sync) + Cost({Resource.HOST: self.work.reward_latency_s})
+            staleness = self._staleness(arrangement)
+            ahead = RolloutsAhead(speed, one, num_engines, staleness, self.work.reward_latency_s)
+            self.costs[key] = ahead.cost(others, sync)
         costs[generate] = self.costs[key]
 
     def _cost(

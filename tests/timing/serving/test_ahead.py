@@ -15,13 +15,14 @@ from tests.factories import EXAMPLES
 from tests.timing.serving.test_generation import LONG_TAIL, rollouts, speed
 
 
-def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness: int) -> float:
+def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness: int, latency_s: float = 0) -> float:
     """Planned seconds of a steady step over simulated ones, less 1. gpus: all, and those that generate."""
     whole, generation = gpus.split("/")
     overrides = (
         *("placement.placement=disaggregated", f"placement.num_generation_devices={generation}", "rollout.tp=1"),
         *(f"hardware={whole}xH100", f"placement.max_staleness={staleness}", f"rollout.max_num_seqs={max_num_seqs}"),
         f"workload.response_lengths={{kind: lognormal, median: 900, sigma: {sigma}}}",
+        f"workload.reward_latency_s={latency_s}",
     )
     plan = find_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", list(overrides)))
     assert plan.timing is not None
@@ -32,18 +33,21 @@ def against_the_simulator(gpus: str, sigma: float, max_num_seqs: int, staleness:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "sigma", "max_num_seqs", "staleness"),
+    ("gpus", "sigma", "max_num_seqs", "staleness", "latency_s"),
     [
-        pytest.param("8/4", 0.9, 64, 2, id="places are few", marks=pytest.mark.nightly),
-        pytest.param("8/4", 0.9, 1024, 4, id="training is slower"),
-        pytest.param("80/16", 0.9, 256, 1, id="the longest is waited for", marks=pytest.mark.nightly),
-        pytest.param("72/8", 0.9, 256, 8, id="much is computed anew", marks=pytest.mark.nightly),
+        pytest.param("8/4", 0.9, 64, 2, 0, id="places are few", marks=pytest.mark.nightly),
+        pytest.param("8/4", 0.9, 1024, 4, 0, id="training is slower"),
+        pytest.param("80/16", 0.9, 256, 1, 0, id="the longest is waited for", marks=pytest.mark.nightly),
+        pytest.param("72/8", 0.9, 256, 8, 0, id="much is computed anew", marks=pytest.mark.nightly),
+        pytest.param("8/4", 0.9, 256, 2, 40, id="judging is waited for in part"),
+        pytest.param("24/8", 0.9, 256, 2, 10, id="and a little", marks=pytest.mark.nightly),
+        pytest.param("80/16", 0.9, 256, 1, 40, id="and wholly", marks=pytest.mark.nightly),
     ],
 )
 def test_a_step_is_within_ten_percent_of_the_simulated_one(
-    gpus: str, sigma: float, max_num_seqs: int, staleness: int
+    gpus: str, sigma: float, max_num_seqs: int, staleness: int, latency_s: float
 ) -> None:
-    assert against_the_simulator(gpus, sigma, max_num_seqs, staleness) == pytest.approx(0, abs=0.1)
+    assert against_the_simulator(gpus, sigma, max_num_seqs, staleness, latency_s) == pytest.approx(0, abs=0.1)
 
 
 @pytest.mark.nightly
