@@ -153,8 +153,9 @@ evidence: setup ## run what the committed reports/ show once more
 accuracy: setup ## predict the published measurements once more: reports/accuracy
 	@exec $(VENV)/bin/python -m benchmarks.accuracy_evidence $(ARGS)
 
-planner: setup ## time plans against the number of GPUs and make their tables once more: reports/planner, docs/exercises.md
+planner: setup ## time plans against the number of GPUs, published steps beside ours, and their tables: reports/planner, docs/exercises.md
 	@$(VENV)/bin/python benchmarks/planner_evidence.py
+	$(VENV)/bin/python -m benchmarks.planner_tables
 	exec $(VENV)/bin/python -m benchmarks.exercises
 
 trl: setup ## GRPO side by side with TRL, which gets an environment of its own: reports/runtime/trl.md

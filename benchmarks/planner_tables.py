@@ -1,0 +1,200 @@
+"""Regenerates reports/planner/README.md with published.csv and scan.{csv,png}: published RL steps beside ours, and step
+times over numbers of GPUs.
+
+In: the bundled points, the 7B example. Out: the tables and the picture. `make planner` calls it; some minutes. `--draw`
+alone makes README.md and the picture from the committed tables.
+"""
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+
+from benchmarks.figures import RC, new_figure, save_png
+from rlplan.accuracy.compare import compare_point
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.rl_steps.fits import forced_job
+from rlplan.accuracy.rl_steps.settings import read_rl_run
+from rlplan.errors import RlplanError
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import job_from, load_job
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "reports" / "planner"
+SEVEN_B = ROOT / "examples" / "grpo-7b-8xh100.yaml"
+COUNTS = range(1, 65)
+LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0)
+COLORS = ("#8fa6cf", "#5f7fb5", "#1c2630", "#c8702a", "#b3261e")
+STEPS, RECIPES = "rl_step_time", "rl_fits"
+COLUMNS = ("point", "model", "gpus", "published", "unit", "published_layout", "error", "own_step_s", "own_layout")
+SCAN_COLUMNS = ("gpus", *(f"step_s_at_{length:g}" for length in LENGTHS))
+HEAD = """# What the planner says
+
+Made by `make planner`, not by hand. Seconds of steps are predicted.
+
+- [Plans in seconds](time_against_gpus.csv): how long `rlplan plan` takes from the shell, 8 to 16,384 GPUs
+  ([picture](time_against_gpus.png)).
+- [Which GPUs to rent](rent.html) for the 7B example, and [as a table](rent.csv).
+- [Suggested settings](suggested_settings.md) for each GPU and model size.
+
+"""
+STEPS_HEAD = """## Published RL steps
+
+With the published layout forced, {num} steps: the median error is {median:.1%}, the largest {largest:.1%}. `own choice`
+is what the planner takes for the same job (GPUs, model, workload) when nothing is forced, asynchronous generation only
+where the source has it. Its seconds are those of a job of ours: without what a source's driver adds, so that they are
+below a published step with the same layout too.
+
+"""
+RECIPES_HEAD = """## Published recipes that run
+
+The verdict of each with its layout forced, and the planner's own choice.
+
+"""
+SCAN_HEAD = """## More GPUs are never slower
+
+The 7B example on 1 to 64 H100 with responses of half to twice the length: {slower} of {num} plans are slower than one
+on fewer GPUs. Where GPUs do not lie evenly on hosts, some are left idle. The numbers: [scan.csv](scan.csv).
+
+![seconds of a step against GPUs](scan.png)
+"""
+
+
+def main() -> None:
+    """The tables, then the page."""
+    write(FOLDER / "published.csv", COLUMNS, published_rows())
+    write(FOLDER / "scan.csv", SCAN_COLUMNS, scan_rows())
+    draw()
+
+
+def write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    """A table with its head."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def published_rows() -> Iterator[tuple[Any, ...]]:
+    """Each bundled RL step and recipe."""
+    for point in bundled_points():
+        if point.kind in (STEPS, RECIPES):
+            found = compare_point(point)
+            said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
+            error = f"{found.relative_error:.4f}" if point.kind == STEPS and found.relative_error is not None else ""
+            published = f"{found.measured:.4g}" if isinstance(found.measured, float) else "runs"
+            unit = found.unit if point.kind == STEPS else ""
+            run = read_rl_run(point)
+            gpus = run.training.num_gpus + (0 if run.training is run.generation else run.generation.num_gpus)
+            where = f"{gpus} {run.training.gpu.name}"
+            yield point.id, point.model, where, published, unit, said, error, *own_choice(point)
+
+
+def own_choice(point: MeasuredPoint) -> tuple[str, str]:
+    """(seconds of a step, layout) of the same job with nothing forced; where it cannot be said, why."""
+    run = read_rl_run(point)
+    if run.value is not None or run.gathers_tokens:
+        return "", "not asked: trained by PPO in stages that have other workloads"
+    job = forced_job(point, run)
+    for part in ("training", "rollout", "placement"):
+        del job[part]
+    if run.staleness:
+        job["placement"] = {"max_staleness": run.staleness}
+    try:
+        plan = best_plan(job_from(job))
+    except RlplanError as error:
+        return "", str(error).splitlines()[0]
+    return f"{plan.seconds:.4g}", layout_words(plan)
+
+
+def layout_words(plan: Plan) -> str:
+    """Placement, groups and axes of a plan in a line."""
+    step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
+    axes = " ".join(f"{axis}{n}" for axis in ("tp", "pp", "cp", "ep") if (n := getattr(trainer, axis)) > 1)
+    saves = "recomputed" if trainer.gradient_checkpointing else ""
+    moved = "optimizer on the host" if trainer.offloads_optimizer else ""
+    trains = ", ".join(filter(None, (f"trains on {step.num_training}: {axes or 'data-parallel'}", saves, moved)))
+    attention = f" x{engine.attention_dp}" if engine.attention_dp > 1 else ""
+    generates = f"generates on {step.num_generation}: tp{engine.tp}{attention}"
+    return f"{plan.verdict.value}, {step.placement.value}; {trains}; {generates}"
+
+
+def scan_rows() -> Iterator[tuple[Any, ...]]:
+    """Of each number of GPUs the seconds of a step, by length of responses."""
+    for count in COUNTS:
+        yield count, *(f"{_step_s(count, length):.6g}" for length in LENGTHS)
+
+
+def _step_s(num_gpus: int, length: float) -> float:
+    lengths = f"workload.max_response_len={int(8192 * length)}", f"workload.response_lengths.median={int(900 * length)}"
+    gpus = "hardware.profile=h100-sxm", f"hardware.num_devices={num_gpus}"
+    return best_plan(load_job(SEVEN_B, (*gpus, *lengths))).seconds
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """A committed table."""
+    with (FOLDER / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def draw() -> None:
+    """README.md and scan.png, from the tables beside them."""
+    published, scan = read("published.csv"), read("scan.csv")
+    steps = [row for row in published if row["unit"]]
+    errors = sorted(abs(float(row["error"])) for row in steps if row["error"])
+    slower = sum(
+        float(row[column]) > min(float(one[column]) for one in scan[: place + 1]) * (1 + 1e-5)
+        for column in SCAN_COLUMNS[1:]
+        for place, row in enumerate(scan)
+    )
+    page = HEAD + STEPS_HEAD.format(num=len(errors), median=median(errors), largest=errors[-1])
+    page += table(("step", "model", "GPUs", "published", "forced", "error", "own choice, s", "own layout"), [
+        (row["point"], row["model"], row["gpus"], f"{row['published']} {row['unit']}", row["published_layout"],
+         f"{float(row['error']):+.1%}" if row["error"] else "", row["own_step_s"], row["own_layout"])
+        for row in steps
+    ])  # fmt: skip
+    page += RECIPES_HEAD + table(("recipe", "model", "GPUs", "forced", "own choice, s", "own layout"), [
+        (row["point"], row["model"], row["gpus"], row["published_layout"], row["own_step_s"], row["own_layout"])
+        for row in published if not row["unit"]
+    ])  # fmt: skip
+    page += SCAN_HEAD.format(slower=slower, num=len(scan) * len(LENGTHS))
+    (FOLDER / "README.md").write_text(page, encoding="utf-8")
+    draw_scan(scan)
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Rows in Markdown."""
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def draw_scan(scan: list[dict[str, str]]) -> None:
+    """Seconds of a step against GPUs, a line a length."""
+    with mpl.rc_context(RC):
+        figure = new_figure(7.2, 3.6)
+        figure.set_layout_engine("constrained")
+        axes = figure.add_subplot()
+        counts = [int(row["gpus"]) for row in scan]
+        for column, length, color in zip(SCAN_COLUMNS[1:], LENGTHS, COLORS, strict=True):
+            seconds = [float(row[column]) for row in scan]
+            axes.plot(counts, seconds, color=color, linewidth=1.6, drawstyle="steps-post", label=f"{length:g} times")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks((1, 2, 4, 8, 16, 32, 64), ["1", "2", "4", "8", "16", "32", "64"])
+        ticks = (16, 32, 64, 128, 256, 512, 1024)
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xlabel("H100")
+        axes.set_title("Seconds of a step of the 7B example, by length of responses")
+        axes.legend()
+        axes.grid(axis="y")
+        save_png(figure, FOLDER / "scan.png")
+
+
+if __name__ == "__main__":
+    draw() if sys.argv[1:] == ["--draw"] else main()
