@@ -173,6 +173,8 @@ class HeadLogprobs(torch.autograd.Function):
 
     The backward pass computes the logits of the rows anew and turns them into their own gradient in place:
     g * (one_hot(target) - softmax) / temperature, and for an entropy H beside it -g_H * softmax * (log softmax + H).
+    Without the latter a row's factor g / temperature is left to the rows of hidden states, of which a vocabulary has
+    many times the numbers.
     """
 
     @staticmethod
@@ -221,18 +223,24 @@ class HeadLogprobs(torch.autograd.Function):
             slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
             logits.sub_(normalizer[rows].unsqueeze(-1))
             if factors is None:
-                logits.exp_().mul_(-scale[rows])
+                logits.exp_()
+                at_target, of_row = torch.full_like(scale[rows], -1), -scale[rows]
             else:
                 factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
                 factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
                 logits.exp_().mul_(factor.neg_())
-            logits.scatter_add_(-1, targets[rows].unsqueeze(-1), scale[rows])
+                at_target, of_row = scale[rows], None
+            logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
             if slope is not None:
                 logits.mul_(slope)
             part = work.rounded(len(logits))
             torch.mm(part, weight, out=hidden_gradient[rows])
+            states = hidden[rows]
+            if of_row is not None:
+                hidden_gradient[rows] *= of_row
+                states = (states * of_row).to(states.dtype)
             if weight_gradient is not None:
-                weight_gradient.addmm_(part.T, hidden[rows])
+                weight_gradient.addmm_(part.T, states)
         return hidden_gradient, weight_gradient, None, None, None, None, None
 
 
@@ -255,7 +263,7 @@ class _Workspace:
         logits.copy_(buffer)
         if self.cap is not None:
             logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits.div_(temperature)
+        return logits if temperature == 1 else logits.div_(temperature)
 
     def rounded(self, num_rows: int) -> torch.Tensor:
         """What now lies in place of the logits, in the model's type."""
