@@ -26,8 +26,15 @@ from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
-from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace
-from rlplan.planner.gpu.scored_candidates import CandidateScorer, Key, ScoredCandidate, rounded, simplicity
+from rlplan.planner.gpu.candidates import GpuSpace
+from rlplan.planner.gpu.scored_candidates import (
+    CandidateScorer,
+    EngineEntry,
+    Key,
+    ScoredCandidate,
+    rounded,
+    simplicity,
+)
 from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
 
 BOUND_FACTOR = 1 - 1e-12
@@ -128,7 +135,7 @@ class PairBounds:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         scorer, arrangement = self.scorer, self.arrangement
         states = scorer.roles.resident_bytes(arrangement, trainer)
-        most = scorer.most_kv_cache(arrangement, engine, self.rank, states)
+        most = scorer.kv_cache_beside(arrangement, engine, states, self.rank)
         return None if most is None else (most, scorer.times.engine_seconds(arrangement, engine, most))
 
     def _key(self, trainer: float, engine: float) -> Key:
@@ -184,7 +191,7 @@ class BestFirst:
 
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Its first pair, or itself with the next tighter bound."""
-        if not bounds.engines.entries or (bounds.scorer.is_tight and not bounds.may_fit):
+        if (bounds.scorer.is_tight and not bounds.may_fit) or not bounds.engines.entries:
             return
         for tighter in ("first_bound", "bound"):
             if (bound := getattr(bounds, tighter)) > key:

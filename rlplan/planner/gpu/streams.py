@@ -15,15 +15,15 @@ Why no choice comes too late or is missing:
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
-from rlplan.planner.gpu.candidates import EngineEntry, GpuSpace, MemorySavings, MicroBatchSweep
-from rlplan.planner.gpu.scored_candidates import CandidateScorer
+from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
 from rlplan.planner.gpu.tables import BytesByMoment
 
 Chain = dict[MemorySavings, MicroBatchSweep]
@@ -45,12 +45,9 @@ class Engines:
     """
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
-        self.scorer, self.arrangement, self.rank = scorer, arrangement, rank
-        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async, rank
-        if key not in space.engine_entries:
-            # the same beside every trainer
-            space.engine_entries[key] = tuple(self._sorted(space.engines(arrangement)))
-        self.entries = space.engine_entries[key]
+        self.scorer, self.arrangement = scorer, arrangement
+        found = (scorer.engine_entry(arrangement, choice, rank) for choice in space.engines(arrangement))
+        self.entries = sorted((one for one in found if one is not None), key=EngineEntry.order)
         by_mode = {
             (entry.choice.tp, entry.choice.quantization, mode): (entry.choice, mode)
             for entry in self.entries
@@ -58,15 +55,6 @@ class Engines:
         }
         self._transports = tuple(by_mode.values())
         self._least_syncs: dict[bool, float] = {}
-
-    def _sorted(self, choices: Iterable[EngineChoice]) -> list[EngineEntry]:
-        """Those that fit, the fastest first, each with the most KV cache that it may have."""
-        seconds, entries = self.scorer.times.engine_seconds, []
-        for choice in choices:
-            most = self.scorer.most_kv_cache(self.arrangement, choice, self.rank)
-            if most is not None:
-                entries.append(EngineEntry(seconds(self.arrangement, choice, most), choice, most))
-        return sorted(entries, key=EngineEntry.order)
 
     @cached_property
     def floor(self) -> BytesByMoment:
