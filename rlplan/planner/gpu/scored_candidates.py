@@ -148,6 +148,9 @@ def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
             found.num_misfits = 0
             return found
     new = CandidateScorer(job, setting)
+    as_full = next((one for one in reversed(_RECENT) if one.holds_as(asked, setting)), None)
+    if as_full is not None:
+        new.roles.share_bytes(as_full.roles)
     alike = next((one for one in reversed(_RECENT) if one.has_engines_of(new)), None)
     if alike is not None:
         new.times.share_engines(alike.times)
@@ -206,6 +209,14 @@ class CandidateScorer:
         hosts as before.
         """
         return _lie_alike(self.setting, setting) and self._known_of == asked
+
+    def holds_as(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
+        """Whether processes hold as much for another job, `asked` without its choices, on other GPUs."""
+        one, other = self.setting, setting
+        if one.has_pools or other.has_pools or (one.models, one.link) != (other.models, other.link):
+            return False
+        is_alike = one.gpu.shares_host_memory == other.gpu.shares_host_memory and one.overheads == other.overheads
+        return is_alike and self._known_of == asked
 
     def has_engines_of(self, other: "CandidateScorer") -> bool:
         """Whether engines of both are the same: jobs that differ in who trains, and how."""

@@ -15,8 +15,8 @@ Why no choice comes too late or is missing:
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -69,6 +69,33 @@ class Engines:
             costs = (cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
             self._least_syncs[is_sharded] = min(costs)
         return self._least_syncs[is_sharded]
+
+
+class EnginesInOrder:
+    """Engines in the order of a bound that takes time to find, which is asked as far as somebody reads.
+
+    bound: not below the seconds that each has already.
+    """
+
+    def __init__(self, entries: Sequence[EngineEntry], bound: Callable[[EngineEntry], float]) -> None:
+        self._bound, self._known = bound, list[EngineEntry]()
+        self._heap = sorted((one.order(), place, False, one) for place, one in enumerate(entries))
+
+    @property
+    def entries(self) -> tuple[EngineEntry, ...]:
+        """All of them, each with the seconds that it has by now."""
+        return (*self._known, *(entry for *_, entry in self._heap))
+
+    def get(self, index: int) -> EngineEntry | None:
+        """The entry at an index, None beyond the last."""
+        while len(self._known) <= index and self._heap:
+            _, place, is_asked, entry = heappop(self._heap)
+            if is_asked:
+                self._known.append(entry)
+            else:
+                entry = replace(entry, seconds=self._bound(entry))
+                heappush(self._heap, (entry.order(), place, True, entry))
+        return self._known[index] if index < len(self._known) else None
 
 
 def least_of_engines(
