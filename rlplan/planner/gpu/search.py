@@ -341,8 +341,7 @@ class GpuSearch:
             if job is None:
                 break
             tried.add(key)
-            space = GpuSpace(job, self.setting).with_engines_of(self.space)
-            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting), space).stream(0)
+            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
             stream.limit = limit
             found = next(iter(stream), None)
             if found is not None and found.timing.seconds <= limit:

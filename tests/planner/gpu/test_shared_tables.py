@@ -22,6 +22,7 @@ CHANGES = (
     ("placement.placement=disaggregated", "placement.placement=hybrid", "placement.placement=auto"),
     ("placement.transport=disk", "placement.transport=auto"),
     ("rollout.max_num_seqs=64", "rollout.max_num_seqs=auto"),
+    ("hardware.profile=h100-sxm", "hardware.profile=h200-sxm", "hardware.profile=b200", "hardware.profile=l40s"),
     ("training.lora={rank: 16}", "training.optimizer=adamw_8bit"),
 )
 """Changes of one key each, in the order in which tables of the former would be wrong for the latter."""
