@@ -3,9 +3,6 @@
 In: a JobSpec. Out: its Search. Left out: what is asked of a search (search.py, remedies.py, answers/).
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -64,20 +61,6 @@ class Search(Protocol):
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache; 0 where they are not known."""
         ...
-
-
-@contextmanager
-def garbage_collection_paused() -> Iterator[None]:
-    """Without Python's collector of cycles, which would go through the tables of a search again and again: a tenth of
-    its CPU, to find nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def search_of(asked: JobSpec) -> Search:

@@ -12,7 +12,7 @@ from rlplan.dataflow.build import build_schedule
 from rlplan.errors import SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.machine import garbage_collection_paused, search_of
+from rlplan.planner.machine import search_of
 from rlplan.planner.margins import HOST_COMPLICATIONS, assumed_host, has_complication, without_host
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
@@ -29,7 +29,6 @@ DEADLINE_FACTOR = 4.0
 responses are far longer than the job says (an untrained one runs to the limit)."""
 
 
-@garbage_collection_paused()
 def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True) -> Plan:
     """The best plan of a job, whatever its verdict; where it does not surely fit, with remedies, the mildest first.
 

@@ -15,7 +15,7 @@ from rlplan.planner.answers.families import list_families, list_more_devices, li
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
 from rlplan.planner.cpu.candidates import ORDER_WORDS
-from rlplan.planner.machine import Search, garbage_collection_paused, search_of
+from rlplan.planner.machine import Search, search_of
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.records import dataclass
@@ -136,7 +136,6 @@ class Explanation:
         }
 
 
-@garbage_collection_paused()
 def explain(
     plan: Plan, asked: Sequence[Change] = (), *, more_devices: bool = False, listen: Listener | None = None
 ) -> Explanation:

@@ -156,6 +156,7 @@ def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
     alike = next((one for one in reversed(_RECENT) if one.has_engines_of(new)), None)
     if alike is not None:
         new.times.share_engines(alike.times)
+        new._sizes = alike._sizes
     _RECENT.append(new)
     return new
 
@@ -181,9 +182,17 @@ def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
         return False
     if one.has_pools:
         return one.pools == other.pools
-    fewer, more = sorted((one.pools[0], other.pools[0]), key=lambda pool: pool.gpus_per_host)
-    is_alike = fewer.gpus_per_host in (more.gpus_per_host, fewer.num_gpus)
-    return is_alike and replace(fewer, num_gpus=more.num_gpus, gpus_per_host=more.gpus_per_host) == more
+    sizes = [(setting.num_gpus, setting.gpus_per_host) for setting in (one, other)]
+    return (
+        _hosts_agree(*sizes)
+        and replace(one.pools[0], num_gpus=sizes[1][0], gpus_per_host=sizes[1][1]) == other.pools[0]
+    )
+
+
+def _hosts_agree(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether no group lies otherwise on so many (GPUs, GPUs of a host) than on others."""
+    fewer, more = sorted((one, other), key=lambda sizes: sizes[1])
+    return fewer[1] in (more[1], fewer[0])
 
 
 class CandidateScorer:
@@ -199,6 +208,8 @@ class CandidateScorer:
         self._engines = _of_engines(job, setting)
         self._hopeless: dict[object, list[tuple[int, int]]] = {}
         self._entries: dict[object, EngineEntry | None] = {}
+        self._sizes = {(setting.num_gpus, setting.gpus_per_host)}
+        """Of all settings with these tables. One host agrees with hosts of any size, which do not with each other."""
 
     @property
     def is_tight(self) -> bool:
@@ -210,7 +221,9 @@ class CandidateScorer:
         leaves open (a choice says what was taken, and nothing else is asked), or in the number of GPUs, which lie on
         hosts as before.
         """
-        return _lie_alike(self.setting, setting) and self._known_of == asked
+        sizes = setting.num_gpus, setting.gpus_per_host
+        agree = all(_hosts_agree(one, sizes) for one in self._sizes)
+        return agree and _lie_alike(self.setting, setting) and self._known_of == asked
 
     def holds_as(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
         """Whether processes hold as much for another job, `asked` without its choices, on other GPUs."""
@@ -228,6 +241,7 @@ class CandidateScorer:
         """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
         if not self.knows(_without_choices(job), setting):
             return CandidateScorer(job, setting)
+        self._sizes.add((setting.num_gpus, setting.gpus_per_host))
         other = copy(self)
         other.job, other.setting = job, setting
         other.roles = copy(self.roles)
