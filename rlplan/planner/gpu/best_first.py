@@ -196,6 +196,11 @@ class BestFirst:
             elif isinstance(item, RefinedPair):
                 self._score(item)
 
+    @property
+    def least(self) -> float:
+        """Seconds that nothing falls below that is still to come."""
+        return self._heap[0][0][0] if self._heap else float("inf")
+
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Its first pair, or itself with the next tighter bound."""
         if (bounds.scorer.is_tight and not bounds.may_fit) or not bounds.engines.entries:
