@@ -149,6 +149,12 @@ class Choice:
         return self.num_engines or max(1, self.arrangement.num_generation // self.engine.ranks)
 
     @property
+    def family(self) -> "Choice":
+        """One that stands for all that differ in sizes of batches and in their mode of weight sync alone."""
+        trainer, engine = replace(self.trainer, micro_batch=0, max_tokens=0), replace(self.engine, max_num_seqs=0)
+        return Choice(self.arrangement, trainer, engine)
+
+    @property
     def hands_over_each(self) -> bool:
         """Whether every rank of the trainer hands weights over, to the engine on its own device."""
         arrangement = self.arrangement

@@ -12,23 +12,29 @@ remain. This is exact, for no bound is above the seconds of anything that it sta
   generation runs beside training, the larger) of the trainer's, the engine's and the weight sync's, and each is at its
   least: rollouts take no longer with more KV cache (a property test), waking it no shorter;
 - the refined bound of a pair takes the KV cache that the trainer's states leave, which its passes can only lessen;
-- where generation runs ahead a step is no shorter with more beside it (a property test), so that an engine's seconds
-  are those beside the fastest trainer, and a refined pair's those beside its own.
+- where generation runs ahead a step is no shorter with more beside it (a property test), so that the first pair of a
+  trainer, whose engine makes the shortest step beside it, stands for all slower trainers too.
 A pair that does not fit with the trainer's states alone does not fit, for bytes add up.
 Candidates whose seconds are the same come in a fixed total order (`simplicity`), so that the answer does not depend on
 the order of anything.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.planner.gpu.candidates import GpuSpace
-from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, Key, ScoredCandidate, rounded, simplicity
-from rlplan.planner.gpu.streams import Engines, Trainers, may_fit_without_engine
+from rlplan.planner.gpu.scored_candidates import (
+    CandidateScorer,
+    EngineEntry,
+    Key,
+    ScoredCandidate,
+    rounded,
+    simplicity,
+)
+from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fit_without_engine
 from rlplan.records import dataclass
 
 BOUND_FACTOR = 1 - 1e-12
@@ -44,6 +50,8 @@ class PairBounds:
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.space, self.arrangement, self.rank = scorer, space, arrangement, rank
         self._trainers: Trainers | None = None
+        self._rows: list[EnginesInOrder] = []
+        """Engines whose rollouts run ahead: beside the fastest trainer, whether it fits or not, and beside each."""
         self._beside_trainer: dict[object, tuple[int, float] | None] = {}
 
     @cached_property
@@ -82,7 +90,9 @@ class PairBounds:
     @property
     def bound(self) -> Key:
         """Lower bound of all candidates of the arrangement."""
-        return self._key(self.trainers.bound, self.entries[0].seconds, self._twice_s)
+        least = self.trainers.bound
+        engine = self._engine(0, 0, least) if least < float("inf") else None
+        return NEVER if engine is None else self._key(least, engine.seconds, self._twice_s)
 
     @cached_property
     def _twice_s(self) -> float:
@@ -97,24 +107,27 @@ class PairBounds:
         firsts = [sweep.choices[0] for sweep in self.space.sweeps(self.arrangement)]
         return map(self.engines.least_sync_s, {choice.zero_stage == 3: choice for choice in firsts}.values())
 
-    @cached_property
-    def entries(self) -> Sequence[EngineEntry]:
-        """The engines by seconds; where their rollouts run ahead, by the shortest step beside the fastest trainer."""
-        least, arrangement, times = self.trainers.bound, self.arrangement, self.scorer.times
-        if not self.scorer.roles.versions_ahead(arrangement) or least == float("inf"):
-            return self.engines.entries
-        ahead = (
-            replace(one, seconds=times.least_ahead(arrangement, one.choice, one.kv_cache, least))
-            for one in self.engines.entries
-        )
-        return sorted(ahead, key=EngineEntry.order)
+    def _engine(self, row: int, index: int, others_s: float) -> EngineEntry | None:
+        """The engines by seconds; where their rollouts run ahead, by the shortest step beside so many seconds of
+        everything else, which are more in each row: no step is shorter than in the row before.
+        """
+        arrangement, times = self.arrangement, self.scorer.times
+        if not self.scorer.roles.versions_ahead(arrangement):
+            entries = self.engines.entries
+            return entries[index] if index < len(entries) else None
+        if row == len(self._rows):
+            known = self._rows[-1].entries if self._rows else self.engines.entries
+            self._rows.append(
+                EnginesInOrder(known, lambda one: times.least_ahead(arrangement, one.choice, one.kv_cache, others_s))
+            )
+        return self._rows[row].get(index)
 
     def pair(self, i: int, j: int) -> tuple[Key, TrainerChoice, EngineChoice] | None:
         """The pair of the i-th trainer and the j-th engine with its bound; None beyond the end."""
         trainer = self.trainers.get(i)
-        if trainer is None or j >= len(self.entries):
+        engine = self._engine(i + 1, j, trainer.seconds) if trainer is not None else None
+        if trainer is None or engine is None:
             return None
-        engine = self.entries[j]
         return self._key(trainer.seconds, engine.seconds, self._twice_s), trainer.choice, engine.choice
 
     def refined_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
@@ -141,7 +154,7 @@ class PairBounds:
         """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
         scorer, arrangement = self.scorer, self.arrangement
         states = scorer.roles.resident_bytes(arrangement, trainer)
-        most = scorer.most_kv_cache(arrangement, engine, self.rank, states)
+        most = scorer.kv_cache_beside(arrangement, engine, states, self.rank)
         return None if most is None else (most, scorer.times.engine_seconds(arrangement, engine, most))
 
     def _key(self, trainer: float, engine: float, twice: float = 0.0) -> Key:
@@ -196,9 +209,14 @@ class BestFirst:
             elif isinstance(item, RefinedPair):
                 self._score(item)
 
+    @property
+    def least(self) -> float:
+        """Seconds that nothing falls below that is still to come."""
+        return self._heap[0][0][0] if self._heap else float("inf")
+
     def _open_arrangement(self, bounds: PairBounds, key: Key) -> None:
         """Its first pair, or itself with the next tighter bound."""
-        if not bounds.engines.entries or (bounds.scorer.is_tight and not bounds.may_fit):
+        if (bounds.scorer.is_tight and not bounds.may_fit) or not bounds.engines.entries:
             return
         for tighter in ("first_bound", "bound"):
             if (bound := getattr(bounds, tighter)) > key:

@@ -26,7 +26,6 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
-from rlplan.planner.gpu.scored_candidates import EngineEntry
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -75,23 +74,14 @@ class GpuSpace:
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
-        self.engine_entries: dict[object, tuple[EngineEntry, ...]] = {}
-        """Engines by seconds, of arrangements that have the same."""
         if known is not None:
             self._transports, self._can_train_on, self._sweeps = known._transports, known._can_train_on, known._sweeps
-            self._engines, self._counts, self.engine_entries = known._engines, known._counts, known.engine_entries
+            self._engines, self._counts = known._engines, known._counts
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:
         """Arrangements, whose trainer and engine are still open, those with fewer switches first."""
         return tuple(arrangement for placement in self._placements for arrangement in self._of_placement(placement))
-
-    def with_engines_of(self, known: "GpuSpace") -> "GpuSpace":
-        """The same with the engines of a job that differs in who trains, and how; its own where their ranks differ."""
-        if engine_sizes(self.job, self.model) != engine_sizes(known.job, known.model):
-            return self
-        self._engines, self._transports, self.engine_entries = known._engines, known._transports, known.engine_entries
-        return self
 
     def groups(self) -> Iterator[Arrangement]:
         """The device groups of all arrangements and more: those in which nothing can train or generate among them."""

@@ -68,14 +68,27 @@ def _on_fastest_count(search: "GpuSearch") -> "GpuSearch":
     for rank in (0, 1):
         is_whole = whole is not None and whole.fit.rank == rank
         best, limit = None, whole.seconds * FASTER if whole is not None and is_whole else float("inf")
+        least = float("inf")  # on fewer than the best
         for one in _fewer(search):
             if not is_whole and whole is not None and not _may_fit_better(one, search, whole):
                 continue
-            if one.floor_seconds < limit and (found := one.fastest(rank, limit)) is not None:
-                best, limit = one, found * FASTER
+            found, bound = one.fastest(rank, limit) if one.floor_seconds < limit else (None, one.floor_seconds)
+            least = min(least, bound)
+            if found is not None:
+                best, limit, least = one, found * FASTER, float("inf")
         if best is not None or is_whole:
-            return best or search
+            chosen = best or search
+            chosen.least_on_fewer = float("inf") if search.setting.has_pools else least
+            return chosen
     return search
+
+
+def fastest_on_fewer(search: "GpuSearch", limit: float) -> float:
+    """Seconds of the fastest plan on fewer GPUs that surely fits, where these are below a limit; else the limit."""
+    for one in _fewer(search):
+        if one.floor_seconds < limit and one.fastest(0, limit)[0] is not None:
+            limit = min(limit, one.simplest().seconds)
+    return limit
 
 
 def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> bool:

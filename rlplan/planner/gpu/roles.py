@@ -60,7 +60,8 @@ class GpuRoles:
         self._parts: dict[object, ArrangementParts] = {}
         self._alike: dict[object, int] = {}
         self._bytes: dict[object, BytesByMoment] = {}
-        self._demands: dict[object, tuple[KvDemand, int, int]] = {}
+        self.demands: dict[object, tuple[KvDemand, int, int]] = {}
+        """What engines' rollouts ask for: one for jobs that differ in who trains."""
 
     def view(self, arrangement: Arrangement) -> Schedule:
         """The view of an arrangement's schedule, whose groups have a device each: one for all sizes of the groups."""
@@ -209,7 +210,7 @@ class GpuRoles:
         workload = self.job.workload
         cut = choice.tp, choice.attention_dp, choice.max_num_seqs
         key = arrangement.num_generation, self.batches_under_way(arrangement), cut
-        if key not in self._demands:
+        if key not in self.demands:
             engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
             under_way = workload.num_rollouts_per_step * self.batches_under_way(arrangement)
             share = ceil_div(under_way, self.num_engines(arrangement, choice))
@@ -221,12 +222,13 @@ class GpuRoles:
                 self.samples_together(choice, workload.num_samples_per_prompt),
                 self.lengths,
             )
-            self._demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
-        return self._demands[key]
+            self.demands[key] = demand, demand.bytes_at(ENOUGH), demand.least_bytes
+        return self.demands[key]
 
-    def share_demands(self, known: "GpuRoles") -> None:
-        """Take what is known of the rollouts of another job whose engines are the same."""
-        self._demands = known._demands
+    def share_bytes(self, known: "GpuRoles") -> None:
+        """Take what is known of the same job on GPUs of which each process takes as much."""
+        self._tables, self._bytes, self.demands = known._tables, known._bytes, known.demands
+        self._views, self._moments, self._alike = known._views, known._moments, known._alike
 
     def engine(self, candidate: Choice, kv_cache: int = 0) -> EngineOnGpu:
         """One rank of one engine."""

@@ -33,21 +33,6 @@ def rounded(seconds: float, busy: float) -> Key:
     return round(seconds, 9), round(busy, 9)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEntry:
-    """An engine with its bound."""
-
-    seconds: float
-    """Of rollouts and switches with the KV cache that it may have at most."""
-    choice: EngineChoice
-    kv_cache: int
-    """Bytes of that cache: where nothing is beside the engine."""
-
-    def order(self) -> tuple[float, int]:
-        """The fastest first."""
-        return self.seconds, -self.choice.max_num_seqs
-
-
 @dataclass(frozen=True)
 class ScoredCandidate:
     """A candidate with what it needs."""
@@ -73,6 +58,21 @@ class ScoredCandidate:
         what overflows least.
         """
         return (self.rank, (0.0, 0.0) if self.rank < 2 else self.excess, *self.key, *simplicity(self.choice))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """An engine with its bound."""
+
+    seconds: float
+    """Of rollouts and switches with that cache."""
+    choice: EngineChoice
+    kv_cache: int
+    """Bytes at most: where nothing is beside it."""
+
+    def order(self) -> tuple[float, int]:
+        """The fastest first."""
+        return self.seconds, -self.choice.max_num_seqs
 
 
 def simplicity(candidate: Choice) -> tuple[object, ...]:
@@ -150,9 +150,13 @@ def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
             found.num_misfits = 0
             return found
     new = CandidateScorer(job, setting)
+    as_full = next((one for one in reversed(_RECENT) if one.holds_as(asked, setting)), None)
+    if as_full is not None:
+        new.roles.share_bytes(as_full.roles)
     alike = next((one for one in reversed(_RECENT) if one.has_engines_of(new)), None)
     if alike is not None:
         new.times.share_engines(alike.times)
+        new._sizes = alike._sizes
     _RECENT.append(new)
     return new
 
@@ -178,9 +182,17 @@ def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
         return False
     if one.has_pools:
         return one.pools == other.pools
-    fewer, more = sorted((one.pools[0], other.pools[0]), key=lambda pool: pool.gpus_per_host)
-    is_alike = fewer.gpus_per_host in (more.gpus_per_host, fewer.num_gpus)
-    return is_alike and replace(fewer, num_gpus=more.num_gpus, gpus_per_host=more.gpus_per_host) == more
+    sizes = [(setting.num_gpus, setting.gpus_per_host) for setting in (one, other)]
+    return (
+        _hosts_agree(*sizes)
+        and replace(one.pools[0], num_gpus=sizes[1][0], gpus_per_host=sizes[1][1]) == other.pools[0]
+    )
+
+
+def _hosts_agree(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether no group lies otherwise on so many (GPUs, GPUs of a host) than on others."""
+    fewer, more = sorted((one, other), key=lambda sizes: sizes[1])
+    return fewer[1] in (more[1], fewer[0])
 
 
 class CandidateScorer:
@@ -195,6 +207,9 @@ class CandidateScorer:
         self._known_of = _without_choices(job)
         self._engines = _of_engines(job, setting)
         self._hopeless: dict[object, list[tuple[int, int]]] = {}
+        self._entries: dict[object, EngineEntry | None] = {}
+        self._sizes = {(setting.num_gpus, setting.gpus_per_host)}
+        """Of all settings with these tables. One host agrees with hosts of any size, which do not with each other."""
 
     @property
     def is_tight(self) -> bool:
@@ -206,7 +221,17 @@ class CandidateScorer:
         leaves open (a choice says what was taken, and nothing else is asked), or in the number of GPUs, which lie on
         hosts as before.
         """
-        return _lie_alike(self.setting, setting) and self._known_of == asked
+        sizes = setting.num_gpus, setting.gpus_per_host
+        agree = all(_hosts_agree(one, sizes) for one in self._sizes)
+        return agree and _lie_alike(self.setting, setting) and self._known_of == asked
+
+    def holds_as(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
+        """Whether processes hold as much for another job, `asked` without its choices, on other GPUs."""
+        one, other = self.setting, setting
+        if one.has_pools or other.has_pools or (one.models, one.link) != (other.models, other.link):
+            return False
+        is_alike = one.gpu.shares_host_memory == other.gpu.shares_host_memory and one.overheads == other.overheads
+        return is_alike and self._known_of == asked
 
     def has_engines_of(self, other: "CandidateScorer") -> bool:
         """Whether engines of both are the same: jobs that differ in who trains, and how."""
@@ -216,6 +241,7 @@ class CandidateScorer:
         """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
         if not self.knows(_without_choices(job), setting):
             return CandidateScorer(job, setting)
+        self._sizes.add((setting.num_gpus, setting.gpus_per_host))
         other = copy(self)
         other.job, other.setting = job, setting
         other.roles = copy(self.roles)
@@ -226,7 +252,7 @@ class CandidateScorer:
     def with_rates(self, setting: GpuSetting) -> "CandidateScorer":
         """One for GPUs that have other rates and hold as many bytes."""
         other = copy(self)
-        other.setting, other.roles = setting, copy(self.roles)
+        other.setting, other.roles, other._entries = setting, copy(self.roles), {}
         other.roles.setting = setting
         other.times = GpuTimes(self.job, setting, other.roles)
         return other
@@ -313,21 +339,29 @@ class CandidateScorer:
         block = demand.pool.bytes_per_block
         return max(0, min(largest, room)) // block * block, rank
 
-    def most_kv_cache(
-        self, arrangement: Arrangement, engine: EngineChoice, rank: int, beside: BytesByMoment | None = None
-    ) -> int | None:
-        """Bytes of KV cache that an engine may have at most beside something, or alone; None where it does not fit.
+    def engine_entry(self, arrangement: Arrangement, engine: EngineChoice, rank: int) -> EngineEntry | None:
+        """An engine with the most KV cache that it may have, where nothing is beside it; None where it does not fit.
 
-        Alone memory of hosts is not looked at, so that the answer is one for all arrangements of a group of engines.
+        Memory of hosts is not looked at, so that it is one for all arrangements in which as many GPUs generate alike.
         """
-        roles = self.roles
-        held, there = roles.engine_bytes(arrangement, engine), roles.parts(arrangement).capacities
-        if beside is None:
-            need = fit(held, roles.nothing(arrangement), there)
-        else:
-            need = roles.without_host_memory(fit(beside, held, there))
-            if need.slack_host < 0:
-                return None
+        roles, wanted = self.roles, self.job.rollout.kv_cache_memory
+        where = arrangement.num_generation, arrangement.placement, arrangement.sleeps
+        key = where, arrangement.is_async, roles.versions_ahead(arrangement), wanted, engine, rank
+        if key not in self._entries:
+            held = roles.engine_bytes(arrangement, engine), roles.nothing(arrangement)
+            most = self._most_kv_cache(arrangement, engine, fit(*held, roles.parts(arrangement).capacities), rank)
+            seconds = 0.0 if most is None else self.times.engine_seconds(arrangement, engine, most)
+            self._entries[key] = None if most is None else EngineEntry(seconds, engine, most)
+        return self._entries[key]
+
+    def kv_cache_beside(
+        self, arrangement: Arrangement, engine: EngineChoice, beside: BytesByMoment, rank: int
+    ) -> int | None:
+        """The most KV cache that an engine may have beside so many bytes; None where both do not fit together."""
+        need = self.need(arrangement, (beside, self.roles.engine_bytes(arrangement, engine)))
+        return None if need.slack_host < 0 else self._most_kv_cache(arrangement, engine, need, rank)
+
+    def _most_kv_cache(self, arrangement: Arrangement, engine: EngineChoice, need: Fit, rank: int) -> int | None:
         if (need.slack_expected if rank else need.slack_high) < 0:
             return None
         room = need.room_expected if rank else need.room_high

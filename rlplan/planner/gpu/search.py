@@ -23,7 +23,7 @@ from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
-from rlplan.planner.gpu.counts import on_best_count
+from rlplan.planner.gpu.counts import fastest_on_fewer, on_best_count
 from rlplan.planner.gpu.notes import considered, notes_of
 from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
 from rlplan.planner.gpu.streams import least_of_engines
@@ -79,10 +79,12 @@ class GpuSearch:
         self.space = space or GpuSpace(job, setting)
         self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
         self._best: Best | None = None
+        self.least_on_fewer = float("inf")
+        """Seconds that nothing on fewer GPUs falls below."""
         self.instead_of = ""
-        """Why the pools are not in the order that was asked for, where that order could not run."""
+        """Why the pools are not in the order that was asked for, where that could not run."""
         self.chosen_words: tuple[str, ...] = ()
-        """Why keys are what they are that were left open and searched value by value."""
+        """Why keys are what they are that were searched value by value."""
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
@@ -158,18 +160,19 @@ class GpuSearch:
         """No layout takes fewer, whatever its groups are."""
         return min(map(self.times.floor_seconds, self.space.groups()), default=float("inf"))
 
-    def fastest(self, rank: int, limit: float) -> float | None:
-        """Seconds of the best candidate that fits with a rank, where that is fewer than a limit."""
+    def fastest(self, rank: int, limit: float) -> tuple[float | None, float]:
+        """Seconds of the best candidate that fits with a rank, where below a limit; and what none falls below."""
         stream = self.stream(rank)
         stream.limit = limit
         found = next(iter(stream), None)
-        return found.timing.seconds if found is not None and found.timing.seconds < limit else None
+        seconds = found.timing.seconds if found is not None else stream.least
+        return (seconds, seconds) if found is not None and seconds < limit else (None, seconds)
 
     def _run(self, *, with_others: bool) -> Plan:
         if not self.space.arrangements:
             raise nothing_possible(self.space.impossible)
         found = self.best()
-        best, stream = self._simplest(found.plan), found.stream
+        best, stream = self.simplest(), found.stream
         faster = () if best is found.plan else (found.one,)
         next_best = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
         others = self._others(best, chain(faster, next_best)) if with_others else ()
@@ -330,19 +333,24 @@ class GpuSearch:
         )
         return predict_gpu_ledger(schedule, processes, empty, self.job.workload.num_steps, self.roles.rollout_buffer)
 
-    def _simplest(self, best: Plan) -> Plan:
-        """Of layouts that surely fit and are as fast within SAME_SPEED, one that gave up what it can of COMPLICATIONS,
-        one after the other; the fastest of those.
-        """
-        limit, plan, tried = best.seconds * (1 + SAME_SPEED), best, set[str]()
+    def simplest(self) -> Plan:
+        """Of layouts that surely fit and are as fast within SAME_SPEED the simplest; none slower than on fewer GPUs."""
+        best = self.best().plan
+        plan = self._without_complications(best, best.seconds * (1 + SAME_SPEED))
+        if plan.seconds > self.least_on_fewer and (limit := fastest_on_fewer(self, plan.seconds)) < plan.seconds:
+            return self._without_complications(best, max(best.seconds, limit))
+        return plan
+
+    def _without_complications(self, best: Plan, limit: float) -> Plan:
+        """What gave up what it can of COMPLICATIONS in so many seconds, one after the other; the fastest of those."""
+        plan, tried = best, set[str]()
         while plan.verdict is Verdict.FITS:
             jobs = ((key, job) for key, job in simpler_jobs(self.job, plan.choice) if key not in tried)
             key, job = next(jobs, ("", None))
             if job is None:
                 break
             tried.add(key)
-            space = GpuSpace(job, self.setting).with_engines_of(self.space)
-            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting), space).stream(0)
+            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
             stream.limit = limit
             found = next(iter(stream), None)
             if found is not None and found.timing.seconds <= limit:
@@ -352,10 +360,9 @@ class GpuSearch:
 
     def _others(self, best: Plan, stream: Iterable[ScoredCandidate]) -> tuple[Alternative, ...]:
         """The next best candidates of other families than those before them."""
-        families: set[tuple[object, ...]] = {_family(best.choice)}
-        found: list[Alternative] = []
+        families, found = {best.choice.family}, list[Alternative]()
         for one in stream:
-            if (family := _family(one.choice)) not in families:
+            if (family := one.choice.family) not in families:
                 families.add(family)
                 found.append(self.alternative(one))
             if len(found) == NUM_RUNNERS_UP:
@@ -385,11 +392,3 @@ class GpuSearch:
         found = next((one for stream in streams for one in islice(stream, 1)), None)
         one = found or self.nearest(placement)
         return Considered(placement, one) if isinstance(one, str) else considered(self, one, chosen_s)
-
-
-def _family(candidate: Choice) -> tuple[object, ...]:
-    """What a candidate has in common with those that differ in sizes of batches and in their mode of weight sync
-    alone.
-    """
-    trainer = replace(candidate.trainer, micro_batch=0, max_tokens=0)
-    return candidate.arrangement, trainer, replace(candidate.engine, max_num_seqs=0)

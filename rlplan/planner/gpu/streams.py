@@ -15,7 +15,8 @@ Why no choice comes too late or is missing:
   those. (With roles that move to the host it may be faster as a whole: what lies there already need not move.)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -45,12 +46,9 @@ class Engines:
     """
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
-        self.scorer, self.arrangement, self.rank = scorer, arrangement, rank
-        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async, rank
-        if key not in space.engine_entries:
-            # the same beside every trainer
-            space.engine_entries[key] = tuple(self._sorted(space.engines(arrangement)))
-        self.entries = space.engine_entries[key]
+        self.scorer, self.arrangement = scorer, arrangement
+        found = (scorer.engine_entry(arrangement, choice, rank) for choice in space.engines(arrangement))
+        self.entries = sorted((one for one in found if one is not None), key=EngineEntry.order)
         by_mode = {
             (entry.choice.tp, entry.choice.attention_dp, entry.choice.quantization, mode): (entry.choice, mode)
             for entry in self.entries
@@ -58,15 +56,6 @@ class Engines:
         }
         self._transports = tuple(by_mode.values())
         self._least_syncs: dict[bool, float] = {}
-
-    def _sorted(self, choices: Iterable[EngineChoice]) -> list[EngineEntry]:
-        """Those that fit, the fastest first, each with the most KV cache that it may have."""
-        seconds, entries = self.scorer.times.engine_seconds, []
-        for choice in choices:
-            most = self.scorer.most_kv_cache(self.arrangement, choice, self.rank)
-            if most is not None:
-                entries.append(EngineEntry(seconds(self.arrangement, choice, most), choice, most))
-        return sorted(entries, key=EngineEntry.order)
 
     @cached_property
     def floor(self) -> BytesByMoment:
@@ -81,6 +70,33 @@ class Engines:
             costs = (cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
             self._least_syncs[is_sharded] = min(costs)
         return self._least_syncs[is_sharded]
+
+
+class EnginesInOrder:
+    """Engines in the order of a bound that takes time to find, which is asked as far as somebody reads.
+
+    bound: not below the seconds that each has already.
+    """
+
+    def __init__(self, entries: Sequence[EngineEntry], bound: Callable[[EngineEntry], float]) -> None:
+        self._bound, self._known = bound, list[EngineEntry]()
+        self._heap = sorted((one.order(), place, False, one) for place, one in enumerate(entries))
+
+    @property
+    def entries(self) -> tuple[EngineEntry, ...]:
+        """All of them, each with the seconds that it has by now."""
+        return (*self._known, *(entry for *_, entry in self._heap))
+
+    def get(self, index: int) -> EngineEntry | None:
+        """The entry at an index, None beyond the last."""
+        while len(self._known) <= index and self._heap:
+            _, place, is_asked, entry = heappop(self._heap)
+            if is_asked:
+                self._known.append(entry)
+            else:
+                entry = replace(entry, seconds=self._bound(entry))
+                heappush(self._heap, (entry.order(), place, True, entry))
+        return self._known[index] if index < len(self._known) else None
 
 
 def least_of_engines(

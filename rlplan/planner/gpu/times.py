@@ -65,7 +65,7 @@ class GpuTimes:
             known._speeds,
             known._rollouts_ahead,
         )
-        self.roles.share_demands(known.roles)
+        self.roles.demands = known.roles.demands
 
     def of(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> "GpuTimes":
         """Those of another job that differs in its choices alone, with what is known already."""

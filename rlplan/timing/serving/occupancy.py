@@ -50,7 +50,6 @@ class Occupancy:
     """Response of the sample, in tokens."""
 
 
-@lru_cache(maxsize=512)
 def occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -> Occupancy:
     """The pieces of one engine's step, for at most about `DEEPEST` rollouts a place.
 
@@ -67,6 +66,12 @@ def occupancy(spec: LengthSpec, max_len: int, num_rollouts: int, ratio: float) -
     else:
         places = max(1, round(SAMPLE / ratio))
         number = max(places, round(places * ratio))
+    return _occupancy(spec, max_len, number, places)
+
+
+@lru_cache(maxsize=512)
+def _occupancy(spec: LengthSpec, max_len: int, number: int, places: int) -> Occupancy:
+    """The pieces of so many rollouts of a sample in so many places: one for many numbers of all rollouts."""
     lengths = _quantiles(spec, max_len, number)
     orders = ORDERS if number > places and lengths[0] < lengths[-1] else ORDERS[:1]
     sums = [[0.0, 0.0, 0.0] for _ in range(len(_LEVELS) + 1)]
@@ -85,7 +90,7 @@ def _quantiles(spec: LengthSpec, max_len: int, number: int) -> tuple[float, ...]
     return tuple(max(1.0, min(float(max_len), spec.quantile(share))) for share in shares)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _mixed(number: int, offset: float) -> tuple[int, ...]:
     """Rollouts in an evenly mixed order."""
     return tuple(sorted(range(number), key=lambda index: ((index + 1) * GOLDEN + offset) % 1.0))

@@ -22,6 +22,8 @@ CHANGES = (
     ("placement.placement=disaggregated", "placement.placement=hybrid", "placement.placement=auto"),
     ("placement.transport=disk", "placement.transport=auto"),
     ("rollout.max_num_seqs=64", "rollout.max_num_seqs=auto"),
+    ("hardware.profile=h100-sxm", "hardware.profile=h200-sxm", "hardware.profile=b200", "hardware.profile=l40s"),
+    tuple(f"hardware.num_devices={count}" for count in (1, 4, 6, 8, 12, 16)),
     ("training.lora={rank: 16}", "training.optimizer=adamw_8bit"),
 )
 """Changes of one key each, in the order in which tables of the former would be wrong for the latter."""
@@ -45,6 +47,15 @@ def test_the_fastest_weight_sync_is_that_of_the_engines_that_are_open() -> None:
     jobs = [load_job(path, (f"rollout.quantization={word}",)) for word in ("none", "fp8")]
     alone = found_alone(jobs[1])
     assert [found_alone(jobs[0]), found(jobs[1])][1] == alone
+
+
+@pytest.mark.parametrize("counts", [(4, 16, 12), (6, 12, 16)])
+def test_hosts_of_other_sizes_have_tables_of_their_own(counts: tuple[int, ...]) -> None:
+    path = EXAMPLES / "grpo-7b-8xh100.yaml"
+    jobs = [load_job(path, ("hardware.profile=h100-sxm", f"hardware.num_devices={count}")) for count in counts]
+    alone = found_alone(jobs[-1])
+    scored_candidates._RECENT.clear()
+    assert [found(job) for job in jobs][-1] == alone
 
 
 @pytest.mark.nightly

@@ -14,7 +14,6 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.block_families import cut_layers
-from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
@@ -163,7 +162,7 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
         loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
         offloads_activations=training.offloads_activations,
-        frozen=frozen_of(fixed.adapters, training.dtype.num_bytes) if trained.lora else None,
+        frozen=fixed.frozen(training.dtype.num_bytes) if trained.lora else None,
         more=tuple(more),
         sequence_shards=choice.tp if exported else 1,
         ulysses=choice.ulysses,

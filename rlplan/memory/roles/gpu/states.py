@@ -4,10 +4,11 @@ In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: pass
 (exported.py).
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
+from rlplan.memory.model.frozen import Frozen, frozen_of
 from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
 from rlplan.memory.roles.gpu.process import Bytes, add
 from rlplan.memory.trainers.nvme import swap_buffer_bytes
@@ -50,6 +51,16 @@ class FixedStates:
 
     dequantised: int = 0
     """Elements of the largest weight in 4 bits."""
+
+    @cached_property
+    def _frozen(self) -> dict[int, Frozen]:
+        return {}
+
+    def frozen(self, element_bytes: int) -> Frozen:
+        """What is trained beside frozen weights; found once, for a model has thousands of adapters."""
+        if element_bytes not in self._frozen:
+            self._frozen[element_bytes] = frozen_of(self.adapters, element_bytes)
+        return self._frozen[element_bytes]
 
 
 @lru_cache(maxsize=1024)
