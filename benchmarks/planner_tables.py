@@ -15,8 +15,8 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.figures import RC, new_figure, save_png
-from rlplan.accuracy.compare import compare_point
-from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.compare import compare
+from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.rl_steps.fits import forced_job
 from rlplan.accuracy.rl_steps.settings import read_rl_run
@@ -32,6 +32,7 @@ COUNTS = range(1, 65)
 LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0)
 COLORS = ("#8fa6cf", "#5f7fb5", "#1c2630", "#c8702a", "#b3261e")
 STEPS, RECIPES = "rl_step_time", "rl_fits"
+RECIPES_FILE = ROOT / "tests" / "accuracy" / "rl_steps" / "recipes.json"
 COLUMNS = ("point", "model", "gpus", "published", "unit", "published_layout", "error", "own_step_s", "own_layout")
 SCAN_COLUMNS = ("gpus", *(f"step_s_at_{length:g}" for length in LENGTHS))
 HEAD = """# What the planner says
@@ -46,10 +47,10 @@ Made by `make planner`, not by hand. Seconds of steps are predicted.
 """
 STEPS_HEAD = """## Published RL steps
 
-With the published layout forced, {num} steps: the median error is {median:.1%}, the largest {largest:.1%}. `own choice`
-is what the planner takes for the same job (GPUs, model, workload) when nothing is forced, asynchronous generation only
-where the source has it. Its seconds are those of a job of ours: without what a source's driver adds, so that they are
-below a published step with the same layout too.
+With the published layout forced, {num} steps: the median error is {median:.1%}, the largest {largest:.1%}.
+`own choice` is what the planner takes for the same job (GPUs, model, workload) when nothing is forced, asynchronous
+generation only where the source has it. Its seconds are those of a job that is planned for any framework, without what
+a source's own driver adds, so compare layouts rather than seconds.
 
 """
 RECIPES_HEAD = """## Published recipes that run
@@ -81,19 +82,22 @@ def write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]])
         writer.writerows(rows)
 
 
+def points() -> tuple[MeasuredPoint, ...]:
+    """The bundled RL steps, and published recipes that run."""
+    return (*(point for point in bundled_points() if point.kind == STEPS), *read_points(RECIPES_FILE))
+
+
 def published_rows() -> Iterator[tuple[Any, ...]]:
-    """Each bundled RL step and recipe."""
-    for point in bundled_points():
-        if point.kind in (STEPS, RECIPES):
-            found = compare_point(point)
-            said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
-            error = f"{found.relative_error:.4f}" if point.kind == STEPS and found.relative_error is not None else ""
-            published = f"{found.measured:.4g}" if isinstance(found.measured, float) else "runs"
-            unit = found.unit if point.kind == STEPS else ""
-            run = read_rl_run(point)
-            gpus = run.training.num_gpus + (0 if run.training is run.generation else run.generation.num_gpus)
-            where = f"{gpus} {run.training.gpu.name}"
-            yield point.id, point.model, where, published, unit, said, error, *own_choice(point)
+    """Each RL step and recipe."""
+    for point, found in zip(points(), compare(points()).points, strict=True):
+        is_step = point.kind == STEPS
+        said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
+        error = f"{found.relative_error:.4f}" if is_step and found.relative_error is not None else ""
+        published = (f"{found.measured:.4g}", found.unit) if isinstance(found.measured, float) else ("runs", "")
+        run = read_rl_run(point)
+        count = run.training.num_gpus + (0 if run.training is run.generation else run.generation.num_gpus)
+        gpus = f"{count} {run.training.gpu.name}"
+        yield point.id, point.model, gpus, *published, said, error, *own_choice(point)
 
 
 def own_choice(point: MeasuredPoint) -> tuple[str, str]:

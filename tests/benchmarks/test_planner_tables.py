@@ -6,15 +6,13 @@ from statistics import median
 import pytest
 
 from benchmarks import planner_tables
-from benchmarks.planner_tables import COUNTS, LENGTHS, RECIPES, SCAN_COLUMNS, STEPS, layout_words, read
-from rlplan.accuracy.files.reading import bundled_points
+from benchmarks.planner_tables import COUNTS, LENGTHS, SCAN_COLUMNS, layout_words, read
 from rlplan.planner.search import best_plan
 from tests.factories import gpu_job
 
 
 def test_every_published_step_and_recipe_has_a_row() -> None:
-    points = [point.id for point in bundled_points() if point.kind in (STEPS, RECIPES)]
-    assert [row["point"] for row in read("published.csv")] == points
+    assert [row["point"] for row in read("published.csv")] == [point.id for point in planner_tables.points()]
 
 
 def test_published_steps_are_met_and_recipes_that_run_fit() -> None:
