@@ -104,7 +104,7 @@ def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {
                 "id": f"gpu-bench-{case.id}:{name}",
                 "kind": kind,
-                "policy": case.model + (" (tiny)" if case.is_tiny else ""),
+                "model": case.model + (" (tiny)" if case.is_tiny else ""),
                 "gpu": machine["gpu"],
                 "settings": _settings(case, record["measured"], machine),
                 "measured": {"value": record["measured"][name], "unit": unit},
@@ -119,7 +119,7 @@ def points_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _settings(case: Case, measured: Mapping[str, float], machine: Mapping[str, Any]) -> dict[str, Any]:
     """What the point was measured under, in the words of the published points."""
-    common = {"dtype": "bf16", "hardware": 1, "is_tiny": case.is_tiny}
+    common = {"dtype": "bf16", "gpus": 1, "is_tiny": case.is_tiny}
     if machine.get("total_bytes"):
         common["total_gpu_memory_gib"] = machine["total_bytes"] / GIB
     if case.part == "serving":
