@@ -26,9 +26,9 @@ DATA = {key: str(EXAMPLES / place) for key, place in HERE.items()}
 ALL_EXAMPLES = sorted(
     path
     for path in EXAMPLES.rglob("*.yaml")
-    if "policy:" in (text := path.read_text("utf-8")) and "\nstages:" not in text and "671b" not in path.name
+    if "policy:" in (text := path.read_text("utf-8")) and "\nstages:" not in text and "\ntarget:" not in text
 )
-"""But for the one that says of itself that another trainer runs it, and files with several jobs."""
+"""But for those that say of themselves that another trainer runs them, and files with several jobs."""
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B")
 GPUS = ("1xH100", "2xA100", "4xL40S", "8xH100", "16xH100", "2xdgx-h100", "32xA100", "64xH100")
 ALGORITHMS = ("grpo", "ppo", "rloo", "dapo", "dr_grpo", "remax", "online_dpo", "cispo")

@@ -120,11 +120,11 @@ def nearest_batch(job: SettledJob, groups: int) -> SettledJob | None:
     """The job with as many prompts a step as are nearest to its own and as so many groups of ranks divide; None where
     its mini-batches leave no such number.
     """
-    work = job.workload
+    work, joins = job.workload, job.algorithm.declaration.joins_rollouts
     for distance in range(1, groups + 1):
         for prompts in (work.num_prompts_per_step - distance, work.num_prompts_per_step + distance):
             rollouts, rest = divmod(prompts * work.num_samples_per_prompt, work.num_mini_batches)
-            if prompts < 1 or rest:
+            if prompts < 1 or rest or (joins and rollouts % work.num_samples_per_prompt):
                 continue
             size = {} if work.mini_batch_size is None else {"mini_batch_size": rollouts}
             changed = work.model_copy(update={"num_prompts_per_step": prompts, **size})

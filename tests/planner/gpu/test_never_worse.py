@@ -6,11 +6,12 @@ from functools import cache
 import pytest
 
 from rlplan.errors import SpecError
+from rlplan.planner.gpu.notes import nearest_batch
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
-from tests.factories import EXAMPLES
+from tests.factories import EXAMPLES, gpu_job
 
 SEVEN_B = EXAMPLES / "grpo-7b-8xh100.yaml"
 FEW = (1, 8, 9, 17)
@@ -91,6 +92,16 @@ def test_ranks_that_get_more_rollouts_than_others_are_said_with_a_batch_that_div
     )
     assert found is not None
     assert int(found[2]) * 8 % int(found[1]) == 0
+
+
+def test_a_batch_that_divides_keeps_the_answers_of_a_prompt_together_where_the_algorithm_compares_them() -> None:
+    top = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "online_dpo", "hardware": "8xH100"}
+    overrides = ("num_prompts_per_step=60", "num_samples_per_prompt=4", "mini_batch_size=120")
+    job = gpu_job(top, [f"workload.{one}" for one in overrides])
+    for groups in (7, 8, 16):
+        other = nearest_batch(job, groups)
+        assert other is not None
+        assert other.workload.rollouts_per_mini_batch % 4 == 0
 
 
 def test_where_rows_must_divide_the_nearest_batch_that_does_is_named_with_its_step() -> None:
