@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import matplotlib as mpl
+from rlplan_cli.render.plan import choice_line
 
 from benchmarks.figures import RC, new_figure, save_png
 from rlplan.accuracy.compare import compare
@@ -21,7 +22,6 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.rl_steps.fits import forced_job
 from rlplan.accuracy.rl_steps.settings import read_rl_run
 from rlplan.errors import RlplanError
-from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 
@@ -114,19 +114,7 @@ def own_choice(point: MeasuredPoint) -> tuple[str, str]:
         plan = best_plan(job_from(job))
     except RlplanError as error:
         return "", str(error).splitlines()[0]
-    return f"{plan.seconds:.4g}", layout_words(plan)
-
-
-def layout_words(plan: Plan) -> str:
-    """Placement, groups and axes of a plan in a line."""
-    step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
-    axes = " ".join(f"{axis}{n}" for axis in ("tp", "pp", "cp", "ep") if (n := getattr(trainer, axis)) > 1)
-    saves = "recomputed" if trainer.gradient_checkpointing else ""
-    moved = "optimizer on the host" if trainer.offloads_optimizer else ""
-    trains = ", ".join(filter(None, (f"trains on {step.num_training}: {axes or 'data-parallel'}", saves, moved)))
-    attention = f" x{engine.attention_dp}" if engine.attention_dp > 1 else ""
-    generates = f"generates on {step.num_generation}: tp{engine.tp}{attention}"
-    return f"{plan.verdict.value}, {step.placement.value}; {trains}; {generates}"
+    return f"{plan.seconds:.4g}", f"{plan.verdict.value}, {choice_line(plan)}"
 
 
 def scan_rows() -> Iterator[tuple[Any, ...]]:

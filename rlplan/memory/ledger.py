@@ -163,19 +163,12 @@ class MemoryLedger:
         return _peak(process, moment, [(row, row.peak_bytes) for row in rows])
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
-        """The largest total of the `device` rows on one device over all moments.
-
-        An action elsewhere may go on beside several of this device that follow one another. At its moment these would
-        count together, so it is left out: each of them counts at its own.
-        """
-        totals = self._totals(_on(device), bound)
-        moments = self._moments
-        own = {(row.run_phase, row.action_id) for row in self.rows if row.device == device}
-        places = [
-            at for at, moment in enumerate(moments) if moment.place in own or own.isdisjoint(self._beside(moment.place))
-        ]
-        at = max(places, key=lambda at: (totals[at], moments[at].place[0] == "steady"))
-        return _peak(device, moments[at].place, moments[at].counted(_on(device), bound))
+        """The largest total of the `device` rows on one device over all moments."""
+        totals, own = self.device_totals(device, bound), self._actions_on(device)
+        # an action beside others of this device has their total, and is not where it happens
+        moments = [one for one in self._moments if one.place in own or own.isdisjoint(self._beside(one.place))]
+        at = max(moments, key=lambda one: (totals[one.place], one.place[0] == "steady"))
+        return _peak(device, at.place, at.counted(_on(device), bound))
 
     def fullest_device(self) -> Peak:
         """The worst moment of the device with the least room, as expected; of equal ones that of every step."""
@@ -200,8 +193,17 @@ class MemoryLedger:
         return _peak(host, self._moments[-at].place, self._moments[-at].counted(self._in_memory_of(host)))
 
     def device_totals(self, device: str, bound: Bound = "expected") -> dict[tuple[RunPhase, str], int]:
-        """Of each moment and action the bytes of the `device` rows on one device, waiting processes included."""
-        return dict(zip(self.order, self._totals(_on(device), bound), strict=True))
+        """Of each moment and action the bytes of the `device` rows on one device, waiting processes included.
+
+        An action elsewhere may go on beside several of this device that follow one another: it has the largest of
+        their totals, not their sum.
+        """
+        totals, own = dict(zip(self.order, self._totals(_on(device), bound), strict=True)), self._actions_on(device)
+        beside = {moment: own.intersection(self._beside(moment)) for moment in self.order if moment not in own}
+        return totals | {moment: max(map(totals.__getitem__, of)) for moment, of in beside.items() if of}
+
+    def _actions_on(self, device: str) -> set[tuple[RunPhase, str]]:
+        return {(row.run_phase, row.action_id) for row in self.rows if row.device == device}
 
     def host_totals(self, host: str) -> dict[tuple[RunPhase, str], int]:
         """Of each moment and action the bytes of one host's memory."""

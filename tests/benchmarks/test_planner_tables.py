@@ -6,9 +6,7 @@ from statistics import median
 import pytest
 
 from benchmarks import planner_tables
-from benchmarks.planner_tables import COUNTS, LENGTHS, SCAN_COLUMNS, layout_words, read
-from rlplan.planner.search import best_plan
-from tests.factories import gpu_job
+from benchmarks.planner_tables import COUNTS, LENGTHS, SCAN_COLUMNS, read
 
 
 def test_every_published_step_and_recipe_has_a_row() -> None:
@@ -40,8 +38,3 @@ def test_the_page_is_made_of_its_tables(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(planner_tables, "FOLDER", tmp_path)
     planner_tables.draw()
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == committed
-
-
-def test_a_layout_is_said_in_a_line() -> None:
-    words = layout_words(best_plan(gpu_job({"policy": "Qwen/Qwen2.5-0.5B", "hardware": "1xH100"}, ())))
-    assert words == "fits, colocated; trains on 1: data-parallel; generates on 1: tp1"

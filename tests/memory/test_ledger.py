@@ -117,6 +117,7 @@ def test_what_goes_on_elsewhere_adds_up_nothing_that_follows_one_another_here() 
     beside: tuple[Beside, ...] = (("step", "generate", "score"), ("step", "generate", "train"))
     ledger = make_ledger(rows=rows, order=order, concurrent=beside, shares_host_memory=False)
     assert (ledger.device_peak("cuda:0").num_bytes, ledger.device_peak("cuda:1").num_bytes) == (32, 70)
+    assert ledger.device_totals("cuda:0")[("steady", "generate")] == 32
 
 
 def test_a_pair_of_the_same_names_in_another_part_does_not_count() -> None:

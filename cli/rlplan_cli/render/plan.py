@@ -75,7 +75,7 @@ def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
         stdout.print(f"  {short.of}: {needed} needed, {room} available", style="bold")
     for note in plan.notes:
         stdout.print(f"  {note}", markup=False)
-    stdout.print(f"  {_choice(plan)}", style="dim")
+    stdout.print(f"  {choice_line(plan)}", style="dim")
     stdout.print(f"  {_question(plan)}", style="dim")
 
 
@@ -122,7 +122,7 @@ def _question(plan: Plan) -> str:
     return ", ".join((*words, *(f"{one} not counted" for one in plan.not_counted)))
 
 
-def _choice(plan: Plan) -> str:
+def choice_line(plan: Plan) -> str:
     """What was chosen, in a line."""
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
     passes = f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass"

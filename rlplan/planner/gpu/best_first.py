@@ -26,14 +26,7 @@ from itertools import count
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.planner.gpu.candidates import GpuSpace
-from rlplan.planner.gpu.scored_candidates import (
-    CandidateScorer,
-    EngineEntry,
-    Key,
-    ScoredCandidate,
-    rounded,
-    simplicity,
-)
+from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fit_without_engine
 from rlplan.records import dataclass
 

@@ -82,9 +82,9 @@ class GpuSearch:
         self.least_on_fewer = float("inf")
         """Seconds that nothing on fewer GPUs falls below."""
         self.instead_of = ""
-        """Why the pools are not in the order that was asked for, where that could not run."""
+        """Why the pools are not in the order that was asked for, where that order could not run."""
         self.chosen_words: tuple[str, ...] = ()
-        """Why keys are what they are that were searched value by value."""
+        """Why keys are what they are that were left open and searched value by value."""
 
     def run(self, *, with_others: bool = True, may_leave_idle: bool = True) -> Plan:
         """The best candidate that fits, or the nearest one. with_others: and the runners-up, and what the other
