@@ -55,6 +55,8 @@ NIGHTLY_architectures := tests/runtime/admission tests/runtime/images tests/runt
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
+# One process takes the run with a hundred faults, the other one everything else.
+PROCESSES_trust := $(ENGINE_PROCESSES) $(SIDE_BY_SIDE)
 
 .PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning site clean
 
@@ -129,7 +131,7 @@ nightly: setup-gpu
 else
 nightly: setup system-packages ## the tests that are too long for every change; PART=resume makes one of their parts
 	@failed=
-	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest --hypothesis-profile=nightly -m "nightly or hypothesis" $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(ARGS) || failed="$$failed $(part)"
+	$(foreach part,$(PART),echo 'nightly: $(part)'; $(VENV)/bin/python -m pytest --hypothesis-profile=nightly -m "nightly or hypothesis" $(or $(NIGHTLY_$(part)),$(error $(part) is no part of the nightly tests: see PART in the Makefile)) $(PROCESSES_$(part)) $(ARGS) || failed="$$failed $(part)"
 	)
 	[ -z "$$failed" ] || { echo "nightly: failed:$$failed" >&2; exit 1; }
 endif

@@ -87,7 +87,9 @@ TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
 WITH_ENGINES = (*LONGEST, *LIVE_RANKS, *RUNS, *ENGINES, *PROGRAMS, *OTHERS, *INSTALLED_VLLM)
 WITHOUT = ("tests/trust/test_fuzz.py",)
 """Files without engines that take long, and would be the last by their names."""
-FIRST = {file: at for at, file in enumerate((*WITH_ENGINES, *WITHOUT))}
+NIGHTLY = ("tests/trust/faults/test_soak.py",)
+"""The longest of all: one process takes it, while the other one takes the rest of its part of `make nightly`."""
+FIRST = {file: at for at, file in enumerate((*NIGHTLY, *WITH_ENGINES, *WITHOUT))}
 
 
 def place_of(node_id: str) -> int:
