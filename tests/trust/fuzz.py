@@ -105,7 +105,10 @@ def main() -> None:
         chosen = {name: reader for name, reader in chosen.items() if not names or name in names}
         for name, reader in chosen.items():  # libraries come in with the good files, which must be read
             for good in reader.seeds:
-                write(folder := Path(place) / "good" / name.replace("/", "-"), reader.beside | {reader.file: good})
+                write(
+                    folder := Path(place) / "good" / name.replace("/", "-"),
+                    reader.beside | {reader.file: reader.mend(good)},
+                )
                 reader.read(folder / reader.file)
         limit_memory(MAX_BYTES)
         faults = []

@@ -69,9 +69,11 @@ def _of_jobs(folder: Path) -> dict[str, Reader]:
     }
     profile = (ROOT / "hardware_profiles" / "node" / "cpu-host.yaml").read_bytes()
     own = b'MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_ratio")\n'
-    jobs = [_with_absolute_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
+    jobs = [_with_marked_paths(EXAMPLES / name) for name in ("quickstart.yaml", "ppo-tiny.yaml", "multi-turn.yaml")]
     found = {
-        "job": Reader("job.yaml", load_job, tuple(jobs)),
+        "job": Reader(
+            "job.yaml", load_job, tuple(jobs), mend=lambda data: data.replace(b"IN_EXAMPLES", bytes(EXAMPLES))
+        ),
         "profile": Reader("cpu-host.yaml", read_profile, (profile,), is_dear=True),
         "algorithm": Reader("own.py", lambda path: read_declaration(f"{path}:MINE", path.parent), (own,)),
         "plan": Reader("plan.json", read_plan, (bundle["plan.json"],), mend=_with_its_digest, is_dear=True),
@@ -86,8 +88,9 @@ def _read_bundle(name: str, path: Path) -> None:
     read_bundle(path.parents[name.count("/")])
 
 
-def _with_absolute_paths(path: Path) -> bytes:
-    return re.sub(r"\b(models|data|environments|rewards)/", rf"{EXAMPLES}/\1/", path.read_text()).encode()
+def _with_marked_paths(path: Path) -> bytes:
+    """The same bytes in every checkout, so that a seed makes the same files."""
+    return re.sub(r"\b(models|data|environments|rewards)/", r"IN_EXAMPLES/\1/", path.read_text()).encode()
 
 
 def _with_its_digest(data: bytes) -> bytes:

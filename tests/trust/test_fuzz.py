@@ -26,11 +26,11 @@ def fuzzed(count: int, seed: int, *names: str) -> tuple[list[str], int]:
 
 
 def test_no_reader_breaks_on_some_hostile_files() -> None:
-    assert fuzzed(200, 1) == ([], 38)
+    assert fuzzed(500, 1) == ([], 38)
 
 
 def test_no_reader_of_tables_breaks_on_some_hostile_files() -> None:
-    assert fuzzed(200, 1, *TABLES) == ([], 2)
+    assert fuzzed(500, 1, *TABLES) == ([], 2)
 
 
 @pytest.mark.nightly

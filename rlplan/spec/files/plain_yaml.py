@@ -9,7 +9,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, ScalarEvent
+from ruamel.yaml.nodes import MappingNode
 
 __all__ = ["MAX_NODES", "MarkedYAMLError", "YAMLError", "load"]
 
@@ -31,6 +32,8 @@ class _PlainComposer(Composer):
             raise ComposerError(None, None, f"'{event.anchor}' is an anchor or an alias", event.start_mark)
         if getattr(event, "tag", None) is not None:
             raise ComposerError(None, None, f"'{event.tag}' is a tag", event.start_mark)
+        if isinstance(parent, MappingNode) and index is None and not isinstance(event, ScalarEvent):
+            raise ComposerError(None, None, "a list or a mapping as a key", event.start_mark)
         return super().compose_node(parent, index)
 
 
