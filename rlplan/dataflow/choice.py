@@ -5,6 +5,7 @@ Left out: which choices there are (planner/), what follows from one (build.py, m
 """
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 from rlplan.records import dataclass
@@ -87,7 +88,7 @@ class TrainerChoice:
         """Shards into which the tokens of a sequence are cut."""
         return self.ulysses * self.cp
 
-    @property
+    @cached_property
     def without_passes(self) -> "TrainerChoice":
         """One that stands for all that differ in their passes alone."""
         return replace(self, gradient_checkpointing=False, micro_batch=1, max_tokens=0)

@@ -383,10 +383,13 @@ class GpuSearch:
     def _other(self, placement: Placement, chosen_s: float) -> Considered:
         """What another placement would come to: its best candidate, or the nearest; of very many their least alone."""
         if self.space.num_candidates > MANY:
-            least = min(bounds.first_bound for bounds in self.stream(1, placement).bounds)
-            words = "no layout with this placement that fits is faster"
-            if least[0] > chosen_s:
-                words = f"takes at least {format_seconds(least[0])} a step" if least < NEVER else "no engine fits"
+            least = NEVER
+            for bounds in sorted(self.stream(1, placement).bounds, key=lambda bounds: bounds.floor):
+                if bounds.floor < least:  # else no engine makes it faster
+                    least = min(least, bounds.first_bound)
+                if least[0] <= chosen_s:
+                    return Considered(placement, "no layout with this placement that fits is faster")
+            words = f"takes at least {format_seconds(least[0])} a step" if least < NEVER else "no engine fits"
             return Considered(placement, words)
         streams = (self.stream(rank, placement) for rank in (0, 1))
         found = next((one for stream in streams for one in islice(stream, 1)), None)

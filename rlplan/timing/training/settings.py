@@ -130,6 +130,8 @@ class Times:
         """The same where further tokens are predicted ahead, each by so many more layers (a share of all) and the head
         once more (DeepSeek-V3's multi-token prediction, arXiv 2412.19437, section 2.2). Left out: the projection of two
         hidden states into one."""
+        if not num_tokens:
+            return self
         more = 1 + num_tokens * layers
         return replace(
             self,
