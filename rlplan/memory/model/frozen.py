@@ -85,6 +85,17 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     return num_tokens * each + frozen.more_layer_bytes
 
 
+def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
+    """Bytes saved outside the layers beside a frozen head, which keeps no input: the last norm and the rotary table.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=128)
+    >>> frozen_final_bytes(block, Frozen(), 1, 2)  # 4*64 + 4, and 2*2*16
+    324
+    """
+    rotary = 2 * element_bytes * block.head_dim if block.has_rotary else 0
+    return num_tokens * (_norm_bytes(block.norm, block.hidden, element_bytes, trains=frozen.trains_norms) + rotary)
+
+
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
     """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen linear layers keep.
 

@@ -19,7 +19,7 @@ from rlplan.memory.model.activations import (
     working_bytes,
 )
 from rlplan.memory.model.block import Block, Layers
-from rlplan.memory.model.frozen import Frozen, frozen_layer_bytes
+from rlplan.memory.model.frozen import Frozen, frozen_final_bytes, frozen_layer_bytes
 from rlplan.memory.model.logits import CHUNKS, ROWS_ON_GPU, Loss, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
 from rlplan.records import dataclass
@@ -178,6 +178,8 @@ def _given_back(shape: MicroBatchShape) -> int:
 
 CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
 """Losses after which the head's gradient comes once a chunk, and is added to what came before."""
+TAKEN_ANEW = (Loss.BY_ROWS, Loss.FUSED, Loss.COMPILED_ROWS)
+"""Losses that keep the rows which the head reads."""
 
 
 def _head_bytes(shape: MicroBatchShape) -> int:
@@ -215,13 +217,15 @@ def _working_bytes(shape: MicroBatchShape) -> int:
     """Bytes in flight inside one layer's backward pass.
 
     Counts: `working_bytes`; under context parallelism the keys and values that go round; under PEFT an adapter's output
-    and a scaled copy, at most as wide as the MLP; of a base in 4 bits one weight as the matmul needs it, and a copy of
+    and a scaled copy where the layer is computed again, else the scaled gradient of its output, at most as wide as the
+    MLP; of a base in 4 bits one weight as the matmul needs it, and a copy of
     the output.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     passed = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
     scales = shape.frozen is not None and shape.frozen.scales_outputs
-    wide = tokens * block.intermediate * (2 * scales + (shape.dequantised > 0))
+    copies = scales * (1 if shape.recompute is Recompute.NONE else 2)
+    wide = tokens * block.intermediate * (copies + (shape.dequantised > 0))
     return working_bytes(block, tokens, e) + passed + e * (wide + shape.dequantised)
 
 
@@ -250,8 +254,11 @@ def _recomputed_bytes(shape: MicroBatchShape) -> int:
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:
-    """Bytes that wait outside the layers, where this rank has the head."""
+    """Bytes that wait outside the layers, where this rank has the head. A frozen one keeps its input only where the
+    backward pass takes the logits anew."""
     rows, tokens = shape.num_head_tokens, shape.num_tokens
+    if rows and shape.frozen is not None and shape.loss not in TAKEN_ANEW:
+        return frozen_final_bytes(shape.block, shape.frozen, tokens, shape.element_bytes)
     copied = rows * shape.element_bytes * shape.block.hidden if shape.selects_rows and rows == tokens else 0
     return copied + final_saved_bytes(shape.block, tokens, rows, shape.element_bytes) if rows else 0
 

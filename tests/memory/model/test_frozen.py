@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlplan.memory.model.block_families import block_of
-from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_layer_bytes
+from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_final_bytes, frozen_layer_bytes
 from rlplan.spec.model import model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
 
@@ -75,11 +75,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: str, config: dict[str, Any]) -> None:
     targets, dtype, dropout, frozen = CASES[case]
-    saved = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout, frozen.trains_norms))[1]
-    predicted = frozen_layer_bytes(block_of(model_from_config(config, where="config.json")), frozen, TOKENS, 2)
+    _, saved, _, final = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout, frozen.trains_norms))
+    block = block_of(model_from_config(config, where="config.json"))
+    predicted = frozen_layer_bytes(block, frozen, TOKENS, 2)
     low_rank = TOKENS * RANK * len(targets) * (4 if dtype is torch.float32 else 2)
     wide_masks = TOKENS * 1024 * len(targets) if dropout else 0  # the CPU's masks have two bytes an element, not one
     assert predicted + low_rank + wide_masks == pytest.approx(saved, rel=0.02)
+    rotary = TOKENS * 2 * 2 * block.head_dim  # saved by the first layer that reads it
+    assert frozen_final_bytes(block, frozen, TOKENS, 2) - rotary == final
 
 
 def test_matmuls_that_keep_their_inputs_share_them_with_the_adapters() -> None:
