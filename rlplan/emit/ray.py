@@ -34,10 +34,15 @@ COMMON_ENVIRONMENT = {
 }
 """Of every worker on a CPU."""
 
+_FEW_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+"""Compiled bf16 matmuls that oneDNN, and torch above it, keep: one for each shape and number of rows, which differs
+from pass to pass. Both keep 1024 by default, 7 MB for each new number of rows. 32 are those of one pass: none is
+compiled twice within it, and a new number of rows takes as long as before (torch 2.13)."""
+
 WORKER_ENVIRONMENT = {
-    "policy_trainer": {"DS_ACCELERATOR": "cpu"},
-    "value_trainer": {"DS_ACCELERATOR": "cpu"},
-    "scorer": {},
+    "policy_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
+    "value_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},
+    "scorer": _FEW_MATMULS,
     "rollout_engine": {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -24,6 +24,10 @@ RENAMED = {
     "lora.target_modules": "lora_target_modules",
 }
 
+MAX_PARTS = 200
+"""Of a sum or a product that is read. Longer ones are nested deeper than Python lets a function call itself."""
+LONG = "an expression of very many parts"
+
 
 def read_python(path: Path) -> dict[str, Given]:
     """The keys that a script gives. Raises: SpecError where it is not Python."""
@@ -76,6 +80,8 @@ def _constants(tree: ast.AST) -> Iterator[tuple[str, Any]]:
 def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name) and node.id in constants:
         return constants[node.id]
+    if isinstance(node, ast.BinOp) and sum(1 for _ in ast.walk(node)) > MAX_PARTS:
+        return unknown(LONG)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors = [_value(side, constants) for side in (node.left, node.right)]
         if all(isinstance(one, int) and abs(one) < 1 << 40 for one in factors):
@@ -83,8 +89,16 @@ def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
     try:
         found = ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
-        return unknown(ast.unparse(node)[:200])
+        return unknown(_text_of(node))
     return str(found) if isinstance(found, list | tuple | dict | set) else found
+
+
+def _text_of(node: ast.expr) -> str:
+    """The expression as it stands in a message."""
+    try:
+        return ast.unparse(node)[:200]
+    except RecursionError:
+        return LONG
 
 
 def _name(node: ast.expr) -> str:

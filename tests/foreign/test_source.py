@@ -146,6 +146,14 @@ def test_python_that_is_none_is_refused(tmp_path: Path) -> None:
         read_source(path, None)
 
 
+@pytest.mark.parametrize("part", ["a&", "2*", "a.b."])
+def test_an_expression_of_very_many_parts_is_one_that_is_not_known(tmp_path: Path, part: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"from trl import GRPOConfig\nargs = GRPOConfig(learning_rate={part * 450}a)\n")
+    with pytest.raises(SpecError, match="learning_rate is an expression of very many parts, which only running"):
+        read_source(script, None).value("learning_rate")
+
+
 def test_flags_are_read_with_their_values_and_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.sh"
     path.write_text("python3 train.py --colocate --rollout-batch-size 32 --lr=1e-6 --dynamic 0 1 --hf-checkpoint a/b\n")

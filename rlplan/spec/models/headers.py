@@ -93,6 +93,8 @@ def _is_beside(name: str, model: ModelSpec) -> bool:
     return "mtp" in words or "rotary_emb" in words or any(layer >= model.num_layers for layer in layers)
 
 
+MAX_NAME = 255
+"""Characters of a file's name, as file systems have it."""
 _ONE_PLACE = "each tensor of the index lies in the one file that it names"
 
 
@@ -112,7 +114,7 @@ def read_index(path: Path) -> dict[str, str]:
         _refuse(path, f"weight_map is {shorten(places)}", "an object of tensor names and file names")
     for name in places.values():
         is_near = isinstance(name, str) and not ("/" in name or "\\" in name or name.startswith("."))
-        if not is_near or not name.endswith(".safetensors"):
+        if not is_near or not name.endswith(".safetensors") or len(name) > MAX_NAME:
             _refuse(path, f"weight_map names the file {shorten(name)}", "a safetensors file in the same folder")
     return places
 

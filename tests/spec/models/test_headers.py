@@ -105,7 +105,9 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
         read_header(path)
 
 
-@pytest.mark.parametrize("place", ["../x.safetensors", "/etc/passwd", ".hidden", 7, None, "a\\b"])
+@pytest.mark.parametrize(
+    "place", ["../x.safetensors", "/etc/passwd", ".hidden", 7, None, "a\\b", "0" * 250 + ".safetensors"]
+)
 def test_an_index_names_files_of_its_own_folder(tmp_path: Path, place: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
     with pytest.raises(SpecError, match="weight_map names the file"):

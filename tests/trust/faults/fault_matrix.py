@@ -212,7 +212,7 @@ class FaultyRun:
     def _last_step(self) -> int:
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return int(json.loads(lines[-1])["step"]) if lines else -1
+        return max((json.loads(line)["step"] for line in lines), default=-1)  # the last row is of no step
 
 
 def end(process: "subprocess.Popen[str]") -> None:
