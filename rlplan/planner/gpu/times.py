@@ -53,6 +53,8 @@ class GpuTimes:
         self._costs: dict[object, Cost] = {}
         self._engine_costs: dict[object, Cost] = {}
         self._seconds: dict[object, float] = {}
+        self._actions: dict[object, tuple[tuple[Action, ...], int]] = {}
+        self._alike: dict[object, int] = {}
         self._rollouts_ahead: dict[object, RolloutsAhead] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
         self._clusters: dict[tuple[str, int], Cluster] = {}
@@ -130,13 +132,26 @@ class GpuTimes:
     def _sum_of(
         self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement, choice: TrainerChoice
     ) -> float:
-        where = arrangement.num_training, arrangement.num_scoring, arrangement.offloaded, arrangement.placement
-        key = name, where, choice
+        actions, alike = self._actions_of(name, kinds, arrangement)
+        key = name, alike, choice
         if key not in self._seconds:
-            actions = self.roles.view(arrangement).step
-            mine = (action for action in actions if action.kind in kinds and action.every == 1)
-            self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in mine)
+            self._seconds[key] = sum(self._of_trainer(action, arrangement, choice).seconds for action in actions)
         return self._seconds[key]
+
+    def _actions_of(
+        self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement
+    ) -> tuple[tuple[Action, ...], int]:
+        """The actions of some kinds in every step, and a number that is one for those that take as long with the same
+        trainer: passes depend on their ranks alone, roles that move on who shares devices.
+        """
+        groups = arrangement.num_training, arrangement.num_scoring
+        key = name, groups, arrangement.offloaded, arrangement.placement
+        if key not in self._actions:
+            step = self.roles.view(arrangement).step
+            mine = tuple(action for action in step if action.kind in kinds and action.every == 1)
+            passes = groups, tuple((action.kind, action.id, action.role, action.repeat) for action in mine)
+            self._actions[key] = mine, self._alike.setdefault(passes if name == "passes" else key, len(self._alike))
+        return self._actions[key]
 
     def least_ahead(
         self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int, others_s: float, sync_s: float = 0.0
