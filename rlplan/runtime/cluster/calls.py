@@ -4,6 +4,7 @@ In: Ray actors by process. Out: results in the order of the calls, or a RunError
 Left out: the actors (worker_group.py).
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -247,11 +248,15 @@ def _fetch(reference: Any) -> Any:
     return patiently(lambda seconds: ray.get(reference, timeout=seconds), FETCH_S, ray.exceptions.GetTimeoutError)
 
 
+_PROGRESS = re.compile(r"\d+%\|")
+"""In a line that tqdm draws."""
+
+
 def _last_line(log: Path) -> str:
     """The last line that says something in a process's log, for the message; nothing where there is none."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = next((line.strip() for line in reversed(lines) if line.strip() and not _PROGRESS.search(line)), "")
     return f": {last[:200]}" if last else ""
