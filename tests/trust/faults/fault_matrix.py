@@ -139,7 +139,8 @@ class FaultyRun:
                     os.kill(injected["pid"], signal.SIGCONT)
             rows = min(rows, current := self._rows())  # going back may take a row away
             if noticed_s is not None and current > rows:
-                text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), "")
+                ended = self.errors[-1] if resumed_by_hand and self.errors else ""
+                text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), ended)
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
             if noticed_s is None and self._is_past(fault, injected, begun_s):
                 return Outcome(fault, "unharmed", None, None)
