@@ -85,10 +85,11 @@ GROUPS = {
 }
 TOGETHER = {file: name for name, files in GROUPS.items() for file in files}
 WITH_ENGINES = (*LONGEST, *LIVE_RANKS, *RUNS, *ENGINES, *PROGRAMS, *OTHERS, *INSTALLED_VLLM)
-WITHOUT = ("tests/trust/test_fuzz.py",)
-"""Files without engines that take long, and would be the last by their names."""
-NIGHTLY = ("tests/trust/faults/test_soak.py",)
-"""The longest of all: one process takes it, while the other one takes the rest of its part of `make nightly`."""
+WITHOUT = ("tests/trust/test_fuzz.py", "tests/trust/test_sizes.py")
+"""A file without engines that takes long and would be the last by its name, and a short one, which is given to the
+process that has the soak."""
+NIGHTLY = ("tests/trust/faults/test_soak.py", "tests/trust/faults/test_fault_matrix.py")
+"""The longest of `make nightly PART=trust`: a process each, while a third one takes the rest."""
 FIRST = {file: at for at, file in enumerate((*NIGHTLY, *WITH_ENGINES, *WITHOUT))}
 
 

@@ -60,6 +60,7 @@ class ActionRunner:
         self.metrics = StepMetrics(spec.job)
         self.best = BestSoFar(spec.job, resumption.state if resumption else None)
         self.weight_sync = WeightSync(spec, worker_group)
+        self._handed_over: list[Measurement] | None = None
         self.fleet = Fleet(worker_group, spec.schedule)
         self.switches = Switches(worker_group, recorder.folder, spec.job)
         self.checkpoints = Checkpointer(spec, worker_group, recorder)
@@ -219,7 +220,10 @@ class ActionRunner:
         if self.stream is None or not step:  # the first weight sync comes before anything is begun
             return self.weight_sync.sync(action)
         with self.stream.handing_over(), self.recovery.trainers:
-            return self.weight_sync.sync(action)
+            if self._handed_over is None:  # else an engine had the weights, and was lost when it was to go on
+                self._handed_over = self.weight_sync.sync(action)
+        measurements, self._handed_over = self._handed_over, None
+        return measurements
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:
         self.weight_sync.version += 1
