@@ -62,11 +62,8 @@ class GpuTimes:
 
     def share_engines(self, known: "GpuTimes") -> None:
         """Take what is known of engines of another job whose engines are the same."""
-        self._engine_costs, self._speeds, self._rollouts_ahead = (
-            known._engine_costs,
-            known._speeds,
-            known._rollouts_ahead,
-        )
+        self._engine_costs, self._speeds = known._engine_costs, known._speeds
+        self._rollouts_ahead = known._rollouts_ahead
         self.roles.demands = known.roles.demands
 
     def of(self, job: SettledJob, setting: GpuSetting, roles: GpuRoles) -> "GpuTimes":
@@ -139,17 +136,14 @@ class GpuTimes:
         return self._seconds[key]
 
     def _actions_of(
-        self, name: str, kinds: tuple[ActionKind, ...], arrangement: Arrangement
+        self, name: str, kinds: tuple[ActionKind, ...], where: Arrangement
     ) -> tuple[tuple[Action, ...], int]:
-        """The actions of some kinds in every step, and a number that is one for those that take as long with the same
-        trainer: passes depend on their ranks alone, roles that move on who shares devices.
-        """
-        groups = arrangement.num_training, arrangement.num_scoring
-        key = name, groups, arrangement.offloaded, arrangement.placement
+        """Those of every step, and a number that is the same where a trainer takes as long: passes on as many ranks."""
+        groups = where.num_training, where.num_scoring
+        key = name, groups, where.offloaded, where.placement
         if key not in self._actions:
-            step = self.roles.view(arrangement).step
-            mine = tuple(action for action in step if action.kind in kinds and action.every == 1)
-            passes = groups, tuple((action.kind, action.id, action.role, action.repeat) for action in mine)
+            mine = tuple(each for each in self.roles.view(where).step if each.kind in kinds and each.every == 1)
+            passes = groups, tuple((each.kind, each.id, each.role, each.repeat) for each in mine)
             self._actions[key] = mine, self._alike.setdefault(passes if name == "passes" else key, len(self._alike))
         return self._actions[key]
 
@@ -170,9 +164,7 @@ class GpuTimes:
         key = "engine", arrangement.num_generation, arrangement.sleeps, choice, kv_cache
         if key not in self._seconds:
             kinds = GENERATES if arrangement.sleeps else GENERATES[:1]
-            costs = (
-                self._of_engine(kind, arrangement, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds
-            )
+            costs = [self._of_engine(each, arrangement, choice, kv_cache * (each is GENERATES[0])) for each in kinds]
             self._seconds[key] = sum(cost.seconds for cost in costs) if self.job.has_rollouts else 0.0
         return self._seconds[key]
 
@@ -331,8 +323,8 @@ class GpuTimes:
         num_engines = self.roles.num_engines(arrangement, choice)
         if evaluates:
             share = ceil_div(self.job.num_evaluated_responses, num_engines)
-            samples = self.roles.samples_together(choice, self.job.workload.num_evaluation_samples)
-            work = replace(work, num_rollouts=share, num_samples=samples)
+            together = self.roles.samples_together(choice, self.job.workload.num_evaluation_samples)
+            work = replace(work, num_rollouts=share, num_samples=together)
         return generate_cost(speed, work) + slowest_engine_cost(speed, work, num_engines) + self._reward_latency
 
     def _ahead(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
@@ -340,10 +332,9 @@ class GpuTimes:
         key = self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
         if key not in self._rollouts_ahead:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
-            num_engines = self.roles.num_engines(arrangement, choice)
-            versions, latency_s = self.roles.versions_ahead(arrangement), self.job.workload.reward_latency_s
-            ahead = RolloutsAhead(speed, work, num_engines, versions, latency_s)
-            self._rollouts_ahead[key] = ahead
+            num_engines, versions = self.roles.num_engines(arrangement, choice), key[0]
+            latency_s = self.job.workload.reward_latency_s
+            self._rollouts_ahead[key] = RolloutsAhead(speed, work, num_engines, versions, latency_s)
         return self._rollouts_ahead[key]
 
     @property
@@ -378,8 +369,7 @@ class GpuTimes:
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
-        size = group_size(arrangement, group)
-        if (group, size) not in self._clusters:
+        if (group, size := group_size(arrangement, group)) not in self._clusters:
             whole = self.setting.cluster(group)
             self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
         return self._clusters[group, size]
