@@ -55,7 +55,7 @@ NIGHTLY_architectures := tests/runtime/admission tests/runtime/images tests/runt
 NIGHTLY_resume := tests/runtime/runs/test_resumed_runs.py
 NIGHTLY_learning := tests/runtime/runs/test_learning.py
 NIGHTLY_trust := tests/trust tests/runtime/fault_tolerance/test_noticed.py
-# One process takes the run with a hundred faults, one the fault matrix; both wait for half of their time.
+# The run with a hundred faults and the fault matrix have a process each, and all other tests a third one.
 PROCESSES_trust := -n 3 $(SIDE_BY_SIDE)
 
 .PHONY: help setup setup-gpu system-packages run test test-fast lint format nightly bench gpu-bench evidence accuracy planner trl learning site clean

@@ -35,9 +35,9 @@ COMMON_ENVIRONMENT = {
 """Of every worker on a CPU."""
 
 _FEW_MATMULS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
-"""Compiled bf16 matmuls that oneDNN, and torch above it, keep: one for each shape and number of rows, which differs
-from pass to pass. Both keep 1024 by default, 7 MB for each new number of rows. 32 are those of one pass: none is
-compiled twice within it, and a new number of rows takes as long as before (torch 2.13)."""
+"""How many compiled bf16 matmuls oneDNN keeps, and torch's own cache above it: one for each shape and number of rows,
+which differs from pass to pass. By default 1024 each, so that a trainer grows with every new number of rows; 32 hold
+the shapes of one pass, and cost no time (docs/decisions.md, "Compiled matmuls in bf16 on a CPU"; torch 2.13)."""
 
 WORKER_ENVIRONMENT = {
     "policy_trainer": {"DS_ACCELERATOR": "cpu", **_FEW_MATMULS},

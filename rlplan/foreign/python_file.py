@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 MAX_PARTS = 200
-"""Of a sum or a product that is read. Longer ones are nested deeper than Python lets a function call itself."""
+"""Nodes of a sum or a product that is read: each may be a call deeper, of the 1,000 that Python allows."""
 LONG = "an expression of very many parts"
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from rlplan.emit.execution import ExecutionSpec, execution_spec
 from rlplan.planner.executable import executable_plan
-from rlplan.planner.gpu.times import engine_speed
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.files.job_file import load_job
+from rlplan.timing.serving.generation import EngineSpeed
 from tests.factories import EXAMPLES
 
 TIMED = "PYNCCL"
@@ -54,7 +54,7 @@ def test_the_ways_to_all_reduce_are_those_of_the_pinned_vllm() -> None:
 
 def test_every_way_but_the_one_that_is_timed_is_off(found: Plan, emitted: ExecutionSpec) -> None:
     setting = read_setting(found.job)
-    timed = engine_speed(found.job, setting.policy, found.choice.engine, setting.cluster("shared"))
+    timed = EngineSpeed.of_job(found.job, setting.policy, found.choice.engine, setting.cluster("shared"))
     arguments = emitted.vllm["policy"]
     assert timed.has_custom_all_reduce is not arguments["disable_custom_all_reduce"]
     assert timed.has_custom_all_reduce is False

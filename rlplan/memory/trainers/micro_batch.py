@@ -178,8 +178,9 @@ def _given_back(shape: MicroBatchShape) -> int:
 
 CHUNKED_LOSSES = (Loss.CHUNKED, Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED)
 """Losses after which the head's gradient comes once a chunk, and is added to what came before."""
-TAKEN_ANEW = (Loss.BY_ROWS, Loss.FUSED, Loss.COMPILED_ROWS)
-"""Losses that keep the rows which the head reads."""
+HOLDS_HEAD_INPUT = (Loss.BY_ROWS, Loss.FUSED, Loss.COMPILED_ROWS)
+"""Losses beside which the head's input is counted even where the head is frozen: they take the logits a part at a time,
+or recompute them from it."""
 
 
 def _head_bytes(shape: MicroBatchShape) -> int:
@@ -217,14 +218,14 @@ def _working_bytes(shape: MicroBatchShape) -> int:
     """Bytes in flight inside one layer's backward pass.
 
     Counts: `working_bytes`; under context parallelism the keys and values that go round; under PEFT an adapter's output
-    and a scaled copy where the layer is computed again, else the scaled gradient of its output, at most as wide as the
-    MLP; of a base in 4 bits one weight as the matmul needs it, and a copy of
-    the output.
+    and a scaled copy where the layer is recomputed, else the scaled gradient of its output, at most as wide as the MLP;
+    of a base in 4 bits one weight as the matmul needs it, and a copy of the output.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     passed = ring_bytes(block, tokens, e) if shape.passes_keys_on else 0
     scales = shape.frozen is not None and shape.frozen.scales_outputs
-    copies = scales * (1 if shape.recompute is Recompute.NONE else 2)
+    keeps_linears = shape.recompute in (Recompute.NONE, Recompute.ATTENTION) and not shape.modules
+    copies = scales * (1 if keeps_linears else 2)
     wide = tokens * block.intermediate * (copies + (shape.dequantised > 0))
     return working_bytes(block, tokens, e) + passed + e * (wide + shape.dequantised)
 
@@ -254,10 +255,9 @@ def _recomputed_bytes(shape: MicroBatchShape) -> int:
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:
-    """Bytes that wait outside the layers, where this rank has the head. A frozen one keeps its input only where the
-    backward pass takes the logits anew."""
+    """Bytes that wait outside the layers, where this rank has the head."""
     rows, tokens = shape.num_head_tokens, shape.num_tokens
-    if rows and shape.frozen is not None and shape.loss not in TAKEN_ANEW:
+    if rows and shape.frozen is not None and shape.loss not in HOLDS_HEAD_INPUT:
         return frozen_final_bytes(shape.block, shape.frozen, tokens, shape.element_bytes)
     copied = rows * shape.element_bytes * shape.block.hidden if shape.selects_rows and rows == tokens else 0
     return copied + final_saved_bytes(shape.block, tokens, rows, shape.element_bytes) if rows else 0

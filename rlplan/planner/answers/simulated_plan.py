@@ -150,14 +150,14 @@ def _speed(plan: Plan) -> Speed:
         host = host_of(plan.job.load_profile())
         assert host is not None, "a plan with seconds is of a profile with rates"
         return CpuSpeed(CpuTimes(plan.job, plan.job.load_model(), host, plan.schedule).engine)
-    from rlplan.planner.gpu.times import engine_speed
     from rlplan.planner.setting import read_setting
+    from rlplan.timing.serving.generation import EngineSpeed
 
     setting = read_setting(plan.job)
     whole, size = setting.cluster(GENERATION), plan.choice.arrangement.num_generation
     cluster = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
     choice, work = plan.choice.engine, plan.job.workload
-    speed = engine_speed(plan.job, setting.policy, choice, cluster)
+    speed = EngineSpeed.of_job(plan.job, setting.policy, choice, cluster)
     if choice.attention_dp == 1:
         return speed
     assert plan.kv is not None, "where there is an engine there is a KV cache"

@@ -21,7 +21,6 @@ from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
 from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.gpu.sync_times import SyncTimes
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, time_job
@@ -138,7 +137,7 @@ class GpuTimes:
     def _actions_of(
         self, name: str, kinds: tuple[ActionKind, ...], where: Arrangement
     ) -> tuple[tuple[Action, ...], int]:
-        """Those of every step, and a number that is the same where a trainer takes as long: passes on as many ranks."""
+        """The step's actions of some kinds, and a number: one for arrangements in which these take as long."""
         groups = where.num_training, where.num_scoring
         key = name, groups, where.offloaded, where.placement
         if key not in self._actions:
@@ -164,7 +163,9 @@ class GpuTimes:
         key = "engine", arrangement.num_generation, arrangement.sleeps, choice, kv_cache
         if key not in self._seconds:
             kinds = GENERATES if arrangement.sleeps else GENERATES[:1]
-            costs = [self._of_engine(each, arrangement, choice, kv_cache * (each is GENERATES[0])) for each in kinds]
+            costs = (
+                self._of_engine(kind, arrangement, choice, kv_cache if kind is GENERATES[0] else 0) for kind in kinds
+            )
             self._seconds[key] = sum(cost.seconds for cost in costs) if self.job.has_rollouts else 0.0
         return self._seconds[key]
 
@@ -332,8 +333,8 @@ class GpuTimes:
         key = self.roles.versions_ahead(arrangement), arrangement.num_generation, choice, kv_cache
         if key not in self._rollouts_ahead:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
-            num_engines, versions = self.roles.num_engines(arrangement, choice), key[0]
-            latency_s = self.job.workload.reward_latency_s
+            num_engines = self.roles.num_engines(arrangement, choice)
+            versions, latency_s = self.roles.versions_ahead(arrangement), self.job.workload.reward_latency_s
             self._rollouts_ahead[key] = RolloutsAhead(speed, work, num_engines, versions, latency_s)
         return self._rollouts_ahead[key]
 
@@ -359,7 +360,7 @@ class GpuTimes:
         key = arrangement.num_generation, choice.tp, choice.attention_dp, choice.quantization, choice.expert_ranks
         if key not in self._speeds:
             cluster = self._cluster(arrangement, GENERATION)
-            self._speeds[key] = engine_speed(self.job, self.setting.policy, choice, cluster)
+            self._speeds[key] = EngineSpeed.of_job(self.job, self.setting.policy, choice, cluster)
         return self._speeds[key]
 
     def _kv_tokens(self, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> int:
@@ -393,8 +394,3 @@ def _matters(kind: ActionKind, choice: TrainerChoice) -> tuple[object, ...]:
     if kind is ActionKind.TRAIN_FORWARD_BACKWARD:
         return choice.zero_stage, offloaded, choice.gradient_checkpointing, passes, axes
     return choice.zero_stage, offloaded, axes
-
-
-def engine_speed(job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> EngineSpeed:
-    """How fast the engine is that is emitted: rlplan's own switches vLLM's custom all-reduce off."""
-    return EngineSpeed(policy, job.rollout, choice, cluster, has_custom_all_reduce=job.target != "rlplan")

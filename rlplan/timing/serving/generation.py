@@ -11,13 +11,14 @@ Symbols: N rollouts, S running at once, P prompt, n samples of a prompt, D a dec
 from dataclasses import field
 from functools import cached_property
 from math import ceil, log
+from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
-from rlplan.spec.resolved import SettledRollout
+from rlplan.spec.resolved import SettledJob, SettledRollout
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, EngineCut, engine_counts
@@ -43,6 +44,11 @@ class EngineSpeed:
     """vLLM's own, within a host; else NCCL's."""
     grids: dict[tuple[object, ...], list[Parts]] = field(default_factory=dict, repr=False)
     """Times that were computed before: a search asks one speed many times."""
+
+    @classmethod
+    def of_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
+        """Of the engine that is emitted: rlplan's own runtime switches vLLM's custom all-reduce off."""
+        return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=job.target != "rlplan")
 
     @cached_property
     def cut(self) -> EngineCut:

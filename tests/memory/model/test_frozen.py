@@ -1,13 +1,17 @@
 """Layers with frozen weights against what real modules save when only adapters are trained (oracle: fake tensors)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu.meters import make_meter
+from rlplan.memory.model.block import Block
 from rlplan.memory.model.block_families import block_of
 from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_final_bytes, frozen_layer_bytes
+from rlplan.memory.trainers.micro_batch import HeldAt, MicroBatchShape, Recompute, entry_bytes, layer_bytes
 from rlplan.spec.model import model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
 
@@ -89,3 +93,27 @@ def test_matmuls_that_keep_their_inputs_share_them_with_the_adapters() -> None:
     block = block_of(model_from_config(LLAMA, where="config.json"))
     keeps = Frozen(attention_inputs=2, keeps_inputs=True)
     assert adapter_input_bytes(block, keeps, 2) == 2 * (2 * 1024 + 2816)
+
+
+def test_a_backward_pass_through_adapters_holds_no_more_than_is_counted_in_flight() -> None:
+    """An MLP as PEFT computes it, measured on the CPU; one scaled gradient is counted where nothing is recomputed."""
+    block = Block(hidden=256, num_heads=4, num_kv_heads=4, head_dim=64, intermediate=1024)
+    frozen = Frozen(mlp_inputs=2, adapts_down=True, scales_outputs=True)
+    shape = MicroBatchShape(block, 1, 100, TOKENS, 0, frozen=frozen)
+    gate, up, down = (
+        Adapted(nn.Linear(*sizes, bias=False, dtype=torch.bfloat16).requires_grad_(False), torch.bfloat16, 0.0)
+        for sizes in ((256, 1024), (256, 1024), (1024, 256))
+    )
+    rows, meter = (
+        torch.randn(TOKENS, 256, dtype=torch.bfloat16, requires_grad=True),
+        make_meter(torch.device("cpu"), None),
+    )
+    with meter:
+        before = meter.resident()
+        result = rows + down(nn.functional.silu(gate(rows)) * up(rows))
+        kept = meter.resident() - before
+        result.backward(torch.ones_like(result))
+        in_flight = meter.peaks()["allocated_bytes"] - before - kept
+    assert in_flight <= HeldAt(shape).layer <= 1.6 * in_flight
+    again = HeldAt(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
+    assert again == HeldAt(shape).layer + 2 * TOKENS * 1024
