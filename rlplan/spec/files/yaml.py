@@ -14,7 +14,7 @@ from rlplan.spec.base import shorten
 
 MAX_DEPTH = 32
 """Levels of nesting: a job has four."""
-_RULE = "YAML 1.2 without tags, aliases, tabs or duplicate keys"
+_RULE = "YAML 1.2 without tags, aliases, tabs, duplicate keys, or lists and mappings as keys"
 
 
 def read_yaml(path: Path, what: str) -> Any:

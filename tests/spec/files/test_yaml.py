@@ -73,7 +73,7 @@ def test_what_is_not_plain_yaml_is_refused_with_line_and_column(text: str, word:
     assert word in caught.value.what
     assert caught.value.what.startswith("the job file is not YAML: ")
     assert caught.value.where == f"job.yaml, line {line}, column {column}"
-    assert caught.value.rule == "YAML 1.2 without tags, aliases, tabs or duplicate keys"
+    assert caught.value.rule == "YAML 1.2 without tags, aliases, tabs, duplicate keys, or lists and mappings as keys"
 
 
 @pytest.mark.parametrize("text", ["a: \x01", "a: 2026-99-99", "a: " + "9" * 5000], ids=["control", "date", "digits"])
