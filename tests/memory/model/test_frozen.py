@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu.meters import make_meter
+from benchmarks.gpu.meters import CountedTensors
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.block_families import block_of
 from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_final_bytes, frozen_layer_bytes
@@ -104,16 +104,12 @@ def test_a_backward_pass_through_adapters_holds_no_more_than_is_counted_in_fligh
         Adapted(nn.Linear(*sizes, bias=False, dtype=torch.bfloat16).requires_grad_(False), torch.bfloat16, 0.0)
         for sizes in ((256, 1024), (256, 1024), (1024, 256))
     )
-    rows, meter = (
-        torch.randn(TOKENS, 256, dtype=torch.bfloat16, requires_grad=True),
-        make_meter(torch.device("cpu"), None),
-    )
-    with meter:
-        before = meter.resident()
+    rows = torch.randn(TOKENS, 256, dtype=torch.bfloat16, requires_grad=True)
+    with CountedTensors() as counted:  # nothing that other tests have left
         result = rows + down(nn.functional.silu(gate(rows)) * up(rows))
-        kept = meter.resident() - before
+        kept = counted.now
         result.backward(torch.ones_like(result))
-        in_flight = meter.peaks()["allocated_bytes"] - before - kept
+        in_flight = counted.peak - kept
     assert in_flight <= HeldAt(shape).layer <= 1.6 * in_flight
     again = HeldAt(replace(shape, recompute=Recompute.FULL)).layer - layer_bytes(shape) + entry_bytes(shape)
     assert again == HeldAt(shape).layer + 2 * TOKENS * 1024
