@@ -204,8 +204,8 @@ def make_tree_groups(num_slots: int, memory_bytes: int) -> list[TreeGroup]:
     sweep()
     groups: list[TreeGroup] = []
     try:
-        for slot in range(num_slots):
-            groups.append(TreeGroup(slot, memory_bytes))
+        for _ in range(num_slots):
+            groups.append(TreeGroup(memory_bytes))
     except OSError:
         for group in groups:
             group.close()

@@ -5,6 +5,7 @@ or a question to ask often. Left out: the CPU of what begins and ends between tw
 """
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -22,6 +23,8 @@ _TMP = Path("/tmp")
 """Of a sandbox."""
 _NAME_BYTES = 1_024
 """Of an inode and a directory's entry of a file system in memory: 960 by a control group's count, Linux 6.18."""
+_NUMBERS = itertools.count()
+"""Of the groups that this process has made: it may have several sandboxes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,9 +35,9 @@ class TreeGroup:
     is never more than the test's seconds.
     """
 
-    def __init__(self, slot: int, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int) -> None:
         self._is_v1, self.memory_bytes = (_V1 / "memory.limit_in_bytes").exists(), memory_bytes
-        name = f"{PREFIX}-{os.getpid()}-{slot}"
+        name = f"{PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
         self.folder = (_V1 if self._is_v1 else _V2) / name
         self.folder.mkdir()
         try:

@@ -32,7 +32,7 @@ def test_a_group_of_version_2_limits_memory_swap_and_cpu_and_tells_its_own_limit
     """In a folder in place of the kernel's, whose files are those of Documentation/admin-guide/cgroup-v2.rst."""
     monkeypatch.setattr(tree_limits, "_V2", tmp_path)
     monkeypatch.setattr(tree_limits, "_V1", tmp_path / "memory")
-    group = TreeGroup(0, 256 * MIB)
+    group = TreeGroup(256 * MIB)
     files = {path.name: path.read_text() for path in group.folder.iterdir()}
     assert files == {"memory.max": str(256 * MIB), "memory.swap.max": "0", "cpu.max": "100000 100000"}
     assert group.has_quota

@@ -11,7 +11,7 @@ import pytest
 from rlplan.errors import HostError, SpecError
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.rewards.reward_pool import RewardPool
-from rlplan.runtime.sandbox.bubblewrap import Bubblewrap
+from rlplan.runtime.sandbox.bubblewrap import Bubblewrap, make_tree_groups
 from rlplan.runtime.sandbox.choice import Bare, open_sandbox, self_test
 from rlplan.runtime.sandbox.programs import Case, Limits, Program
 from rlplan.runtime.sandbox.seccomp import _ARGUED, _CLONE3, denied_calls, deny_list
@@ -85,15 +85,26 @@ def test_processes_may_end_while_they_are_looked_at() -> None:
 def test_groups_of_a_driver_that_was_killed_are_swept() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups here")
-    code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(0, 1 << 28).folder)"
+    code = "from rlplan.runtime.sandbox.tree_limits import TreeGroup; print(TreeGroup(1 << 28).folder)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    mine = TreeGroup(99, 1 << 28)
+    mine = TreeGroup(1 << 28)
     sweep()  # another run beside this one may have been first
     assert said
     assert not Path(said).exists()
     assert mine.folder.is_dir()
     mine.close()
     assert not mine.folder.exists()
+
+
+def test_two_sandboxes_of_a_process_have_groups_of_their_own() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root makes control groups here")
+    one, other = (make_tree_groups(2, 1 << 28) for _ in range(2))
+    try:
+        assert len({group.folder for group in (*one, *other)}) == 4
+    finally:
+        for group in (*one, *other):
+            group.close()
 
 
 HEADERS = {
