@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlplan.emit.ray import RayPlacement
 from rlplan.errors import HostError
 from rlplan.runtime.cluster.islands import Host, add_up, deal_islands
+from rlplan.runtime.cluster.liveness import Liveness, dead_service, service_pids
 from rlplan.runtime.cluster.network import LOOPBACK, own_addresses
 from rlplan.runtime.cluster.ray_serializers import WORKER_HOOK, keep_arrow_out
 from rlplan.runtime.processes.child_processes import child_processes, send_signal
@@ -39,6 +40,10 @@ ANSWER_S = 10.0
 
 RESERVE_S = 60.0
 """What is free is reserved within this time, scaled by the machine's slowdown, or another program took it."""
+
+MAX_STALL_S = 30.0
+"""Ray ends a driver that has not reached its GCS for 60 s, before the driver can say why. Source: Ray 2.60.0,
+ray_config_def.h, gcs_rpc_server_reconnect_timeout_s."""
 
 _NO_METRICS = {"AUTOSCALER_METRIC_PORT": "70000"}
 """No port has this number, so Ray's monitor, whose metrics ask for no token, logs that it cannot serve them and goes on
@@ -64,9 +69,11 @@ class Cluster:
     foreign_pids: child processes of the driver that were there before.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        """address: of a running Ray cluster to join; None starts Ray on this host."""
-        self.address = address
+    def __init__(self, address: str | None = None, stall_s: float = MAX_STALL_S) -> None:
+        """address: of a running Ray cluster to join; None starts Ray on this host. stall_s: how long a process of Ray's
+        own may be stopped.
+        """
+        self.address, self._services = address, Liveness(min(stall_s, MAX_STALL_S))
         self.placement: RayPlacement | None = None
         self.groups: list[Any] = []
         self._places: dict[int, tuple[int, int]] = {}
@@ -107,12 +114,19 @@ class Cluster:
         return PlacementGroupSchedulingStrategy(self.groups[island], placement_group_bundle_index=offset)
 
     def dead_service(self) -> str | None:
-        """Which process of a Ray of our own has ended, in words; None where all live, or Ray was started by others."""
+        """Which process of a Ray of our own has ended, or is stopped for too long, in words.
+
+        None where all live, or Ray was started by others.
+        """
         if self.address is not None or not is_ray_up():
             return None
         import ray
 
-        return dead_service(ray._private.worker._global_node)
+        node = ray._private.worker._global_node
+        if ended := dead_service(node):
+            return ended
+        stopped = self._services.check({} if node is None else service_pids(node))
+        return " is ".join(stopped) if stopped else None
 
     def children(self) -> "list[psutil.Process]":
         """All processes that this run started, kept so that those whose parent died are still known."""
@@ -191,15 +205,6 @@ def list_hosts() -> list[Host]:
 def is_ray_up() -> bool:
     """Whether this process has joined a Ray. A signal may have broken off its import: then there is none to leave."""
     return bool(getattr(sys.modules.get("ray"), "is_initialized", bool)())
-
-
-def dead_service(node: Any) -> str | None:
-    """Which of the processes of a Ray of our own has ended, in words. node: Ray's record of them; None without one.
-
-    Nothing that is asked of Ray is answered then, and it may wait for minutes before it says so.
-    """
-    dead = [] if node is None else node.dead_processes()
-    return f"Ray's {dead[0][0]} (process {dead[0][1].pid}) is gone" if dead else None
 
 
 def _prepare_environment() -> None:

@@ -175,7 +175,7 @@ def _announce_sandbox(reward_pool: RewardPool, recorder: Recorder) -> None:
 
 def _run_to_the_end(task: Task, recorder: Recorder, listener: Listener) -> None:
     """Run; where the rehearsal does not fit, change one thing, where ranks are lost, go back to the last checkpoint."""
-    num_losses, cluster = 0, Cluster(task.address)
+    num_losses, cluster = 0, Cluster(task.address, task.spec.job.limits.stall_timeout_s)
     try:
         while True:
             try:

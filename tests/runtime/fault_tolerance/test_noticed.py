@@ -32,7 +32,12 @@ def _victim(name: str, driver: int, folder: Path) -> int:
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "number"), [("scorer", signal.SIGSTOP), ("raylet", signal.SIGKILL), ("gcs_server", signal.SIGKILL)]
+    ("name", "number"),
+    [
+        ("scorer", signal.SIGSTOP),
+        ("raylet", signal.SIGKILL),
+        ("gcs_server", signal.SIGTERM),  # it closes its port, and never ends
+    ],
 )
 def test_what_is_lost_is_noticed_in_time_and_comes_back(name: str, number: signal.Signals, tmp_path: Path) -> None:
     folder, stall_s = tmp_path / "run", round(scaled(12.0))
