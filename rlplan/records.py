@@ -10,7 +10,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from functools import cache
 from reprlib import recursive_repr
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 _COMPARISONS = {"__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
@@ -72,6 +74,10 @@ def _in_order(cls: type) -> list[Field[Any]]:
 
 
 def _init(cls: type, frozen: bool) -> Any:
+    every = fields(cls)
+    is_plain = all(each.init and not each.kw_only and each.default_factory is MISSING for each in every)
+    if frozen and is_plain and not hasattr(cls, "__post_init__"):
+        return _plain_init([each.name for each in every], [each.default for each in every])
     names: dict[str, Any] = {"_set": object.__setattr__, "_missing": MISSING}
     parameters, lines = ["self"], []
     given = _in_order(cls)
@@ -94,6 +100,26 @@ def _init(cls: type, frozen: bool) -> Any:
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     return _compiled("__init__", ", ".join(parameters), lines, names)
+
+
+def _plain_init(names: Sequence[str], defaults: Sequence[Any]) -> Any:
+    """Of a frozen class without more to do: compiled once for each number of fields, and then given their names."""
+    meant = {f"_{index}": name for index, name in enumerate(names)}
+    code = _setting(len(names))
+    code = code.replace(
+        co_varnames=tuple(meant.get(name, name) for name in code.co_varnames),
+        co_consts=tuple(meant.get(value, value) for value in code.co_consts),
+    )
+    given = tuple(value for value in defaults if value is not MISSING)
+    return FunctionType(code, {"_set": object.__setattr__}, "__init__", given)
+
+
+@cache
+def _setting(num_fields: int) -> CodeType:
+    names = [f"_{index}" for index in range(num_fields)]
+    lines = [f"_set(self, {name!r}, {name})" for name in names]
+    code: CodeType = _compiled("__init__", ", ".join(["self", *names]), lines, {}).__code__
+    return code
 
 
 def _tuple(cls: type, of: str) -> str:

@@ -164,6 +164,15 @@ class MemoryLedger:
 
     def device_peak(self, device: str, bound: Bound = "expected") -> Peak:
         """The largest total of the `device` rows on one device over all moments."""
+        if (device, bound) not in self._device_peaks:
+            self._device_peaks[device, bound] = self._device_peak(device, bound)
+        return self._device_peaks[device, bound]
+
+    @cached_property
+    def _device_peaks(self) -> dict[tuple[str, Bound], Peak]:
+        return {}
+
+    def _device_peak(self, device: str, bound: Bound) -> Peak:
         totals, own = self.device_totals(device, bound), self._actions_on(device)
         # an action beside others of this device has their total, and is not where it happens
         moments = [one for one in self._moments if one.place in own or own.isdisjoint(self._beside(one.place))]

@@ -204,6 +204,8 @@ class CandidateScorer:
         self.times = GpuTimes(job, setting, self.roles)
         self.num_misfits = 0
         """Chains of trainers that were found not to fit at all."""
+        self.first_fitting: dict[object, int] = {}
+        """For each sweep of micro-batches the index of the largest that fits, in the last arrangement looked at."""
         self._known_of = _without_choices(job)
         self._engines = _of_engines(job, setting)
         self._hopeless: dict[object, list[tuple[int, int]]] = {}

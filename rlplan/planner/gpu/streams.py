@@ -153,7 +153,7 @@ class Trainers:
                 yield TrainerEntry(seconds, item)
                 continue
             assert isinstance(item, MicroBatchSweep), "choices and sweeps"
-            fitting = self._that_fit(item)
+            fitting = self.that_fit(item)
             if not fitting and not self._may_fit(_base(item)):
                 self.scorer.num_misfits += 1
                 continue
@@ -187,21 +187,26 @@ class Trainers:
             )
         return self._fitting[base]
 
-    def _that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
-        """The choices of a sweep that fit beside the least of any engine: all from the first that does."""
+    def that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
+        """The choices of a sweep that fit beside the least of any engine: all from the first that does.
+
+        The largest micro-batch comes first and smaller ones need no more. The search begins with the one that was the
+        first to fit in another arrangement: mostly it is the first here too, and only it and the next larger one are
+        counted.
+        """
         roles, choices = self.scorer.roles, sweep.choices
         if not self._fits(roles.resident_bytes(self.arrangement, choices[0])):
             return ()
-        if self._fits(roles.trainer_bytes(self.arrangement, choices[0])):
-            return choices
-        # the largest micro-batch comes first and smaller ones need no more, so the first that fits is found by halving
-        low, high = 0, len(choices) - 1
-        if low == high or not self._fits(roles.trainer_bytes(self.arrangement, choices[high])):
-            return ()
+        low, high = -1, len(choices)
+        known, key = self.scorer.first_fitting, (_base(sweep), sweep.savings)
+        probe = known.get(key, len(choices) // 2)
         while high - low > 1:
-            middle = (low + high) // 2
-            fits = self._fits(roles.trainer_bytes(self.arrangement, choices[middle]))
-            low, high = (low, middle) if fits else (middle, high)
+            probe = min(max(probe, low + 1), high - 1)
+            if self._fits(roles.trainer_bytes(self.arrangement, choices[probe])):
+                high, probe = probe, probe - 1
+            else:
+                low, probe = probe, probe + 1
+        known[key] = high
         return choices[high:]
 
     def _fits(self, held: BytesByMoment, *, on_host: bool = True) -> bool:

@@ -93,6 +93,24 @@ def test_smaller_passes_need_no_more_bytes_at_any_moment(index: int, random) -> 
         assert all(a >= b for a, b in zip(larger.hosts, smaller.hosts, strict=True))
 
 
+@examples(60)
+@given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
+def test_what_fits_does_not_depend_on_where_its_search_begins(index: int, random) -> None:  # type: ignore[no-untyped-def]
+    search = search_of(index)
+    arrangement, sweep = _sweep(search, random)
+    bounds = search.bounds(arrangement, 0)
+    if not bounds.engines.entries:
+        return
+    held = (search.roles.trainer_bytes(arrangement, choice) for choice in sweep.choices)
+    left = [search.scorer.left(arrangement, (one, bounds.engines.floor), 0) for one in held]
+    fits = tuple(choice for choice, room in zip(sweep.choices, left, strict=True) if min(room) >= 0)
+    first_fitting = search.scorer.first_fitting
+    assert bounds.trainers.that_fit(sweep) == fits
+    for key in first_fitting:
+        first_fitting[key] = random.randint(0, len(sweep.choices))
+    assert bounds.trainers.that_fit(sweep) == fits
+
+
 @examples(100)
 @given(some.integers(0, len(CASES) - 1), some.randoms(use_true_random=False))
 def test_states_alone_are_at_most_what_any_choice_holds(index: int, random) -> None:  # type: ignore[no-untyped-def]
