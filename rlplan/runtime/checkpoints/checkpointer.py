@@ -30,7 +30,8 @@ from rlplan.runtime.run_folder.disk_errors import disk_error
 from rlplan.runtime.run_folder.recorder import Recorder
 from rlplan.vocabulary import ActionKind
 
-POLL_S = 0.05
+POLL_S, LOOK_S = 0.05, 1.0
+"""How often a receipt, and the process that is to write it, are looked for."""
 SAVING = (ActionKind.SAVE_STATES, ActionKind.WRITE_STATES)
 SETTLE_S, CLOSE_S = 10.0, 1.0
 """How long a run that ends waits for a checkpoint that is being written, and for one that is given up. Both scaled."""
@@ -43,6 +44,8 @@ class Checkpointer:
         self._staged: Path | None = None
         self._step = 0
         self._ranks: dict[str, list[Path]] = {}
+        self._writers: dict[Path, str] = {}
+        """The process that writes each file of the checkpoint that is put together, or was last."""
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._staging = threading.Lock()
@@ -71,7 +74,8 @@ class Checkpointer:
             except OSError as error:
                 self._alarm(step, error, self.folder.root)
                 return []
-            self._ranks[action.role.value] = [staged / name for name in names]
+            files = self._ranks[action.role.value] = [staged / name for name in names]
+            self._writers |= zip(files, action.processes, strict=True)
         paths, waits = [str((staged / name).resolve()) for name in names], action.kind is ActionKind.WRITE_STATES
         return self.worker_group.everywhere(action, lambda rank: ("save_states", paths[rank], waits))[1]
 
@@ -111,6 +115,7 @@ class Checkpointer:
         if self._staged is None or self._step != step:
             self._staged, self._step = self.folder.stage(step), step
             self._ranks.clear()
+            self._writers.clear()
         return self._staged
 
     def _names(self, action: Action) -> list[str]:
@@ -136,8 +141,8 @@ class Checkpointer:
                 best = state.best_checkpoint.step if state.best_checkpoint else None
                 self.folder.commit(staged, self._manifest(state.step, files, ranks, receipts), best)
         except Exception as error:  # in a thread of its own, where the error would be lost
-            shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
-            if not self._is_closed:
+            if not self._is_closed:  # else the run that goes on from before may have a folder of that name by now
+                shutil.rmtree(staged, ignore_errors=True)  # where the disk is full the run goes on with the room
                 with suppress(RunError):  # the run's next line will not be taken either, and ends it
                     self._alarm(state.step, error, staged)
 
@@ -163,12 +168,18 @@ class Checkpointer:
         deadline = time.monotonic() + self.spec.job.limits.action_timeout_s
         found = []
         for path in paths:
-            receipt = path.with_suffix(".receipt")
+            receipt, writer = path.with_suffix(".receipt"), self._writers.get(path, "")
+            next_look, is_gone = time.monotonic() + LOOK_S, False
             while not receipt.exists():
-                if self._is_closed or time.monotonic() > deadline:
+                now = time.monotonic()
+                if is_gone:
+                    raise _UnwrittenError(f"{writer} is gone")
+                if self._is_closed or now > deadline:
                     raise _UnwrittenError(
                         f"{path.name} did not appear (all hosts must see the run folder at the same path)"
                     )
+                if now > next_look:
+                    next_look, is_gone = now + LOOK_S, writer in self.worker_group.lost()
                 time.sleep(POLL_S)
             found.append(_read(receipt))
         return found

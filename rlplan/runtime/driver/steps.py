@@ -165,7 +165,8 @@ class ActionRunner:
         return state.model_copy(update=more), buffer
 
     def close(self) -> None:
-        """Let the collector end; remove what weight sync may have left behind."""
+        """Let the collector end, and a checkpoint that is being written; remove what weight sync may have left."""
+        self.checkpoints.close()
         self.collector.close()
         self.weight_sync.close()
 
