@@ -27,6 +27,8 @@ NUM_STEPS = 3
 """From one fault to the next."""
 FIRST_STEP = 4
 """By then the first checkpoint counts, also on a slow disk."""
+WRITTEN_S = 1.0
+"""A driver that ends may still write for so long that it waits."""
 STALL_S = 12.0
 """The job's limits.stall_timeout_s; scaled."""
 PAUSE_S = 5.0
@@ -138,13 +140,19 @@ class FaultyRun:
                 with suppress(ProcessLookupError):
                     os.kill(injected["pid"], signal.SIGCONT)
             rows = min(rows, current := self._rows())  # going back may take a row away
-            if noticed_s is not None and current > rows:
+            if noticed_s is not None and (current > rows or self._waits_for(number + 1, begun_s + noticed_s)):
                 ended = self.errors[-1] if resumed_by_hand and self.errors else ""
                 text = next((row["text"] for row in reversed(said) if row["kind"] == "restart"), ended)
                 return Outcome(fault, ending or "", noticed_s, now - begun_s - noticed_s, text[:200])
             if noticed_s is None and self._is_past(fault, injected, begun_s):
                 return Outcome(fault, "unharmed", None, None)
             time.sleep(0.05)
+
+    def _waits_for(self, number: int, since_s: float) -> bool:
+        """Whether the run has come to the point of another fault since some time, and waits there."""
+        path = self.list.with_suffix(".waiting")
+        words = path.read_text().split() if path.exists() else []
+        return len(words) == 2 and int(words[0]) == number + 1 and float(words[1]) > since_s + WRITTEN_S
 
     def _is_past(self, fault: Fault, injected: dict[str, object], begun_s: float) -> bool:
         """Two steps have ended since, and the victim was not missed for longer than it takes to notice."""

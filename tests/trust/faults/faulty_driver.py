@@ -2,7 +2,7 @@
 
 Run as `python -m tests.trust.faults.faulty_driver LIST ARGUMENTS`. LIST is a JSON file of rows (`fault_matrix.Fault`).
 A fault waits at its point of its step until the file LIST.allowed says that it may happen, and is written to LIST.done
-just before it does.
+just before it does. While one waits its number and the time are in LIST.waiting.
 """
 
 import json
@@ -48,6 +48,7 @@ class Faults:
             number = self.num_done
         try:
             while int(self.path.with_suffix(".allowed").read_text() or 0) < number:
+                self.path.with_suffix(".waiting").write_text(f"{number} {time.time()}")
                 player.worker_group._check_services(())  # as a run does all the time that does not wait here
                 time.sleep(POLL_S)
         except RlplanError:  # the fault before this one was noticed here: this one is still to come

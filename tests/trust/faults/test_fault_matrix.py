@@ -31,9 +31,10 @@ SIZES = (
 )
 
 
-def job(mode: str, faults: list[Fault]) -> tuple[str, ...]:
-    devices = 2 if mode == "asynchronous" else 1
-    limits = (f"limits.stall_timeout_s={round(scaled(STALL_S))}", f"hardware.num_devices={devices}")
+def job(mode: str, faults: list[Fault], stall_s: float | None = None) -> tuple[str, ...]:
+    """Arguments of `rlplan`. stall_s: STALL_S, scaled, if None."""
+    devices, stall_s = 2 if mode == "asynchronous" else 1, stall_s or round(scaled(STALL_S))
+    limits = (f"limits.stall_timeout_s={stall_s}", f"hardware.num_devices={devices}")
     return ("run", "examples/quickstart.yaml", *SIZES, *limits, *MODES[mode], f"workload.num_steps={num_steps(faults)}")
 
 
@@ -67,20 +68,22 @@ def test_a_run_ends_as_one_without_faults_whatever_process_fails(mode: str, tmp_
             with Path(path).open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
 
-    run = FaultyRun(job(mode, faults), faults, tmp_path / "run").play(note)
+    stall_s = round(scaled(STALL_S))
+    arguments = job(mode, faults, stall_s)
+    run = FaultyRun(arguments, faults, tmp_path / "run").play(note)
     assert run.exit_code == 0, run.stderr[-4000:]
     assert [outcome for outcome in outcomes if outcome.ending == "HANGS"] == []
-    _assert_in_time(outcomes)
-    whole = finish(start(*job(mode, faults), "--out", str(tmp_path / "whole")), tmp_path / "whole")
+    _assert_in_time(outcomes, stall_s)
+    whole = finish(start(*arguments, "--out", str(tmp_path / "whole")), tmp_path / "whole")
     assert whole.exit_code == 0, whole.stderr
     assert_same(mode, run, whole)
 
 
-def _assert_in_time(outcomes: list[Outcome]) -> None:
+def _assert_in_time(outcomes: list[Outcome], stall_s: float) -> None:
     late = [
         outcome
         for outcome in outcomes
-        if (outcome.noticed_s or 0) > scaled(NOTICED_S) + (scaled(STALL_S) if outcome.fault.kind == "SIGSTOP" else 0)
+        if (outcome.noticed_s or 0) > scaled(NOTICED_S) + (stall_s if outcome.fault.kind == "SIGSTOP" else 0)
         or (outcome.recovered_s or 0) > scaled(RECOVERED_S)
     ]
     assert late == []

@@ -54,7 +54,8 @@ def test_a_hundred_faults_in_one_run_leave_no_trace(tmp_path: Path) -> None:
         held.append((driver.memory_info().rss, driver.num_fds(), arenas))
         print(outcome, *held[-1])
 
-    faulty = FaultyRun(job("synchronous", faults), faults, tmp_path / "run")
+    arguments = job("synchronous", faults)
+    faulty = FaultyRun(arguments, faults, tmp_path / "run")
     run = faulty.play(note)
     assert run.exit_code == 0, run.stderr[-4000:]
     assert faulty.errors == [], "it goes on by itself"
@@ -65,7 +66,7 @@ def test_a_hundred_faults_in_one_run_leave_no_trace(tmp_path: Path) -> None:
     assert files_2 - files_1 <= MAX_MORE_DESCRIPTORS
     assert arenas == 0
     assert '"kind": "leak"' not in (tmp_path / "run" / "alarms.jsonl").read_text()
-    whole = finish(start(*job("synchronous", faults), "--out", str(tmp_path / "whole")), tmp_path / "whole")
+    whole = finish(start(*arguments, "--out", str(tmp_path / "whole")), tmp_path / "whole")
     assert_same("synchronous", run, whole)
 
 
