@@ -103,19 +103,19 @@ def _init(cls: type, frozen: bool) -> Any:
 
 
 def _plain_init(names: Sequence[str], defaults: Sequence[Any]) -> Any:
-    """Of a frozen class without more to do: compiled once for each number of fields, and then given their names."""
-    meant = {f"_{index}": name for index, name in enumerate(names)}
-    code = _setting(len(names))
+    """Of a frozen class that only sets its fields: compiled once per number of fields, with placeholders for names."""
+    name_of = {f"_{index}": name for index, name in enumerate(names)}
+    code = _init_with_placeholders(len(names))
     code = code.replace(
-        co_varnames=tuple(meant.get(name, name) for name in code.co_varnames),
-        co_consts=tuple(meant.get(value, value) for value in code.co_consts),
+        co_varnames=tuple(name_of.get(name, name) for name in code.co_varnames),
+        co_consts=tuple(name_of.get(value, value) for value in code.co_consts),
     )
-    given = tuple(value for value in defaults if value is not MISSING)
-    return FunctionType(code, {"_set": object.__setattr__}, "__init__", given)
+    default_values = tuple(value for value in defaults if value is not MISSING)
+    return FunctionType(code, {"_set": object.__setattr__}, "__init__", default_values)
 
 
 @cache
-def _setting(num_fields: int) -> CodeType:
+def _init_with_placeholders(num_fields: int) -> CodeType:
     names = [f"_{index}" for index in range(num_fields)]
     lines = [f"_set(self, {name!r}, {name})" for name in names]
     code: CodeType = _compiled("__init__", ", ".join(["self", *names]), lines, {}).__code__

@@ -170,7 +170,7 @@ class Checkpointer:
         for path in paths:
             receipt, writer = path.with_suffix(".receipt"), self._writers.get(path, "")
             next_look, is_gone = time.monotonic() + LOOK_S, False
-            while not receipt.exists():
+            while self._is_closed or not receipt.exists():  # once closed a receipt may be the next run's
                 now = time.monotonic()
                 if is_gone:
                     raise _UnwrittenError(f"{writer} is gone")

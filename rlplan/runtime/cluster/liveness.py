@@ -66,8 +66,8 @@ def dead_service(node: Any) -> str | None:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except ConnectionRefusedError:
         return f"Ray's gcs_server no longer listens ({node.gcs_address})"
-    except OSError:
-        return None  # it is busy
+    except OSError:  # no answer yet: it is busy
+        pass
     return None
 
 

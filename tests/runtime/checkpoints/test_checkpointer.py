@@ -1,9 +1,14 @@
 """A checkpoint that is put together in a thread, where its writer is lost or its run begins again."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from rlplan.runtime.checkpoints import checkpointer
 from rlplan.runtime.checkpoints.checkpointer import Checkpointer
+from rlplan.runtime.checkpoints.folder import CheckpointFolder
 from rlplan.runtime.checkpoints.manifest import RunState
 from rlplan.runtime.driver.steps import ActionRunner
 from rlplan.vocabulary import ActionKind, Role
@@ -52,17 +57,27 @@ def test_a_checkpoint_whose_writer_is_gone_is_given_up_long_before_the_deadline(
     assert not ranks.paths[0].parent.exists()
 
 
-def test_a_checkpoint_that_was_given_up_takes_nothing_from_the_run_that_begins_again(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_given_up_takes_nothing_from_the_run_that_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where its thread wakes up after the other run has begun the same step."""
     ranks, alarms = Ranks(), list[tuple[int, str, str]]()
-    before = begun(tmp_path, ranks, alarms)
-    before.close()
-    after = begun(tmp_path, ranks, alarms)
-    receipt = ranks.paths[1].with_suffix(".receipt")
-    assert ranks.paths[0] == ranks.paths[1]
-    receipt.touch()  # empty: the disk did not take it
-    wait_for(lambda: alarms, 10)
-    assert [text for _, _, text in alarms] == [f"no checkpoint of step 3: the disk does not take {receipt.name}"]
-    after.close()
+    with monkeypatch.context() as slow:
+        slow.setattr(checkpointer, "POLL_S", 2.0)
+        slow.setattr(checkpointer, "scaled", lambda seconds: 0.0)
+        before = begun(tmp_path, ranks, alarms)
+        thread = before._thread
+        time.sleep(0.2)  # it waits for the file by now
+        before.close()
+    assert thread is not None
+    assert thread.is_alive()
+    staged = tmp_path / "checkpoints" / ".step-000003"
+    CheckpointFolder(tmp_path, keep_last=2).stage(3)
+    receipt = staged / ranks.paths[0].with_suffix(".receipt").name
+    receipt.write_text('{"error": "of the other run"}')
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (receipt.read_text(), alarms) == ('{"error": "of the other run"}', [])
 
 
 def test_a_runner_that_is_closed_ends_the_checkpoint_that_it_writes() -> None:

@@ -28,7 +28,7 @@ NUM_STEPS = 3
 FIRST_STEP = 4
 """By then the first checkpoint counts, also on a slow disk."""
 WRITTEN_S = 1.0
-"""A driver that ends may still write for so long that it waits."""
+"""Longer than a driver that ends goes on writing LIST.waiting."""
 STALL_S = 12.0
 """The job's limits.stall_timeout_s; scaled."""
 PAUSE_S = 5.0
@@ -148,11 +148,11 @@ class FaultyRun:
                 return Outcome(fault, "unharmed", None, None)
             time.sleep(0.05)
 
-    def _waits_for(self, number: int, since_s: float) -> bool:
-        """Whether the run has come to the point of another fault since some time, and waits there."""
+    def _waits_for(self, index: int, since_s: float) -> bool:
+        """Whether the run waits at the point of a fault, and has come there since a time. index: in the list."""
         path = self.list.with_suffix(".waiting")
         words = path.read_text().split() if path.exists() else []
-        return len(words) == 2 and int(words[0]) == number + 1 and float(words[1]) > since_s + WRITTEN_S
+        return len(words) == 2 and int(words[0]) == index + 1 and float(words[1]) > since_s + WRITTEN_S
 
     def _is_past(self, fault: Fault, injected: dict[str, object], begun_s: float) -> bool:
         """Two steps have ended since, and the victim was not missed for longer than it takes to notice."""
