@@ -5,10 +5,11 @@ In: a refused key, or a refused value of a key. Out: the refusal with the way ou
 Left out: keys of rlplan's own older versions (spec/files/renamed.py), and what is merely misspelt (spec/base.py).
 """
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rlplan.errors import MisspeltError, SpecError
+from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
 from rlplan.foreign.settings import word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
@@ -83,10 +84,15 @@ def in_our_words(error: MisspeltError) -> SpecError:
 
 
 def _elsewhere_here(key: str, given: str) -> str:
-    """Keys of ours that end with the word, or of the same part begin with it: where it stands in a part of a job."""
+    """Keys of ours that end with the word, or of the same part begin with it: where it stands in a part of a job.
+
+    Where the part is misspelt, its key in the part that is meant.
+    """
     part, _, word = key.rpartition(".")
     if part and part.partition(".")[0] not in JobSpec.model_fields:
-        return ""
+        root, _, rest = key.partition(".")
+        near = re.search(r"'(\w+)'", did_you_mean(root, JobSpec.model_fields))
+        return f"write {near[1]}.{rest}{given}" if near and f"{near[1]}.{rest}" in job_keys() else ""
     keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
     keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
     return f"write {' or '.join(one + given for one in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
