@@ -189,8 +189,8 @@ class HeadLogprobs(torch.autograd.Function):
         cap: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
-        logprobs, normalizer = (torch.empty(num_rows, device=hidden.device) for _ in range(2))
-        entropies = torch.empty(num_rows if entropy != "none" else 0, device=hidden.device)
+        logprobs, normalizer = (torch.empty(num_rows, dtype=torch.float32, device=hidden.device) for _ in range(2))
+        entropies = torch.empty(num_rows if entropy != "none" else 0, dtype=torch.float32, device=hidden.device)
         work = _Workspace(hidden, weight, rows_at_once, cap)
         weights = torch.empty_like(work.logits)
         for rows in work.slices:
@@ -253,7 +253,7 @@ class _Workspace:
         shape = (min(len(hidden), rows_at_once), weight.shape[0])
         self.buffer = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         is_whole = hidden.dtype is torch.float32
-        self.logits = self.buffer if is_whole else torch.empty(shape, device=hidden.device)
+        self.logits = self.buffer if is_whole else torch.empty(shape, dtype=torch.float32, device=hidden.device)
 
     def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
         """Logits of some rows in fp32, capped, over the temperature."""

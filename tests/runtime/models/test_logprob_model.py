@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlplan.runtime.models.logprob_model import LogprobModel, _head_forward, make_batch
+from rlplan.runtime.models.logprob_model import HeadLogprobs, LogprobModel, _head_forward, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import SequencePair
 
@@ -114,3 +114,17 @@ def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
     found = torch.autograd.grad(logprobs @ of_logprob + entropies @ of_entropy, [ours, head.weight])
     for mine, other in zip(found, gradients, strict=True):
         assert torch.allclose(mine, other, atol=1e-5)
+
+
+def test_log_probs_and_rows_of_logits_are_fp32_whatever_torch_makes_by_default() -> None:
+    hidden, weight = (torch.randn(*shape).bfloat16() for shape in ((5, 8), (32, 8)))
+    targets = torch.arange(5)
+    expected = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", 2)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is torch.float32
+        assert torch.equal(one, other)
