@@ -118,8 +118,11 @@ def matches(value: Any, wanted: Any) -> bool:
     """Whether a value is what a condition wants: it, one of several, or one beyond a bound."""
     if isinstance(wanted, list | tuple):
         return any(matches(value, one) for one in wanted)
-    if isinstance(wanted, str) and wanted.startswith(">"):
-        return isinstance(value, int | float) and not isinstance(value, bool) and value > float(wanted[1:])
+    if isinstance(wanted, str) and wanted[:1] in ("<", ">"):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        bound = float(wanted[1:])
+        return value > bound if wanted[0] == ">" else value < bound
     return word_of(value).lower() == word_of(wanted).lower()
 
 

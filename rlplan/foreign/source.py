@@ -5,6 +5,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,10 @@ def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
 
 def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
     """Upstream's defaults, under the configuration or the program that a command line names."""
-    names = {word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in words if word.startswith("--config")}
+    configs = [word if "=" in word else f"{word}={after}" for word, after in pairwise([*words, ""])]
+    names = {
+        word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in configs if word.startswith("--config")
+    }
     names |= {word.rpartition("/")[2] for word in words}
     found = dict(table.defaults)
     for name, values in table.presets.items():

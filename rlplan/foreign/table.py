@@ -108,6 +108,8 @@ class Table(Spec):
     """Values that mean: not given."""
     has_suffixes: bool = False
     """Whether `16k` is 16,000 and `16K` 16,384."""
+    appended: tuple[str, ...] = ()
+    """Patterns of keys that its own configuration does not have, which Hydra takes with `+` before them."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     defaults: dict[str, Any]

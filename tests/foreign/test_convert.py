@@ -159,3 +159,59 @@ def test_a_number_that_only_the_cluster_knows_is_taken_from_the_command_line(tmp
     assert convert(read_source(script, None), "16xH100", None).data["hardware"]["num_devices"] == 16
     with pytest.raises(SpecError, match="--set SLURM_NNODES=VALUE"):
         convert(read_source(script, None), "H100", None)
+
+
+def test_megatron_is_verl_s_trainer_by_the_engine_s_name_and_by_a_configuration_named_with_a_space(
+    tmp_path: Path,
+) -> None:
+    tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
+    found = job(tmp_path, {"model_engine": "megatron", **tp})
+    assert (found["target"], found["training.tp"]) == ("megatron", 4)
+    script = verl_script(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
+    script.write_text(script.read_text().replace("--config-name=", "--config-name "))
+    assert flat(convert(read_source(script, None), "H100", None).data)["target"] == "megatron"
+
+
+def test_a_reference_that_is_loaded_for_a_kl_of_nothing_is_counted_and_said(tmp_path: Path) -> None:
+    found = imported(
+        tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0}
+    )
+    assert flat(found.data)["algorithm.kl_coef"] > 0
+    assert any("loads a reference" in note for note in found.notes)
+
+
+def test_weights_that_are_offloaded_without_the_optimizer_are_said_to_be_counted_as_there(tmp_path: Path) -> None:
+    found = imported(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
+    assert flat(found.data)["placement.offload"] == "none"
+    assert any("weights alone are offloaded" in note for note in found.notes)
+
+
+def test_an_optimizer_of_8_bits_in_verl_is_counted_as_one(tmp_path: Path) -> None:
+    assert job(tmp_path, {"actor_rollout_ref.actor.optim.optimizer": "AdamW8bit"})["training.optimizer"] == "adamw_8bit"
+
+
+SLIME = (
+    "python3 train.py --hf-checkpoint Qwen/Qwen3-4B --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 "
+    "--global-batch-size 256 --rollout-max-response-len 1024 --sglang-mem-fraction-static 0.6 --load /ckpt "
+)
+
+
+def slime(folder: Path, flags: str) -> Imported:
+    script = folder / "slime.sh"
+    script.write_text(SLIME + flags + "\n")
+    return convert(read_source(script, None), "H100", None)
+
+
+def test_slime_s_flags_of_offloading_are_no_names_of_files(tmp_path: Path) -> None:
+    usual, found = flat(slime(tmp_path, "").data), slime(tmp_path, "--no-offload-train --no-offload-rollout")
+    keys = ("placement.placement", "placement.offload", "rollout.sleep_level")
+    assert [usual.get(key) for key in keys] == ["colocated", "host", 2]
+    assert [flat(found.data).get(key) for key in keys] == ["hybrid", "none", None]
+    assert [one.key for one in found.left] == ["load"]
+
+
+def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: Path) -> None:
+    found = slime(tmp_path, "--optimizer-cpu-offload --optimizer-offload-fraction 0.1")
+    assert flat(found.data)["training.offloads_optimizer"] is False
+    assert any("part of the optimizer" in note for note in found.notes)
+    assert flat(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True

@@ -119,6 +119,9 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
             found.pop(key)
     if found["rollout.engine"] == "auto":
         found.pop("rollout.engine")  # the stack's own
+    if not found["algorithm.kl_coef"]:  # a stack that is told the form of a KL loads a reference for it
+        found.pop("algorithm.kl_in", None)
+        found.pop("algorithm.kl_estimator", None)
     if found["placement.offload"] == "none":
         found.pop("placement.offload_roles", None)
     return found
@@ -186,7 +189,7 @@ def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Values that make conditions hold; bounds are left to the rows of their keys."""
     for key, one in conditions.items():
         first = one[0] if isinstance(one, list | tuple) else one
-        if first is not None and not (isinstance(first, str) and first.startswith(">")):
+        if first is not None and not (isinstance(first, str) and first.startswith((">", "<"))):
             yield key, first
 
 

@@ -7,6 +7,7 @@ Left out: what the settings are (backwards.py).
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ def _script(export: Export) -> dict[str, str]:
     for key, value in settings.items():
         quoted = shlex.quote(str(value))
         if table.syntax == "overrides":
-            words.append(f"{key}={quoted}")
+            is_appended = any(fnmatchcase(key, pattern) for pattern in table.appended)
+            words.append(f"{'++' * is_appended}{key}={quoted}")
         elif key.endswith(".0"):  # a flag with two values
             words.append(f"--{key[:-2]} {quoted} {shlex.quote(str(settings[key[:-1] + '1']))}")
         elif key.endswith(".1"):

@@ -212,3 +212,18 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
     whole = plan.job.load_gpu().memory.value
     assert shares["sglang"] == pytest.approx((20 * 2**30 + 1_543_714_304) / whole, abs=0.002)
     assert shares["vllm"] > shares["sglang"] + 0.005
+
+
+def test_verl_loads_no_reference_for_a_job_without_one(tmp_path: Path) -> None:
+    write_export(plan_of(*ASKED["verl"], "algorithm.kl_coef=0.0"), "verl", tmp_path)
+    assert "kl_loss" not in (tmp_path / "train.sh").read_text()
+
+
+def test_verl_is_told_of_weights_and_optimizer_that_are_offloaded_and_of_keys_that_it_does_not_have(
+    tmp_path: Path,
+) -> None:
+    write_export(plan_of(*ASKED["verl"], "training.offloads_optimizer=true"), "verl", tmp_path)
+    script = (tmp_path / "train.sh").read_text()
+    for key in ("optimizer_offload", "param_offload"):
+        assert f" actor_rollout_ref.actor.megatron.{key}=True" in script
+    assert " ++actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True" in script
