@@ -18,6 +18,7 @@ from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Placement
 
 SAME_CACHE = 0.02
 """By which part the KV cache may differ: shares have four digits."""
@@ -228,9 +229,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _on_hosts(settings: Settings, plan: Plan) -> Settings:
-    """With the number of hosts, and of GPUs on each or of all."""
+    """With the number of hosts, and of GPUs on each or of all; of those that train, where others generate."""
     hardware, rows = plan.job.hardware, settings.table.rows
     hosts = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1
+    beside = [row for row in rows.get("hardware.num_devices", ()) if row.plus]
+    if beside and plan.choice.arrangement.placement is Placement.DISAGGREGATED:
+        training, nodes = plan.choice.arrangement.num_training, "actor_num_nodes"
+        of_training = beside[0].key if beside[0].times[0] == nodes else beside[0].plus[0]
+        on_each = min(training, hardware.num_devices // hosts)
+        num_nodes = {nodes: training // on_each} if of_training == beside[0].key else {}
+        return settings.with_values({of_training: on_each, **num_nodes})
     for row in rows.get("hardware.num_devices", ()):
         if row.times and not row.plus:
             return settings.with_values({row.key: hardware.num_devices // hosts, row.times[0]: hosts})

@@ -32,6 +32,9 @@ def _script(export: Export) -> dict[str, str]:
     preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
     if preset is not None and table.syntax == "overrides":
         words.append(f"--config-name={preset}")
+    elif preset is not None:  # a program of its own, which has no flags for these
+        words = [f"python3 {preset}"]
+        settings = {key: value for key, value in settings.items() if key not in table.presets[preset]}
     for key, value in settings.items():
         quoted = shlex.quote(str(value))
         if table.syntax == "overrides":

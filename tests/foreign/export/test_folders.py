@@ -227,3 +227,35 @@ def test_verl_is_told_of_weights_and_optimizer_that_are_offloaded_and_of_keys_th
     for key in ("optimizer_offload", "param_offload"):
         assert f" actor_rollout_ref.actor.megatron.{key}=True" in script
     assert " ++actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True" in script
+
+
+SPLIT = {
+    "slime": (
+        "python3 train_async.py --hf-checkpoint Qwen/Qwen2.5-1.5B-Instruct --actor-num-gpus-per-node 4 "
+        "--rollout-num-gpus 2 --tensor-model-parallel-size 2 --rollout-batch-size 32 --n-samples-per-prompt 8 "
+        "--num-steps-per-rollout 2 "
+        "--rollout-max-response-len 1024 --use-dynamic-batch-size --max-tokens-per-gpu 4096 "
+        "--sglang-mem-fraction-static 0.6"
+    ),
+    "openrlhf": (
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
+        "--actor.num_gpus_per_node 4 --vllm.num_engines 2 --ds.zero_stage 3 --data.max_len 2048 "
+        "--rollout.max_new_tokens 1024 --rollout.batch_size 32 --rollout.n_samples_per_prompt 8 --train.batch_size 128 "
+        "--algo.advantage.estimator reinforce_baseline --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096 "
+        "--train.async_enable --vllm.gpu_memory_utilization 0.6"
+    ),
+}
+
+
+@pytest.mark.parametrize("target", SPLIT)
+def test_gpus_that_train_beside_others_that_generate_are_said_and_so_is_asynchrony(target: str, tmp_path: Path) -> None:
+    (tmp_path / "theirs.sh").write_text(SPLIT[target] + "\n")
+    _, job = imported_job(read_source(tmp_path / "theirs.sh", None), Asked("H100"))
+    plan = best_plan(job, with_others=False)  # which may leave some of the six idle
+    write_export(plan, target, tmp_path / "out")
+    _, again = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("H100"))
+    arrangement = plan.choice.arrangement
+    assert again.hardware.num_devices == arrangement.num_training + arrangement.num_generation
+    assert again.placement.num_generation_devices == arrangement.num_generation
+    assert again.placement == job.placement
+    assert again.placement.max_staleness == 1
