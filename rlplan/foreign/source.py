@@ -78,7 +78,8 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
             if table.syntax == "python":
                 given = _launched(words, path.parent, notes)
             elif table.syntax == "overrides":
-                given = {key: Given(value, place) for key, value, place in _overrides(words)}
+                given = _configured(words, table, path.parent, notes)
+                given |= {key: Given(value, place) for key, value, place in _overrides(words)}
             else:
                 given = _flagged(words, table, path.parent, notes)
             if table.syntax != "overrides" and not set(table.roots) & set(given):
@@ -144,6 +145,29 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield key, typed(value), place
         elif word.startswith("~"):
             yield word[1:].partition("=")[0], None, place
+
+
+_CONFIGS = {"--config-path": 0, "-cp": 0, "--config-dir": 0, "-cd": 0, "--config-name": 1, "-cn": 1, "--config": 1}
+"""Flags of Hydra, and NeMo-RL's own, that say the folder and the name of a configuration."""
+
+
+def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+    """The keys of a configuration of one's own that a command line names; upstream's own are its defaults."""
+    parts, place = ["", ""], ""
+    for (word, at), (after, _) in pairwise([*words, ("", "")]):
+        flag, separator, value = word.partition("=")
+        if flag in _CONFIGS:
+            parts[_CONFIGS[flag]] = (value if separator else after).strip("'\"")
+            place = at
+    stem = Path(parts[1]).stem
+    if not stem or stem in table.presets or any(stem in file for file in table.files):
+        return {}
+    named = Path(parts[0]) / parts[1]
+    if named.suffix not in _DOCUMENTS:
+        named = named.with_name(f"{named.name}.yaml")
+    if not is_file(folder / named) and is_file(folder / named.name):
+        named = Path(named.name)
+    return _beside(folder, Given(str(named), place), notes)
 
 
 def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:

@@ -272,3 +272,39 @@ def test_deepspeed_s_json_is_read_without_what_it_leaves_to_others(tmp_path: Pat
     assert "workload.mini_batch_size" not in found
     with pytest.raises(SpecError, match="does not say which model is trained"):
         convert(settings, "8xH100", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--config-path=$PWD --config-name=mine", "--config-path . --config-name mine.yaml", "-cn mine -cp conf"],
+)
+def test_a_configuration_that_a_command_of_verl_names_is_read_below_its_words(words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 96, max_prompt_length: 300}\n")
+    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo {words} data.max_prompt_length=400\n")
+    settings = read_source(tmp_path / "train.sh", None)
+    assert settings.value("data.train_batch_size") == 96
+    assert settings.value("data.max_prompt_length") == 400
+
+
+@pytest.mark.parametrize("flag", ["--config=mine.yaml", "--config examples/mine.yaml"])
+def test_a_configuration_that_a_command_of_nemo_rl_names_is_read(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("grpo: {num_prompts_per_step: 96}\n")
+    (tmp_path / "train.sh").write_text(f"uv run examples/run_grpo.py {flag} cluster.num_nodes=2\n")
+    settings = read_source(tmp_path / "train.sh", None)
+    assert (settings.value("grpo.num_prompts_per_step"), settings.value("cluster.num_nodes")) == (96, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        ("mine", ["'mine.yaml' is not beside the script and was not read"]),
+        ("ppo_trainer", []),
+        ("ppo_megatron_trainer", []),
+    ],
+)
+def test_a_configuration_that_is_not_there_is_said_and_upstream_s_own_is_known(
+    name: str, notes: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo --config-name={name} trainer.nnodes=2\n")
+    found = read_source(tmp_path / "train.sh", None).notes
+    assert [note.partition(": ")[2] for note in found] == notes
