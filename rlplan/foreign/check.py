@@ -128,7 +128,8 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
         prompt, response = max(1, work.max_prompt_len // parts), max(1, work.max_response_len // parts)
         lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
         words = (*asked.overrides, f"workload.mean_prompt_len={prompt}", lengths)
-        if _tried(settings, replace(asked, overrides=words), {}) is not None:
+        shorter = _tried(settings, replace(asked, overrides=words), {})
+        if shorter is not None and shorter.fits:
             return prompt, response
     return None
 
@@ -140,35 +141,52 @@ def _plan(settings: Settings, asked: Asked) -> Plan:
 
 
 def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
-    """Up to three: single changes, the mildest first; then pairs of their furthest steps."""
+    """Up to three: single changes, the mildest first; then pairs of changes of which neither is enough."""
     found = 0
-    furthest: list[dict[str, Any]] = []
+    too_small: list[list[dict[str, Any]]] = []
     for remedy in settings.table.remedies:
+        planned = []
         for values in _steps(settings, remedy):
             plan = _tried(settings, asked, values)
-            if plan is not None:
+            if plan is not None and plan.fits:
                 yield Change(values, plan)
                 found += 1
                 break
+            planned += [values] * (plan is not None)
         else:
-            furthest += list(_steps(settings, remedy))[-1:]
+            too_small += [planned] * bool(planned)
         if found == MOST_REMEDIES:
             return
-    for first, second in combinations(furthest, 2):
-        plan = _tried(settings, asked, first | second)
-        if plan is not None:
-            yield Change(first | second, plan)
+    for first, second in combinations(too_small, 2):
+        change = _pair(settings, asked, first, second)
+        if change is not None:
+            yield change
             found += 1
         if found == MOST_REMEDIES:
             return
 
 
+def _pair(
+    settings: Settings, asked: Asked, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
+) -> Change | None:
+    """The smallest steps of two remedies that fit together; None where their furthest do not."""
+
+    def change(values: dict[str, Any]) -> Change | None:
+        plan = _tried(settings, asked, values)
+        return Change(values, plan) if plan is not None and plan.fits else None
+
+    if change(first[-1] | second[-1]) is None:
+        return None
+    least = next(values for values in first if change(values | second[-1]) is not None)
+    return next(found for values in second if (found := change(least | values)) is not None)
+
+
 def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | None:
+    """The plan with other values; None where they are refused."""
     try:
-        plan = _plan(settings.with_values(values), asked)
+        return _plan(settings.with_values(values), asked)
     except RlplanError:
         return None
-    return plan if plan.fits else None
 
 
 def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:

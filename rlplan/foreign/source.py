@@ -147,27 +147,35 @@ def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str
             yield word[1:].partition("=")[0], None, place
 
 
-_CONFIGS = {"--config-path": 0, "-cp": 0, "--config-dir": 0, "-cd": 0, "--config-name": 1, "-cn": 1, "--config": 1}
-"""Flags of Hydra, and NeMo-RL's own, that say the folder and the name of a configuration."""
+_NAMES = ("--config-name", "-cn", "--config")
+"""Flags that name a configuration: Hydra's, and NeMo-RL's own."""
+_FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
+"""Hydra's flags of the folder in which it lies."""
+
+
+def _configuration(words: Sequence[str]) -> tuple[Path, int]:
+    """The configuration that a command line names, and at which word; without one an empty path."""
+    folder, name, at = "", "", 0
+    for index, (word, after) in enumerate(pairwise([*words, ""])):
+        flag, separator, value = word.partition("=")
+        given = (value if separator else after).strip("'\"")
+        if flag in _NAMES:
+            name, at = given, index
+        elif flag in _FOLDERS:
+            folder = given
+    return Path(folder) / name if name else Path(), at
 
 
 def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
-    """The keys of a configuration of one's own that a command line names; upstream's own are its defaults."""
-    parts, place = ["", ""], ""
-    for (word, at), (after, _) in pairwise([*words, ("", "")]):
-        flag, separator, value = word.partition("=")
-        if flag in _CONFIGS:
-            parts[_CONFIGS[flag]] = (value if separator else after).strip("'\"")
-            place = at
-    stem = Path(parts[1]).stem
+    """The keys of a configuration of one's own that a command line names; upstream's own are the table's defaults."""
+    named, at = _configuration([word for word, _ in words])
+    stem = named.name.removesuffix(".yaml")
     if not stem or stem in table.presets or any(stem in file for file in table.files):
         return {}
-    named = Path(parts[0]) / parts[1]
     if named.suffix not in _DOCUMENTS:
-        named = named.with_name(f"{named.name}.yaml")
-    if not is_file(folder / named) and is_file(folder / named.name):
-        named = Path(named.name)
-    return _beside(folder, Given(str(named), place), notes)
+        named = named.with_name(f"{stem}.yaml")
+    is_beside = not is_file(folder / named) and is_file(folder / named.name)
+    return _beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
 def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -239,10 +247,7 @@ def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
 
 def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
     """Upstream's defaults, under the configuration or the program that a command line names."""
-    configs = [word if "=" in word else f"{word}={after}" for word, after in pairwise([*words, ""])]
-    names = {
-        word.partition("=")[2].strip("'\"").removesuffix(".yaml") for word in configs if word.startswith("--config")
-    }
+    names = {_configuration(words)[0].name.removesuffix(".yaml")}
     names |= {word.rpartition("/")[2] for word in words}
     found = dict(table.defaults)
     for name, values in table.presets.items():

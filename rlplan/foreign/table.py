@@ -51,8 +51,10 @@ class Row(Spec):
     """Our value for all others, with a note; without one they are refused."""
     below: float | None = None
     """Only values below it are ours."""
-    is_old: bool = False
-    """Whether it is read and not written: another name of another row's key, or less than that row asks for."""
+    is_only_read: bool = False
+    """Whether it is read and never written: another name of another row's key, less than that row asks for, or what
+    only comes close to ours, with a note.
+    """
     written: dict[str, tuple[str, ...]] = Field(default={})
     """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
     note: str = ""
@@ -109,7 +111,7 @@ class Table(Spec):
     has_suffixes: bool = False
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
-    """Patterns of keys that its own configuration does not have, which Hydra takes with `+` before them."""
+    """Patterns of keys that upstream's configuration does not list, so that Hydra takes them with `++` alone."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     defaults: dict[str, Any]

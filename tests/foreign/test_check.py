@@ -106,3 +106,32 @@ def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:
     assert found["source"]["name"] == "verl"
     taken = {one["key"] for one in found["taken"]} | {one["key"] for one in found["without_counterpart"]}
     assert {MICRO, "trainer.logger", "data.train_batch_size"} <= taken
+
+
+MEGATRON = "actor_rollout_ref.actor.megatron"
+OFFLOADED = {f"{MEGATRON}.param_offload": True, f"{MEGATRON}.optimizer_offload": True}
+LONG = {"model_engine": "megatron", "data.max_response_length": 3584}
+
+
+def test_recomputation_is_tried_for_megatron_in_verl(tmp_path: Path) -> None:
+    found = checked(tmp_path, {**LONG, **OFFLOADED, MICRO: 16})
+    assert not found.fits
+    granularity = f"{MEGATRON}.override_transformer_config.recompute_granularity"
+    assert any(granularity in change.values for change in found.changes)
+
+
+def test_of_two_changes_that_help_together_neither_is_larger_than_it_must_be(tmp_path: Path) -> None:
+    settings = {
+        **LONG,
+        "actor_rollout_ref.model.path": "Qwen/Qwen3-14B",
+        f"{MEGATRON}.tensor_model_parallel_size": 4,
+        UTILIZATION: 0.6,
+        MICRO: 4,
+    }
+    found = checked(tmp_path, settings)
+    pairs = [change.values for change in found.changes if {UTILIZATION, MICRO} <= set(change.values)]
+    assert pairs
+    utilization, micro = pairs[0][UTILIZATION], pairs[0][MICRO]
+    assert checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: micro}).fits
+    assert not checked(tmp_path, {**settings, UTILIZATION: round(utilization + 0.1, 2), MICRO: micro}).fits
+    assert not checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: 2 * micro}).fits

@@ -172,7 +172,7 @@ def test_megatron_is_verl_s_trainer_by_the_engine_s_name_and_by_a_configuration_
     assert flat(convert(read_source(script, None), "H100", None).data)["target"] == "megatron"
 
 
-def test_a_reference_that_is_loaded_for_a_kl_of_nothing_is_counted_and_said(tmp_path: Path) -> None:
+def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_and_said(tmp_path: Path) -> None:
     found = imported(
         tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0}
     )
@@ -215,3 +215,13 @@ def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: 
     assert flat(found.data)["training.offloads_optimizer"] is False
     assert any("part of the optimizer" in note for note in found.notes)
     assert flat(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
+
+
+def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"model_engine is 'torchtitan'(?s:.*)one of dp, megatron"):
+        imported(tmp_path, {"model_engine": "torchtitan"})
+
+
+def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"
+    assert job(tmp_path, {f"+{key}": "fp8"})["rollout.kv_dtype"] == "fp8"

@@ -18,6 +18,7 @@ from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
+from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
 SAME_CACHE = 0.02
@@ -120,7 +121,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
             found.pop(key)
     if found["rollout.engine"] == "auto":
         found.pop("rollout.engine")  # the stack's own
-    if not found["algorithm.kl_coef"]:  # a stack that is told the form of a KL loads a reference for it
+    if not found["algorithm.kl_coef"]:  # verl and slime load a reference wherever `use_kl_loss` is set
         found.pop("algorithm.kl_in", None)
         found.pop("algorithm.kl_estimator", None)
     if found["placement.offload"] == "none":
@@ -173,7 +174,7 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
 
 def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """Foreign keys with which a row says a value; None where it cannot."""
-    if row.is_old or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted):
+    if row.is_only_read or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted):
         return None
     said = dict(_spelled({key: one for key, one in row.when.items() if key not in wanted}))
     said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
@@ -231,20 +232,28 @@ def _same(one: Any, other: Any) -> bool:
 def _on_hosts(settings: Settings, plan: Plan) -> Settings:
     """With the number of hosts, and of GPUs on each or of all; of those that train, where others generate."""
     hardware, rows = plan.job.hardware, settings.table.rows
-    hosts = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1
-    beside = [row for row in rows.get("hardware.num_devices", ()) if row.plus]
-    if beside and plan.choice.arrangement.placement is Placement.DISAGGREGATED:
-        training, nodes = plan.choice.arrangement.num_training, "actor_num_nodes"
-        of_training = beside[0].key if beside[0].times[0] == nodes else beside[0].plus[0]
-        on_each = min(training, hardware.num_devices // hosts)
-        num_nodes = {nodes: training // on_each} if of_training == beside[0].key else {}
-        return settings.with_values({of_training: on_each, **num_nodes})
-    for row in rows.get("hardware.num_devices", ()):
-        if row.times and not row.plus:
-            return settings.with_values({row.key: hardware.num_devices // hosts, row.times[0]: hosts})
-        if not row.plus:
+    counts = rows.get("hardware.num_devices", ())
+    hosts, arrangement = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1, plan.choice.arrangement
+    for row in counts:
+        if row.plus:
+            continue
+        if not row.times:
             return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
+        num_gpus = hardware.num_devices
+        if arrangement.placement is Placement.DISAGGREGATED and any(other.plus for other in counts):
+            num_gpus = arrangement.num_training
+            hosts = _fewest_hosts(num_gpus, hardware.num_devices // hosts)
+        return settings.with_values({row.key: num_gpus // hosts, row.times[0]: hosts})
     return settings
+
+
+def _fewest_hosts(num_gpus: int, most_on_each: int) -> int:
+    """Hosts with equally many of these GPUs on each.
+
+    >>> [_fewest_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
+    [1, 2, 2]
+    """
+    return next(n for n in range(ceil_div(num_gpus, most_on_each), num_gpus + 1) if num_gpus % n == 0)
 
 
 def _check_algorithm(settings: Settings, plan: Plan) -> None:
