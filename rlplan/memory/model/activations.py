@@ -11,10 +11,9 @@ Source: tensors saved by the decoder layers of transformers 5.19 with flash atte
 
 from dataclasses import replace
 
-from rlplan.memory.model.block import Block, DeltaRule, Norm, StateSpace
+from rlplan.memory.model.block import FLOAT_BYTES, Block, DeltaRule, Norm, StateSpace
 from rlplan.spec.model import ModelSpec
 
-FLOAT_BYTES = 4
 DELTA_RULE_CHUNK = 64
 """Tokens of a chunk. Source: flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py, `chunk_size`."""
 
@@ -196,8 +195,7 @@ def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, eleme
     """
     e, h = element_bytes, block.hidden
     rows = 0 if num_head_tokens == num_tokens else num_head_tokens * e * h
-    rotary = 2 * e * block.head_dim if block.has_rotary else 0
-    return num_tokens * (norm_saved_bytes(block.norm, h, e) + rotary) + rows
+    return num_tokens * (norm_saved_bytes(block.norm, h, e) + block.rotary_table_bytes(e)) + rows
 
 
 def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
@@ -218,14 +216,14 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
 
     Counts: embeddings, the layer's input and its residual, which callers still name 3eh, the normed rows eh; beside
     them attention as saved, or the MLP: activation, up and product 3eI if gated, else as saved and at least 2eI;
-    experts as saved (gpt-oss two of their width more); rotary rows 2ed.
+    experts as saved (gpt-oss two of their width more); the rotary table.
     Source: traces without gradient (tests/memory/model/test_activations_traced.py).
 
     >>> forward_layer_bytes(Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256), 2)
     2112
     """
     e, experts = element_bytes, block.experts
-    rows = (3 + (block.norms_feed_linears > 0)) * e * block.hidden + 2 * e * block.head_dim * block.has_rotary
+    rows = (3 + (block.norms_feed_linears > 0)) * e * block.hidden + block.rotary_table_bytes(e)
     if experts is not None:
         inner = mlp_saved_bytes(block, e)
         inner += 2 * e * experts.top_k * experts.width * (experts.saved_widths > 4)

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from rlplan.records import dataclass
 
+FLOAT_BYTES = 4
+
 
 class Norm(StrEnum):
     """How a norm is computed, which decides what it saves.
@@ -130,6 +132,9 @@ class Block:
     tanh written out, 3 where a fused kernel recomputes the activation (the product is a linear input)."""
 
     has_rotary: bool = True
+    has_fp32_rotary: bool = False
+    """Its table of rotary rows is never cast to the model's type (OLMo)."""
+
     experts: Experts | None = None
     latent: Latent | None = None
     delta_rule: DeltaRule | None = None
@@ -171,6 +176,19 @@ class Block:
     def k(self) -> int:
         """Width of the keys, and of the values."""
         return self.num_kv_heads * self.head_dim
+
+    def rotary_table_bytes(self, element_bytes: int) -> int:
+        """Of a token's cosines and sines, which all layers share: of a head, or of MLA's rotary part.
+
+        >>> block = Block(hidden=64, num_heads=4, num_kv_heads=4, head_dim=16, intermediate=256)
+        >>> block.rotary_table_bytes(2), replace(block, has_rotary=False).rotary_table_bytes(2)
+        (64, 0)
+        """
+        if not self.has_rotary:
+            return 0
+        latent = self.latent
+        width = latent.qk_head_dim - latent.nope_head_dim if latent else self.head_dim
+        return 2 * width * (FLOAT_BYTES if self.has_fp32_rotary else element_bytes)
 
     def fused(self) -> "Block":
         """The same layer under fused kernels (Liger, Transformer Engine, torch.compile): norms save their input only,

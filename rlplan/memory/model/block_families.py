@@ -21,7 +21,7 @@ Traits = dict[str, Any]
 LLAMA: Traits = {}
 GEMMA: Traits = {"norm": Norm.RMS_FP32}
 GEMMA2 = GEMMA | {"num_norms": 4}
-OLMO2 = GEMMA | {"norms_feed_linears": 0}
+OLMO2 = GEMMA | {"norms_feed_linears": 0, "has_fp32_rotary": True}
 PARALLEL: Traits = {"num_norms": 1, "norms_feed_linears": 1, "num_branches": 1}
 COHERE = PARALLEL | {"norm": Norm.LAYER_BY_HAND}
 LAYER_NORM: Traits = {"norm": Norm.LAYER}
@@ -53,7 +53,7 @@ TRAITS: dict[str, Traits] = {
     **dict.fromkeys(("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), GEMMA2),
     "Gemma4ForConditionalGeneration": GEMMA2 | {"qk_norm": "heads", "norms_values": True},
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), OLMO2),
-    "OlmoForCausalLM": {"norm": Norm.LAYER_FP32},
+    "OlmoForCausalLM": {"norm": Norm.LAYER_FP32, "has_fp32_rotary": True},
     "Phi3ForCausalLM": {"packs_qkv": True},
     "Glm4ForCausalLM": {"num_norms": 4},
     **dict.fromkeys(("CohereForCausalLM", "Cohere2ForCausalLM"), COHERE),

@@ -92,8 +92,8 @@ def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     >>> frozen_final_bytes(block, Frozen(), 1, 2)  # 4*64 + 4, and 2*2*16
     324
     """
-    rotary = 2 * element_bytes * block.head_dim if block.has_rotary else 0
-    return num_tokens * (_norm_bytes(block.norm, block.hidden, element_bytes, trains=frozen.trains_norms) + rotary)
+    norm = _norm_bytes(block.norm, block.hidden, element_bytes, trains=frozen.trains_norms)
+    return num_tokens * (norm + block.rotary_table_bytes(element_bytes))
 
 
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
