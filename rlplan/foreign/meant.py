@@ -92,7 +92,7 @@ def _elsewhere_here(key: str, given: str) -> str:
     if part and part.partition(".")[0] not in JobSpec.model_fields:
         root, _, rest = key.partition(".")
         near = re.search(r"'(\w+)'", did_you_mean(root, JobSpec.model_fields))
-        return f"write {near[1]}.{rest}{given}" if near and f"{near[1]}.{rest}" in job_keys() else ""
+        return f"write {near[1]}.{rest}{given} for {key}" if near and f"{near[1]}.{rest}" in job_keys() else ""
     keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
     keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
     return f"write {' or '.join(one + given for one in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
