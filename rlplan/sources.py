@@ -180,8 +180,8 @@ def _nothing_asked(verb: str, override: str | None) -> SpecError:
     )
 
 
-def fetched(name: str, folder: Path) -> str:
-    """The path of a hub id's config, which is fetched; a path or a bundled id as it is.
+def fetched(name: str, folder: Path, key: str) -> str:
+    """The path of a hub id's config, which is fetched; a path or a bundled id as it is. key: what names it.
 
     Raises: SpecError, HostError.
     """
@@ -189,7 +189,7 @@ def fetched(name: str, folder: Path) -> str:
         return name
     from rlplan.runtime.models.hub import fetch_config
 
-    return str(fetch_config(name, "policy"))
+    return str(fetch_config(name, key))
 
 
 def is_hub_id(name: str, folder: Path) -> bool:

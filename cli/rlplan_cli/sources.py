@@ -64,9 +64,9 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 
-def as_it_runs(name: str, folder: Path) -> str:
+def as_it_runs(name: str, folder: Path, key: str) -> str:
     """The path of a model as a run takes it: in its place or in the hub's cache; else that of its config."""
-    return _on_this_machine(name, folder) or fetched(name, folder)
+    return _on_this_machine(name, folder) or fetched(name, folder, key)
 
 
 def _on_this_machine(name: str, folder: Path) -> str | None:
@@ -92,11 +92,11 @@ def with_models(
     absent: list[str] = []
     asked = JobWords(str(source), [*overrides])
 
-    def found(name: str, folder: Path) -> str:
+    def found(name: str, folder: Path, key: str) -> str:
         """As `as_it_runs`, and noted where it is to be downloaded."""
         if _on_this_machine(name, folder) is None:
             absent.append(name)
-        return as_it_runs(name, folder)
+        return as_it_runs(name, folder, key)
 
     plan = executable(verb, asked, found)
     if absent:

@@ -17,6 +17,7 @@ from pydantic import Field
 from rlplan.errors import did_you_mean
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
+from rlplan.vocabulary import Role
 
 FOLDER = Path(__file__).parent / "tables"
 SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
@@ -112,6 +113,8 @@ class Table(Spec):
     """Whether `16k` is 16,000 and `16K` 16,384."""
     appended: tuple[str, ...] = ()
     """Patterns of keys that upstream's configuration does not list, so that Hydra takes them with `++` alone."""
+    of_roles: dict[Role, dict[str, str]] = Field(default={})
+    """Beginnings of the policy's keys, and of another role's that say the same of it: it is laid out as the policy."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     defaults: dict[str, Any]

@@ -21,7 +21,7 @@ from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy,
 from rlplan.spec.base import Spec, read_json, shorten, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import bundled_id, cached_id
+from rlplan.spec.models.catalogue import named_model
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost
 from rlplan.timing.job import JobTiming
@@ -97,9 +97,7 @@ class Plan(Spec):
     @property
     def model_name(self) -> str:
         """The policy as people name it: its id, or its folder's name."""
-        path = Path(self.asked.policy.path)
-        own = path.parent.name if path.suffix == ".json" else path.name
-        return bundled_id(str(path)) or cached_id(str(path)) or own
+        return named_model(self.asked.policy.path)
 
     @property
     def devices(self) -> str:

@@ -165,7 +165,9 @@ def read_setting(job: SettledJob) -> GpuSetting:
     models = {Role.POLICY: job.load_model()}
     for role, name in job.roles.paths.items():
         if role in job.scored_roles:
-            models[role] = resolve_model(name, where=f"roles.{role}.path")
+            models[role] = resolve_model(
+                name, where=f"roles.{role}.path", may_classify=role in (Role.REWARD, Role.VALUE)
+            )
     return GpuSetting(read_pools(job), models, job.hardware.link)
 
 

@@ -228,10 +228,21 @@ def _first_of_its_kind(model: ModelSpec) -> ModelSpec:
     return model
 
 
-def read_model(path: Path) -> ModelSpec:
-    """ModelSpec of a Hugging Face folder or its `config.json`. Raises: SpecError; nothing in it is executed."""
+def read_model(path: Path, *, may_classify: bool = False) -> ModelSpec:
+    """ModelSpec of a Hugging Face folder or its `config.json`; of a sequence classifier, where it may be one, that of
+    the language model of its family. Raises: SpecError; nothing in it is executed.
+    """
     file = path / "config.json" if path.is_dir() else path
-    return model_from_config(read_config(file), where=str(file))
+    config = read_config(file)
+    return model_from_config(_of_language_model(config) if may_classify else config, where=str(file))
+
+
+def _of_language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """A sequence classifier's config as that of the language model of its family: only the head differs."""
+    names = config.get("architectures")
+    if not (isinstance(names, list) and names and isinstance(names[0], str)):
+        return config
+    return {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
 
 
 def load_model(folder: Path) -> ModelSpec:
@@ -263,11 +274,8 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
     The shape is that of the language model of the same family: what differs is the head.
     """
-    config = language_config(_config_in(folder))
+    config = _of_language_model(language_config(_config_in(folder)))
     where = str(folder / "config.json")
-    names = config.get("architectures")
-    if isinstance(names, list) and names and isinstance(names[0], str):
-        config = {**config, "architectures": [names[0].replace("ForSequenceClassification", "ForCausalLM")]}
     model = _runnable(config, where)
     if model.architecture in NO_CLASSIFIER:
         raise SpecError(

@@ -18,6 +18,7 @@ from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
+from rlplan.spec.models.catalogue import named_model
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
@@ -60,6 +61,7 @@ def exported(plan: Plan, target: str) -> Export:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
     settings = settings.with_values(_whole_lists(settings, wanted))
+    settings = settings.with_values(_of_other_roles(settings, plan))
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
@@ -71,6 +73,18 @@ def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
     values = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
     begun = {key[:-2] for key in settings.given if key.endswith((".0", ".1"))}
     return {key: one for key, one in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
+
+
+def _of_other_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
+    """What is said of the policy, of roles that are laid out as it is and have keys of their own."""
+    table, said = settings.table, dict[str, Any]()
+    for begins, mirrored in (pair for role in plan.job.scored_roles for pair in table.of_roles.get(role, {}).items()):
+        for key, one in settings.given.items():
+            own = mirrored + key.removeprefix(begins)
+            usual = table.defaults.get(own, table.defaults.get(key, "~"))
+            if key.startswith(begins) and own not in settings.given and usual != one.value:
+                said[own] = one.value
+    return said
 
 
 def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -109,6 +123,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     """Our keys as the plan has them; passes in rollouts or in tokens, as they were chosen and the stack counts them."""
     found = {key: value for key, value in flat(plan.job.model_dump(mode="json")).items() if value is not None}
     found["policy.path"] = plan.model_name
+    found |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
     found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         found[_ROLLOUTS] = _even_passes(plan, table)

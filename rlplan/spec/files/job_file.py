@@ -26,8 +26,10 @@ OPTIONS = {
 }
 """By a required key: what a command line without it lacks, and the option that gives it."""
 
-Fetch = Callable[[str, Path], str]
-"""From a model's name and the folder that its path is relative to, to the path where it was brought."""
+Fetch = Callable[[str, Path, str], str]
+"""From a model's name, the folder that its path is relative to, and the key that names it, to the path where it was
+brought.
+"""
 
 MAX_SHOWN_PATH = 1_000
 """Characters of a path in a message."""
@@ -86,7 +88,8 @@ def _cut(path: str) -> str:
 def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
     """With absolute paths, and models brought where they are not there."""
     if fetch is not None:
-        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder))
+        keys = {name: key.removeprefix("policy.path") or "policy" for key, name in job.named_models.items()}
+        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]))
     return job.resolved(folder)
 
 

@@ -68,10 +68,11 @@ def find_model(name: str) -> ModelSpec:
     return model_from_config(entry.config, where=f"catalogue: {name}")
 
 
-def resolve_model(name: str, *, where: str = "model") -> ModelSpec:
+def resolve_model(name: str, *, where: str = "model", may_classify: bool = False) -> ModelSpec:
     """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
 
-    Of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`.
+    Of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`. may_classify: whether it
+    may be a sequence classifier.
 
     A checkpoint beside the config must hold what the config says. Raises: SpecError.
     """
@@ -81,7 +82,7 @@ def resolve_model(name: str, *, where: str = "model") -> ModelSpec:
         if known is None:
             raise _unknown(name, where)
         return find_model(known)
-    model = read_model(path)
+    model = read_model(path, may_classify=may_classify)
     if path.is_dir():
         check_checkpoint(model, path)
     return model
@@ -96,6 +97,12 @@ def bundled_id(name: str) -> str | None:
         name = found
     end = "/".join(Path(name).parts[-2:]) if len(name) < MAX_ID * 20 else name
     return next((one for one in (name, end) if one in load_catalogue()), None)
+
+
+def named_model(path: str) -> str:
+    """A model as people name it: its id, or its folder's name."""
+    own = Path(path).parent.name if path.endswith(".json") else Path(path).name
+    return bundled_id(path) or cached_id(path) or own
 
 
 def cached_id(path: str) -> str:

@@ -229,6 +229,40 @@ def test_verl_is_told_of_weights_and_optimizer_that_are_offloaded_and_of_keys_th
     assert " ++actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True" in script
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), {"path": "Qwen/Qwen2.5-1.5B-Instruct", "lr": "1e-06"}),
+        (
+            ("roles.value.path=Qwen/Qwen2.5-0.5B", "algorithm.value_learning_rate=2e-6"),
+            {"path": "Qwen/Qwen2.5-0.5B", "lr": "2e-06"},
+        ),
+    ],
+)
+def test_verl_s_critic_is_laid_out_as_the_policy_with_a_model_and_a_rate_of_its_own(
+    more: tuple[str, ...], expected: dict[str, str], tmp_path: Path
+) -> None:
+    asked = ("algorithm.name=ppo", "training.gradient_checkpointing=true", "training.pp=2", *more)
+    plan = plan_of(*ASKED["verl"], *asked)
+    write_export(plan, "verl", tmp_path)
+    script = (tmp_path / "train.sh").read_text()
+    assert f" critic.model.path={expected['path']} " in script
+    assert f" critic.optim.lr={expected['lr']} " in script
+    for key in ("pipeline_model_parallel_size=2", "param_offload=True", "optimizer_offload=True"):
+        assert f" critic.megatron.{key} " in script
+    assert " critic.strategy=megatron " in script
+    assert f" critic.ppo_micro_batch_size_per_gpu={plan.job.workload.micro_batch_size_per_gpu}" in script
+
+
+def test_openrlhf_is_told_of_the_gpus_of_each_role_that_is_laid_out_as_the_policy(tmp_path: Path) -> None:
+    asked = ("algorithm.name=ppo", "hardware=4xH100", "rollout.tp=1", "roles.reward.path=Qwen/Qwen2.5-0.5B")
+    write_export(plan_of(*ASKED["openrlhf"], *asked), "openrlhf", tmp_path)
+    script = (tmp_path / "train.sh").read_text()
+    for role in ("actor", "critic", "ref", "reward"):  # upstream asks for equal numbers where all are colocated
+        assert f" --{role}.num_gpus_per_node 4" in script
+    assert " --critic.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct " in script
+
+
 SPLIT = {
     "slime": (
         "python3 train_async.py --hf-checkpoint Qwen/Qwen2.5-1.5B-Instruct --actor-num-gpus-per-node 4 "

@@ -19,8 +19,9 @@ from ruamel.yaml import YAML
 from rlplan.emit.launchers import write_launcher
 from rlplan.foreign.documents import flat
 from rlplan.foreign.export.folders import write_export
+from rlplan.foreign.export.planned import planned_for
 from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import load_job
+from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
 from tests.foreign.export.plans import BATCHES, asked_of, plan_of
@@ -29,6 +30,11 @@ ROOT = Path(__file__).resolve().parents[3]
 RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
 PINNED = [line for line in (ROOT / "requirements" / "upstream.txt").read_text().splitlines() if line[:1] != "#"]
 SLURM_PACKAGES = ("slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
+PPO = {
+    "verl": ("target=fsdp2", "target=megatron", "training.ulysses=2", "training.lora.rank=16"),
+    "openrlhf": ("training.zero_stage=3",),
+}
+"""What plans with a value model are asked to have."""
 CLUSTERS = ("2xH100", "4xH100", "8xH100", "16xH100", "8xA100")
 LENGTHS = [(f"workload.max_response_len={size}",) for size in (1024, 2048, 4096)]
 
@@ -100,6 +106,11 @@ def test_a_trainer_s_own_parser_accepts_every_plan_and_no_unknown_key(
     stack: str, environment: Path, tmp_path: Path
 ) -> None:
     folders = exports(stack, tmp_path)
+    for more in PPO[stack]:
+        job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "ppo", "hardware": "8xH100"}, [more])
+        plan, _ = planned_for(job, best_plan(job), stack)
+        folders.append(tmp_path / more)
+        write_export(plan, stack, folders[-1])
     assert verdicts(environment, stack, folders) == [None] * len(folders)
     script = folders[0] / "train.sh"
     wrong = "trainer.no_such_key=1" if stack == "verl" else "--no.such_key 1"

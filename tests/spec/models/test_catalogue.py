@@ -1,11 +1,13 @@
 """The catalogue: published totals, caches and active parameters worked elsewhere, and how a model is named."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlplan.errors import SpecError
+from rlplan.spec.files.job_file import job_from
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.catalogue import find_model, load_catalogue, resolve_model
 from rlplan.spec.models.kv import kv_elements_per_token, layer_caches
@@ -135,3 +137,30 @@ def test_a_bundled_config_gives_the_tensors_of_the_live_module(name: str) -> Non
         module = kind(kind.config_class(**config))
     expected = sorted((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
     assert sorted((parameter.name, parameter.shape) for parameter in find_model(name).parameters) == expected
+
+
+def test_a_sequence_classifier_has_the_shape_of_its_family_s_language_model_where_it_may_be_one(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(CATALOGUE["meta-llama/Llama-3.1-8B"].config))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    assert resolve_model(str(tmp_path), may_classify=True) == find_model("meta-llama/Llama-3.1-8B")
+    with pytest.raises(SpecError, match="LlamaForSequenceClassification"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_model_is_fetched_for_the_key_that_names_it() -> None:
+    asked: dict[str, str] = {}
+
+    def fetch(name: str, folder: Path, key: str) -> str:
+        asked[key] = name
+        return name
+
+    job_from(
+        {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "ppo"},
+        ["roles.reward.path=org/reward", "roles.value.path=org/value"],
+        fetch=fetch,
+    )
+    assert asked == {
+        "policy": "Qwen/Qwen2.5-7B",
+        "roles.reward.path": "org/reward",
+        "roles.value.path": "org/value",
+    }
