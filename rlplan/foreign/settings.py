@@ -17,6 +17,8 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
 _PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 MAX_REFERENCES = 16
+_OF_SHELL = "variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed"
+_OF_PYTHON = "constants, functions of the script's own and defaults of its parser are followed; nothing is executed"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Settings:
             raise SpecError(
                 f"{key} is {shown(found)}, which only running would tell",
                 where=given.place,
-                rule="variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed",
-                way_out=f"say it: --set {_variable(found)}=VALUE, or --set {key}=VALUE",
+                rule=_OF_PYTHON if ".py:" in given.place else _OF_SHELL,
+                way_out=f"say it: {_variable(found)}--set {key}=VALUE",
             )
         return found
 
@@ -127,6 +129,6 @@ def matches(value: Any, wanted: Any) -> bool:
 
 
 def _variable(text: str) -> str:
-    """The name of the variable that a text lacks."""
-    found = re.search(r"\$\{?([A-Za-z_]\w*)", text)
-    return found.group(1) if found else "NAME"
+    """A way out by the name that a text lacks: a shell's variable, or a name of Python's where it is nothing else."""
+    found = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
+    return f"--set {found.group(1)}=VALUE, or " if found else ""

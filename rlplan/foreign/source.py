@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flat, read_document
-from rlplan.foreign.python_file import read_python
+from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, given_trainers, load_table, table_name
@@ -31,9 +31,9 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     variables = {name: value for name, value in given.items() if "." not in name}
     is_document = path.suffix in _DOCUMENTS
     if path.suffix == ".py":
-        found = read_python(path)
-        table = load_table("trl_given" if "trainer" in found else "trl")
-        settings = Settings(table, str(path), found, dict(table.defaults))
+        script = read_python(path, given)
+        table = load_table("trl_given" if "trainer" in script.given else "trl")
+        settings = Settings(table, str(path), _plain(script.given, table), dict(table.defaults), script.notes)
     else:
         settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
     keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
@@ -74,15 +74,16 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
         commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
         for command, at in commands:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
-            notes = list(script.notes)
+            notes, is_known = list(script.notes), table.syntax == "overrides"
             if table.syntax == "python":
-                given = _launched(words, path.parent, notes)
+                given, makes_grpo = _launched(words, path.parent, notes, variables)
+                is_known = makes_grpo and table is tables.get("trl")
             elif table.syntax == "overrides":
                 given = _configured(words, table, path.parent, notes)
                 given |= {key: Given(value, place) for key, value, place in _overrides(words)}
             else:
                 given = _flagged(words, table, path.parent, notes)
-            if table.syntax != "overrides" and not set(table.roots) & set(given):
+            if not is_known and not set(table.roots) & set(given):
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
@@ -178,8 +179,12 @@ def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     return _beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
-def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) -> dict[str, Given]:
-    """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them."""
+def _launched(
+    words: Sequence[tuple[str, str]], folder: Path, notes: list[str], variables: Mapping[str, str]
+) -> tuple[dict[str, Given], bool]:
+    """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them; and
+    whether the program makes a GRPOTrainer.
+    """
     programs = {*ALGORITHMS, *given_trainers()}  # `trl grpo`: a program of the package, named as its trainer
     at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs), len(words))
     flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
@@ -189,12 +194,18 @@ def _launched(words: Sequence[tuple[str, str]], folder: Path, notes: list[str]) 
     for prefix, named in [*files, ("", flags.get("config"))]:
         found |= {prefix + key: value for key, value in _beside(folder, named, notes).items()}
     program = folder / words[at][0] if at < len(words) else folder
+    makes_grpo = False
     if program.suffix == ".py" and is_file(program):
-        found |= read_python(program)
+        own = {name: value for name, value in variables.items() if "." in name}
+        script = read_python(program, own, {key: str(one.value) for key, one in flags.items()})
+        notes += script.notes
+        found |= script.given
+        flags = {} if script.has_own_flags else flags
+        makes_grpo = script.makes_grpo
     trainer = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
     if trainer in given_trainers():
         found["trainer"] = Given(trainer, words[at][1])
-    return found | launcher | flags
+    return found | launcher | flags, makes_grpo
 
 
 def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rlplan.memory.machine.machine import CUDA, Machine
 from rlplan.memory.trainers.backward import ZeroWalk, layer_of
-from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, step_copy_bytes
+from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, quantized_bytes, step_copy_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.records import dataclass
@@ -161,13 +161,25 @@ class FsdpSettings:
     has_fused_step: bool = True
     """The optimizer makes no copies."""
 
+    has_8bit_moments: bool = False
+    """Both moments in a byte each (`adamw_8bit`)."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether passes use copies of the weights: gathered from other ranks, or cast from what is kept."""
+        return self.num_ranks * self.tp_size > 1 or self.compute_bytes != self.master_bytes
+
+    def moments(self, numel: int) -> int:
+        """Bytes of both moments of so many elements."""
+        return quantized_bytes(numel) if self.has_8bit_moments else 2 * self.master_bytes * numel
+
 
 def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
     stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced; the
-    denominators m*P/N of a step that is not fused.
+    denominators m*P/N of a step that is not fused. One GPU that keeps weights as it uses them gathers nothing.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
@@ -179,14 +191,17 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     (400, 800)
     """
     tp_size, compute = fsdp.tp_size, fsdp.compute_bytes
-    kept = 0 if fsdp.is_on_host else fsdp.master_bytes * ceil_div(sizes.num_trainable, fsdp.num_ranks * tp_size)
+    updated = 0 if fsdp.is_on_host else ceil_div(sizes.num_trainable, fsdp.num_ranks * tp_size)
+    kept = fsdp.master_bytes * updated
     frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * tp_size)
     whole = fsdp.frozen_layer_bytes
     layer = sizes.layer_weights * compute // tp_size if whole is None else whole
     root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // tp_size
+    if not fsdp.gathers:
+        layer = root = 0
     pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
     return RankState(
-        {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: 2 * kept},
+        {MemoryKind.WEIGHTS: kept + frozen, MemoryKind.OPTIMIZER: fsdp.moments(updated)},
         gradients=kept,
         kept_gradients=kept if fsdp.counts_every_stream else 0,
         head_gradient=compute * sizes.table // tp_size,

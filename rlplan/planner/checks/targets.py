@@ -27,6 +27,8 @@ AXES: dict[Target, tuple[str, ...]] = {
 }
 """Parallel axes that each target has."""
 NAMES: dict[Target, str] = {"rlplan": "rlplan's own runtime (DeepSpeed)", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
+OPTIMIZERS: dict[Target, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), "megatron": ("adamw",)}
+"""What each is planned with beside rlplan's own runtime, which has all."""
 STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
 """Values of training.zero_stage that each target has: full shard is 3, Megatron's distributed optimizer 1."""
 
@@ -154,7 +156,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     if target == "rlplan":
         return
     refused = (
-        ("training.optimizer", training.optimizer != "adamw", training.optimizer, "adamw"),
+        ("training.optimizer", training.optimizer not in OPTIMIZERS[target], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
         ("training.lora.base_dtype", training.has_packed_base, "nf4", "auto"),
     )

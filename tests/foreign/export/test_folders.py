@@ -153,13 +153,13 @@ def test_what_a_job_says_itself_is_never_changed_for_a_stack() -> None:
 
 
 def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -> None:
-    """Its logits are whole, which rlplan's own runtime does not have."""
+    """Its loss is taken in chunks of TRL's own, which rlplan's runtime does not have."""
     (tmp_path / "train.yaml").write_text(
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n"
         "num_generations: 8\nmax_completion_length: 256\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n"
     )
     imported, job = imported_job(read_source(tmp_path / "train.yaml", "trl"), Asked("2xH100", None))
-    assert job.training.logits == "plain"
+    assert job.training.logits == "fused"
     (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
     emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
     again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))

@@ -44,6 +44,7 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         compute_bytes=training.dtype.num_bytes,
         tp_size=choice.tp,
         is_on_host=choice.offloads_parameters,
+        has_8bit_moments=training.optimizer == "adamw_8bit",
     )
 
 
@@ -51,18 +52,20 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
 def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSettings) -> FixedStates:
     """States of a rank of FSDP2, full shard: master weights and moments are shards, gradients while there are any.
 
-    Counts: `rank_state_under_fsdp`; a pass without gradient gathers the root, a layer and the next one.
+    Counts: `rank_state_under_fsdp`; a pass without gradient gathers the root, a layer and the next one. A frozen base
+    is kept as trained weights are (verl and accelerate load the whole model in one type, and gather it in another).
     `CPUOffloadPolicy` moves weights, gradients and moments alike; weights and gradients are pinned.
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
-    _, adapters, sizes = trained_sizes(model, role, lora, fsdp.compute_bytes)
+    _, adapters, sizes = trained_sizes(model, role, lora, fsdp.master_bytes)
     rank_state = rank_state_under_fsdp(sizes, fsdp)
     ranks = fsdp.num_ranks * fsdp.tp_size
-    share = fsdp.master_bytes * ceil_div(sizes.num_trainable, ranks)
+    updated = ceil_div(sizes.num_trainable, ranks)
+    share = fsdp.master_bytes * updated
     weights = {MemoryKind.WEIGHTS: share + ceil_div(sizes.frozen_bytes, ranks)}
-    gradients, moments = {MemoryKind.GRADIENTS: share}, {MemoryKind.OPTIMIZER: 2 * share}
-    layer = fsdp.compute_bytes * sizes.layer_weights // fsdp.tp_size
+    gradients, moments = {MemoryKind.GRADIENTS: share}, {MemoryKind.OPTIMIZER: fsdp.moments(updated)}
+    layer = fsdp.compute_bytes * sizes.layer_weights // fsdp.tp_size if fsdp.gathers else 0
     on_host = fsdp.is_on_host
     return FixedStates(
         adapters,

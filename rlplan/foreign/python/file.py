@@ -1,0 +1,178 @@
+"""What a Python script tells a trainer of TRL: the configuration, the model and the adapters that it is made with.
+
+In: a script with calls such as `GRPOTrainer(model=..., args=GRPOConfig(...))`. Out: what each key is given, with its
+line. Left out: what a script does before that (statements.py).
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.python.statements import Script
+from rlplan.foreign.python.values import Made, is_made
+from rlplan.foreign.settings import Given
+from rlplan.foreign.table import given_trainers
+from rlplan.foreign.words import is_known, shown
+from rlplan.reading import read_text
+from rlplan.records import dataclass
+
+_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+_BY_FLAGS = ("get_peft_config", "get_quantization_config")
+"""Functions of TRL that take from ModelConfig what its flags say."""
+
+
+@dataclass(frozen=True)
+class PythonScript:
+    """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_own_flags: whether its flags are its
+    own, and none of the trainer's.
+    """
+
+    given: dict[str, Given]
+    notes: tuple[str, ...]
+    makes_grpo: bool
+    has_own_flags: bool
+
+
+def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str] | None = None) -> PythonScript:
+    """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
+    command line that starts it. Raises: SpecError where it is not Python, or a name is none of its own.
+    """
+    try:
+        tree = ast.parse(read_text(path, "the script"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SpecError(
+            f"the script is not Python: {error}",
+            where=str(path),
+            rule="Python 3, read and not run",
+            way_out="mend that line, or give the shell script or YAML file that starts the training",
+        ) from None
+    script = Script(tree, path.name, {**(flags or {}), **outside})
+    unused = [name for name in outside if name not in script.used]
+    trainer, config, notes = _chosen(script)
+    found = dict(_told(script, trainer, config))
+    _check_used(path, unused, {*script.names, *found})
+    makes_grpo = trainer is not None and trainer.name == "GRPOTrainer"
+    return PythonScript(found, (*script.notes, *notes), makes_grpo, script.has_own_flags)
+
+
+def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
+    """Raises: SpecError where `--set` names nothing of the script."""
+    from rlplan.foreign.table import load_table
+
+    keys = {key for stack in ("trl", "trl_given") for key in load_table(stack).keys}
+    for name in unused:
+        if name not in keys and "." not in name:
+            raise SpecError(
+                f"--set {name} names nothing of {path.name}",
+                where="command line: --set",
+                rule="a variable of the script, an option of its argument parser, or a key of TRL"
+                + did_you_mean(name, names | keys),
+                way_out="leave it out, or correct it",
+            )
+
+
+def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
+    """The trainer and the configuration that are read: the last trainer's, GRPO's before others; a note on others."""
+    trainers, configs = (list(_of_trl(script, end)) for end in ("Trainer", "Config"))
+    chosen = [one for one in trainers if one.name == "GRPOTrainer"] or trainers
+    trainer, notes = (chosen[-1] if chosen else None), []
+    kind = trainer.name.removesuffix("Trainer") if trainer else ""
+    config = trainer.of("args") if trainer else None
+    if not is_made(config, "Config"):
+        of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]
+        config = next((one for one in reversed(of_kind) if one.name == "GRPOConfig"), of_kind[-1] if of_kind else None)
+    names = sorted({f"{one.name}:{one.line}" for one in trainers})
+    if trainer and len(names) > 1:
+        notes.append(f"{script.file} makes {len(names)} trainers; {trainer.name} at line {trainer.line} is read")
+    return trainer, config, notes
+
+
+def _of_trl(script: Script, end: str) -> Iterator[Made]:
+    """Trainers, or configurations, that there is a table for."""
+    kinds = {"grpo", *given_trainers()}
+    yield from (one for one in script.made if is_made(one, end) and one.name.removesuffix(end).lower() in kinds)
+
+
+def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:
+    """Keys and what they are given, the weaker first."""
+    first = trainer or config
+    if first is not None:
+        kind = first.name.removesuffix("Trainer").removesuffix("Config").lower()
+        if kind in given_trainers():
+            yield "trainer", Given(kind, f"{script.file}:{first.line}")
+    for made in script.made:
+        if made.name == "ModelConfig":
+            yield from _flat(made)
+    if config is not None:
+        yield from _flat(config)
+    if trainer is None:
+        for lora in [one for one in script.made if one.name == "LoraConfig"][-1:]:
+            yield from _adapters(lora, f"{script.file}:{lora.line}")
+        return
+    if "model" in trainer.given:
+        yield from _model(trainer.given["model"])
+    if "peft_config" in trainer.given:
+        adapters = trainer.given["peft_config"]
+        yield from _adapters(adapters.value, adapters.place)
+
+
+def _flat(made: Made) -> Iterator[tuple[str, Given]]:
+    for key, one in made.given.items():
+        if isinstance(one.value, dict):
+            for inner, value in one.value.items():
+                yield from _single(f"{key}.{inner}", Given(value, one.place))
+        else:
+            yield from _single(key, one)
+
+
+def _single(key: str, one: Given) -> Iterator[tuple[str, Given]]:
+    """A key with a value as files have it; a quantised base by the flag that stands for it."""
+    if is_made(one.value, "Config"):
+        yield from _quantised(one.value)
+    elif isinstance(one.value, dict | list):
+        yield key, Given(str(one.value), one.place)
+    else:
+        yield key, one
+
+
+def _quantised(config: Made) -> Iterator[tuple[str, Given]]:
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if key in config.given:
+            yield key, config.given[key]
+
+
+def _model(given: Given) -> Iterator[tuple[str, Given]]:
+    """A name, or what `from_pretrained` was called with."""
+    model = given.value
+    if isinstance(model, str) and (is_known(model) or shown(model).rpartition(".")[2] not in _MODEL_KEYS):
+        yield "model_name_or_path", given
+    if not is_made(model, "from_pretrained"):
+        return
+    for key, one in model.given.items():
+        if key == "path":
+            yield from _model(one)
+        elif key in ("dtype", "torch_dtype"):
+            yield "model_init_kwargs.dtype", one
+        elif key == "quantization_config":
+            yield from _single(key, one)
+        elif key == "peft_config":
+            yield from _adapters(one.value, one.place)
+        elif key in ("load_in_4bit", "load_in_8bit"):
+            yield key, one
+
+
+_MODEL_KEYS = ("model_name_or_path",)
+"""Attributes that flags of ModelConfig give."""
+
+
+def _adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
+    if value is None:
+        yield "use_peft", Given(False, place)
+    elif is_made(value, "LoraConfig"):
+        yield "use_peft", Given(True, place)
+        for key, one in value.given.items():
+            yield from _single(_LORA.get(key, f"lora.{key}"), one)
+    elif not (isinstance(value, str) and shown(value).partition("(")[0] in _BY_FLAGS):
+        yield "use_peft", Given(value, place)

@@ -1,0 +1,265 @@
+"""The value of a Python expression where its text alone tells it: constants, names, and a few calls.
+
+In: a syntax tree, what names stand for. Out: a constant, an object that a call makes, or the text of what only running
+would tell. Left out: statements and functions of the script's own (statements.py).
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, TypeGuard
+
+from rlplan.foreign.settings import Given, typed
+from rlplan.foreign.words import is_known, unknown
+from rlplan.records import dataclass
+
+MAX_PARTS = 200
+"""Nodes of one expression without containers: each may be a call deeper, of the 1,000 that Python allows."""
+MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
+LONG = "an expression of very many parts"
+_DEEP = (ast.BinOp, ast.BoolOp, ast.Attribute, ast.Subscript, ast.Call)
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitOr: operator.or_,
+}
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "min": min,
+    "max": max,
+    "round": round,
+    "list": list,
+    "tuple": tuple,
+}
+_MODULES = ("torch", "os")
+_UNCHANGED = ("to", "cuda", "half", "bfloat16", "float", "eval", "train")
+"""Methods of a model that give the model."""
+
+
+@dataclass
+class Made:
+    """An object that a call makes. name: the call's. given: its keywords, with their places."""
+
+    name: str
+    given: dict[str, Given] = field(default_factory=dict)
+    line: int = 0
+
+    def of(self, key: str) -> Any:
+        """What a keyword is given; None without it."""
+        return self.given[key].value if key in self.given else None
+
+
+class Values:
+    """Expressions of one script. names: what they stand for. outside: what `--set` and flags say, by name."""
+
+    def __init__(self, file: str, outside: Mapping[str, str]) -> None:
+        self.file, self.outside = file, outside
+        self.names: dict[str, Any] = {}
+        self.used: set[str] = set()
+        self.made: list[Made] = []
+
+    def value(self, node: ast.expr) -> Any:
+        """A constant, a `Made`, or `unknown` with the expression's text."""
+        if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
+            return unknown(LONG)
+        try:
+            found = self._value(node)
+        except RecursionError:
+            return unknown(LONG)
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, MemoryError):
+            return unknown(text_of(node))
+        is_large = isinstance(found, int) and abs(found) > MAX_NUMBER
+        return unknown(LONG) if is_large or (isinstance(found, str) and len(found) > MAX_TEXT) else found
+
+    def place(self, node: ast.AST) -> str:
+        """The file and the line."""
+        return f"{self.file}:{getattr(node, 'lineno', 0)}"
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self.names[node.id] if node.id in self.names else self._outside(node.id, node)
+            case ast.List() | ast.Tuple() | ast.Set():
+                return [self.value(one) for one in node.elts]
+            case ast.Dict():
+                return self._mapping(node)
+            case ast.JoinedStr():
+                return self._text(node)
+            case ast.IfExp():
+                test = self.truth(node.test)
+                return unknown(text_of(node)) if test is None else self.value(node.body if test else node.orelse)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Call():
+                return self.call(node)
+            case ast.Subscript():
+                return self._item(node)
+            case ast.NamedExpr():
+                self.names[node.target.id] = found = self.value(node.value)
+                return found
+        return self._computed(node)
+
+    def _computed(self, node: ast.expr) -> Any:
+        """Operators."""
+        match node:
+            case ast.UnaryOp():
+                if isinstance(node.op, ast.Not):
+                    test = self.truth(node.operand)
+                    return unknown(text_of(node)) if test is None else not test
+                one = known(self.value(node.operand))
+                return -one if isinstance(node.op, ast.USub) else one
+            case ast.BoolOp():
+                for part in node.values[:-1]:
+                    test = self.truth(part)
+                    if test is None:
+                        return unknown(text_of(node))
+                    if test is isinstance(node.op, ast.Or):
+                        return self.value(part)
+                return self.value(node.values[-1])
+            case ast.BinOp():
+                left, right = known(self.value(node.left)), known(self.value(node.right))
+                if isinstance(left, str) and isinstance(node.op, ast.Mod):
+                    raise ValueError("a format")
+                if isinstance(node.op, ast.Mult) and isinstance(left, str | list) | isinstance(right, str | list):
+                    raise ValueError("a repeated text")
+                if isinstance(node.op, ast.Pow):
+                    return (
+                        left**right if isinstance(left, int) and right in range(64) and abs(left) < 1 << 20 else 1 / 0
+                    )
+                return _BINARY[type(node.op)](left, right)
+            case ast.Compare(ops=[op], comparators=[other]):
+                return _COMPARED[type(op)](known(self.value(node.left)), known(self.value(other)))
+        return unknown(text_of(node))
+
+    def truth(self, node: ast.expr) -> bool | None:
+        """Whether an expression holds; None where only running would tell."""
+        if ast.unparse(node).replace('"', "'") == "__name__ == '__main__'":
+            return True
+        found = self.value(node)
+        return bool(found) if not isinstance(found, str) or is_known(found) else None
+
+    def _outside(self, name: str, node: ast.expr) -> Any:
+        if name in self.outside:
+            self.used.add(name)
+            return typed(self.outside[name])
+        return unknown(text_of(node))
+
+    def _mapping(self, node: ast.Dict) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                found |= self.merged(value)
+            else:
+                found[known(self.value(key))] = self.value(value)
+        return found
+
+    def merged(self, node: ast.expr) -> dict[Any, Any]:
+        """What stands behind `**`. Raises: ValueError where it is not known."""
+        found = self.value(node)
+        if not isinstance(found, dict):
+            raise ValueError(text_of(node))
+        return found
+
+    def _text(self, node: ast.JoinedStr) -> str:
+        parts = []
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                if part.format_spec is not None:
+                    raise ValueError("a format")
+                parts.append(str(known(self.value(part.value))))
+            elif isinstance(part, ast.Constant):
+                parts.append(str(part.value))
+        return "".join(parts)
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
+            return node.attr if node.value.id == "torch" else unknown(text_of(node))
+        owner = self.value(node.value)
+        if isinstance(owner, Made) and node.attr in owner.given:
+            return owner.of(node.attr)
+        return self._outside(ast.unparse(node), node)
+
+    def _item(self, node: ast.Subscript) -> Any:
+        if isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.environ":
+            return self._outside(str(self.value(node.slice)), node)
+        owner = self.value(node.value)
+        return owner[known(self.value(node.slice))] if isinstance(owner, dict | list) else unknown(text_of(node))
+
+    def call(self, node: ast.Call) -> Any:
+        """What a call gives, of those that are known."""
+        name, text = name_of(node.func), ast.unparse(node.func)
+        if text in ("os.environ.get", "os.getenv"):
+            variable = str(self.value(node.args[0]))
+            default = self.value(node.args[1]) if len(node.args) > 1 else unknown(text_of(node))
+            return self._outside(variable, node) if variable in self.outside else default
+        if isinstance(node.func, ast.Name) and name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(known(self.value(one)) for one in node.args))
+        if name == "dict":
+            return self.keywords(node)
+        if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
+            return {key: one.value for key, one in owner.given.items()}
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value)
+            if name == "get" and isinstance(owner, dict):
+                return owner.get(*(self.value(one) for one in node.args))
+            if name in _UNCHANGED and isinstance(owner, Made):
+                return owner
+        return unknown(text_of(node))
+
+    def keywords(self, node: ast.Call) -> dict[str, Any]:
+        """Keywords of a call, those behind `**` among them. Raises: ValueError where these are not known."""
+        found: dict[str, Any] = {}
+        for one in node.keywords:
+            found |= self.merged(one.value) if one.arg is None else {one.arg: self.value(one.value)}
+        return found
+
+
+def known(value: Any) -> Any:
+    """A value that is known. Raises: ValueError."""
+    if isinstance(value, str) and not is_known(value):
+        raise ValueError(value)
+    return value
+
+
+def is_made(value: Any, end: str) -> TypeGuard[Made]:
+    """Whether a value is an object whose class ends so."""
+    return isinstance(value, Made) and value.name.endswith(end)
+
+
+def _has_container(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Dict | ast.List | ast.Tuple | ast.keyword) for one in ast.walk(node))
+
+
+def text_of(node: ast.expr) -> str:
+    """The expression as it stands in a message."""
+    try:
+        return ast.unparse(node)[:200]
+    except RecursionError:
+        return LONG
+
+
+def name_of(node: ast.expr) -> str:
+    """The last word of what is called."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

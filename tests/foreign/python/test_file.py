@@ -1,0 +1,163 @@
+"""What a Python script tells TRL's trainers: followed as far as its text tells, and never run."""
+
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import Settings
+from rlplan.foreign.source import read_source
+
+HEAD = """
+import argparse, os
+import torch
+from dataclasses import dataclass, field
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+"""
+END = "GRPOTrainer(model='Qwen/Qwen2.5-7B', reward_funcs=len, args=config).train()\n"
+
+
+def read(folder: Path, text: str, *outside: str) -> Settings:
+    (folder / "train.py").write_text(HEAD + text)
+    return read_source(folder / "train.py", None, outside)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "words = dict(beta=0.5, num_generations=4)\nconfig = GRPOConfig('out', **words)\n",
+        "words = {'beta': 0.1} | {'beta': 0.5}\nwords['num_generations'] = 4\nconfig = GRPOConfig(**words)\n",
+        (
+            "@dataclass\nclass Own(GRPOConfig):\n    beta: float = 0.5\n    num_generations: int = field(default=4)\n"
+            "config = Own(output_dir='x')\n"
+        ),
+        "config = GRPOConfig()\nconfig.beta = 0.5\nsetattr(config, 'num_generations', 4)\n",
+        "A, B = 0.5, 4\nconfig = GRPOConfig(beta=A, num_generations=B)\n",
+        "size: int = 2\nconfig = GRPOConfig(beta=1 / size, num_generations=size ** 2 if size > 1 else 8)\n",
+        "config = GRPOConfig(beta=float(os.environ.get('BETA', '0.5')), num_generations=int(os.getenv('N', 4)))\n",
+        (
+            "p = argparse.ArgumentParser()\np.add_argument('--beta', type=float, default=0.5)\n"
+            "p.add_argument('-n', '--num-samples', default=4)\na = p.parse_args()\n"
+            "config = GRPOConfig(beta=a.beta, num_generations=a.num_samples)\n"
+        ),
+        "def make(beta, num=8):\n    return GRPOConfig(beta=beta, num_generations=num)\nconfig = make(0.5, num=4)\n",
+        (
+            "if os.path.exists('x') and False:\n    pass\nSMALL = True\nif SMALL:\n"
+            "    config = GRPOConfig(beta=0.5, num_generations=4)\nelse:\n    config = GRPOConfig(beta=0.1)\n"
+        ),
+        "for beta in sweep():\n    pass\nwith torch.no_grad():\n    config = GRPOConfig(beta=0.5, num_generations=4)\n",
+    ],
+)
+def test_a_configuration_is_read_however_it_is_put_together(text: str, tmp_path: Path) -> None:
+    settings = read(tmp_path, text + END)
+    assert (settings.value("beta"), settings.value("num_generations")) == (0.5, 4)
+    assert settings.value("model_name_or_path") == "Qwen/Qwen2.5-7B"
+
+
+@pytest.mark.parametrize(
+    ("adapters", "rank"),
+    [
+        ("LoraConfig(r=8)", 8),
+        ("None", None),
+        ("LoraConfig(r=8) if os.environ.get('LORA', '') else None", None),
+        ("{'r': LoraConfig(r=8)}['r']", 8),
+    ],
+)
+def test_adapters_are_those_that_the_trainer_is_given(adapters: str, rank: int | None, tmp_path: Path) -> None:
+    settings = read(tmp_path, f"x = LoraConfig(r=99)\nGRPOTrainer('a/b', len, GRPOConfig(), peft_config={adapters})\n")
+    assert settings.value("use_peft") is (rank is not None)
+    assert settings.raw("lora_r") == (rank or 16)
+
+
+def test_adapters_and_a_quantised_base_are_read_of_a_model_that_is_loaded_first(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "four = BitsAndBytesConfig(load_in_4bit=True)\n"
+        "model = AutoModelForCausalLM.from_pretrained('a/b', torch_dtype=torch.bfloat16, quantization_config=four)\n"
+        "model = get_peft_model(model, LoraConfig(r=8))\nGRPOTrainer(model=model, args=GRPOConfig())\n",
+    )
+    said = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r", "load_in_4bit")}
+    assert said == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8, "load_in_4bit": True}
+    assert settings.value("model_init_kwargs.dtype") == "bfloat16"
+
+
+def test_of_several_trainers_the_last_of_grpo_is_read_with_its_own_configuration_and_a_note(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "SFTTrainer('a/b', args=SFTConfig(per_device_train_batch_size=2, max_length=99)).train()\n"
+        "GRPOTrainer('c/d', len, GRPOConfig(beta=0.5)).train()\n",
+    )
+    assert settings.table.rows["algorithm.name"][-1].key == "loss_type"
+    assert "per_device_train_batch_size" not in settings.given
+    assert settings.notes == ("train.py makes 2 trainers; GRPOTrainer at line 9 is read",)
+
+
+def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> None:
+    text = (
+        "if torch.cuda.is_available():\n    config = GRPOConfig(beta=0.5)\nelse:\n    config = GRPOConfig(beta=0.1)\n"
+    )
+    settings = read(tmp_path, text + END)
+    assert settings.value("beta") == 0.5
+    assert settings.notes == (
+        "train.py:8: whether torch.cuda.is_available() holds is not known before it runs; it is read as if it did",
+    )
+
+
+def test_keywords_that_are_not_known_are_noted(tmp_path: Path) -> None:
+    settings = read(tmp_path, "config = GRPOConfig(beta=0.5, **load())\n" + END)
+    assert settings.notes == ("train.py:8: what **load() gives GRPOConfig is not known before it runs",)
+
+
+def test_names_and_options_of_a_script_are_said_outside(tmp_path: Path) -> None:
+    text = (
+        "MODEL = load()\np = argparse.ArgumentParser()\np.add_argument('--beta', required=True)\na = p.parse_args()\n"
+        "config = GRPOConfig(beta=a.beta)\nGRPOTrainer(model=MODEL, args=config)\n"
+    )
+    settings = read(tmp_path, text, "MODEL=a/b", "a.beta=0.5")
+    assert (settings.value("model_name_or_path"), settings.value("beta")) == ("a/b", 0.5)
+    with pytest.raises(SpecError, match=r"a\.beta, which only running would tell") as refused:
+        read(tmp_path, text).value("beta")
+    assert "--set a.beta=VALUE" in refused.value.way_out
+    with pytest.raises(SpecError, match=r"--set MODLE names nothing of train\.py"):
+        read(tmp_path, text, "MODLE=a/b")
+
+
+def test_flags_of_a_script_s_own_parser_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        HEAD + "p = argparse.ArgumentParser()\np.add_argument('--model')\np.add_argument('--max_steps', default=1)\n"
+        "a = p.parse_args()\nGRPOTrainer(a.model, len, GRPOConfig(num_generations=a.max_steps))\n"
+    )
+    (tmp_path / "train.sh").write_text("accelerate launch train.py --model a/b --max_steps 16\n")
+    settings = read_source(tmp_path / "train.sh", None)
+    assert settings.value("model_name_or_path") == "a/b"
+    assert settings.value("num_generations") == 16
+    assert settings.raw("max_steps") is None
+
+
+def test_flags_of_trl_s_parser_are_the_trainer_s(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        HEAD + "def main(training, model):\n"
+        "    GRPOTrainer(model=model.model_name_or_path, args=training, peft_config=get_peft_config(model))\n"
+        "if __name__ == '__main__':\n    main(*TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config())\n"
+    )
+    (tmp_path / "train.sh").write_text("accelerate launch train.py --model_name_or_path a/b --use_peft --lora_r 8\n")
+    settings = read_source(tmp_path / "train.sh", None)
+    said = {key: settings.value(key) for key in ("model_name_or_path", "use_peft", "lora_r")}
+    assert said == {"model_name_or_path": "a/b", "use_peft": True, "lora_r": 8}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(n):\n    return f(n + 1)\nconfig = GRPOConfig(beta=f(0))\n",
+        "x = 'a' * 10 ** 9\nconfig = GRPOConfig(beta=2 ** 2 ** 40, run_name=x)\n",
+        "def f():\n    return [g() for g in f()]\nfor _ in range(10):\n    f()\nconfig = GRPOConfig(beta=open('/x'))\n",
+        "config = GRPOConfig(beta=" + "(" * 90 + "a" + ")" * 90 + ")\n",
+    ],
+)
+def test_nothing_is_run_and_nothing_runs_away(text: str, tmp_path: Path) -> None:
+    settings = read(tmp_path, text + END)
+    with pytest.raises(SpecError, match="which only running would tell"):
+        settings.value("beta")
