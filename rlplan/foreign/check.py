@@ -21,6 +21,7 @@ from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
+from rlplan.planner.search import assumptions
 from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
@@ -114,6 +115,8 @@ def check(settings: Settings, asked: Asked) -> Checked:
         refusal = None
     except NoFeasiblePlanError as error:
         plan, refusal = None, error
+    if plan is not None:
+        plan = plan.model_copy(update={"notes": (*plan.notes, *assumptions(plan))})
     if plan is not None and plan.fits:
         return Checked(imported, plan, None, ())
     return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))

@@ -222,7 +222,7 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
             f"{settings.file} does not say how many GPUs there are",
             where=where,
             rule=f"{table.title} is told by its launcher",
-            way_out=f"--hardware 8x{hardware}",
+            way_out=f"--hardware 8x{hardware or 'H100'}",
         )
     found = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
     second = found.get("generation", {}).get("num_devices", 0)

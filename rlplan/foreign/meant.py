@@ -56,6 +56,10 @@ COMMON = {
     "save_steps": "checkpoints.every",
     "save_every": "checkpoints.every",
     "wandb": "metrics",
+    "is_async": "placement.max_staleness=1",
+    "async": "placement.max_staleness=1",
+    "async_mode": "placement.max_staleness=1",
+    "async_training": "placement.max_staleness=1",
     "logger": "metrics",
 }
 """Words that are no key of any stack's table, and ours for them."""

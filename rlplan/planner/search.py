@@ -9,7 +9,7 @@ from typing import Any
 
 from rlplan import __version__
 from rlplan.dataflow.build import build_schedule
-from rlplan.errors import SpecError
+from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
@@ -43,11 +43,11 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
         found["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
-    found["notes"] = (*plan.notes, *_assumptions(plan))
+    found["notes"] = (*plan.notes, *assumptions(plan))
     return plan.model_copy(update=found)
 
 
-def _assumptions(plan: Plan) -> Iterator[str]:
+def assumptions(plan: Plan) -> Iterator[str]:
     """A host's memory that is only assumed, and what the job comes to without it."""
     node = assumed_host(plan.job)
     if node is None:
@@ -55,10 +55,18 @@ def _assumptions(plan: Plan) -> Iterator[str]:
     needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
     if any(has_complication(plan.choice, key) for _, key, _ in HOST_COMPLICATIONS):
-        other = search_of(without_host(plan.asked)).run(with_others=False)
-        step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
-        words += f"; with nothing offloaded it {other.fit.value}{step}"
+        words += f"; with nothing offloaded it {_without_host(plan)}"
     yield words
+
+
+def _without_host(plan: Plan) -> str:
+    """What the job comes to with nothing on a host."""
+    try:
+        other = search_of(without_host(plan.asked)).run(with_others=False)
+    except NoFeasiblePlanError:
+        return Verdict.DOES_NOT_FIT.value
+    step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""
+    return f"{other.fit.value}{step}"
 
 
 def with_deadlines(plan: Plan) -> Plan:

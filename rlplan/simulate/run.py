@@ -305,7 +305,7 @@ class _Run:
             step_s=tuple(end - start for start, end in zip([0.0, *self.step_ends], self.step_ends, strict=False)),
             phase_s=dict(self.recorder.phase_s),
             groups=tuple(
-                GroupUse(group.name, len(group.devices), busy[group.name], seconds - busy[group.name])
+                GroupUse(group.name, len(group.devices), busy[group.name], max(0.0, seconds - busy[group.name]))
                 for group in self.setting.schedule.groups
             ),
             token_staleness=dict(sorted(self.staleness.tokens.items())),

@@ -133,7 +133,7 @@ def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str
         number = "a whole number" if error["type"].startswith("int") else "a number"
         if limits is None or not limits.words:
             return f"{number}, without a unit"
-        nearest = limits.nearest(0)
+        nearest = limits.nearest(_without_suffix(str(given)))
         return f"{number}, {limits.words}" + (
             f": for example {written}{nearest}" if nearest != "0" else ", such as 1e-6"
         )
@@ -147,6 +147,12 @@ def _of_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str
     if error["type"] in ("tuple_type", "list_type"):
         return f"a list in brackets: '{written}[...]'"
     return f"{written}WORD" if error["type"] in ("string_type", "string_too_short") else ""
+
+
+def _without_suffix(given: str) -> int:
+    """What `16k` stands for in tokens: 16,384; 0 where it is nothing like it."""
+    said = re.fullmatch(r"\s*(\d{1,6})\s*([km])\s*", given, re.IGNORECASE)
+    return 0 if said is None else int(said[1]) << {"k": 10, "m": 20}[said[2].lower()]
 
 
 def _bytes(given: str, written: str) -> str:

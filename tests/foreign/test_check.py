@@ -135,3 +135,16 @@ def test_of_two_changes_that_help_together_neither_is_larger_than_it_must_be(tmp
     assert checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: micro}).fits
     assert not checked(tmp_path, {**settings, UTILIZATION: round(utilization + 0.1, 2), MICRO: micro}).fits
     assert not checked(tmp_path, {**settings, UTILIZATION: utilization, MICRO: 2 * micro}).fits
+
+
+def test_a_host_whose_memory_is_only_assumed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "trl grpo --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero3.yaml --num_generations 8\n"
+    )
+    (tmp_path / "zero3.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: cpu\n"
+        "  offload_param_device: cpu\n"
+    )
+    plan = check(read_source(tmp_path / "train.sh", None), Asked("1x4090")).plan
+    assert plan is not None
+    assert any("hardware.host_memory says another size" in one for one in plan.notes)

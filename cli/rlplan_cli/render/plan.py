@@ -111,11 +111,12 @@ def _question(plan: Plan) -> str:
     loss = loss_named(training.logits, plan.job.target).value
     words = [
         f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} rollouts a step",
-        f"{work.max_prompt_len:,} + {work.max_response_len:,} tokens ({work.response_lengths.kind} lengths)",
+        work.tokens_in_words,
         f"{training.dtype.value}, {training.optimizer}, {loss} loss",
     ]
     if training.lora is not None:
-        base = "nf4" if training.has_packed_base else training.dtype.value
+        kept = training.master_dtype if plan.job.target == "fsdp2" else training.dtype
+        base = "nf4" if training.has_packed_base else kept.value
         words.append(f"LoRA rank {training.lora.rank} on {base}")
     if (ulysses := plan.choice.trainer.ulysses) > 1:
         words.append(f"{ulysses} ranks a sequence")

@@ -19,6 +19,8 @@ from rlplan.reading import read_text
 from rlplan.records import dataclass
 
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+_ONLINE = "GRPO"
+"""Of TRL's trainers the one whose policy generates."""
 _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 """Functions of TRL that take from ModelConfig what its flags say."""
 
@@ -53,7 +55,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     trainer, config, notes = _chosen(script)
     found = dict(_told(script, trainer, config))
     _check_used(path, unused, {*script.names, *found})
-    makes_grpo = trainer is not None and trainer.name == "GRPOTrainer"
+    makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
     return PythonScript(found, (*script.notes, *notes), makes_grpo, script.has_own_flags)
 
 
@@ -76,13 +78,15 @@ def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
 def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     """The trainer and the configuration that are read: the last trainer's, GRPO's before others; a note on others."""
     trainers, configs = (list(_of_trl(script, end)) for end in ("Trainer", "Config"))
-    chosen = [one for one in trainers if one.name == "GRPOTrainer"] or trainers
+    chosen = [one for one in trainers if one.name == f"{_ONLINE}Trainer"] or trainers
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
     config = trainer.of("args") if trainer else None
     if not is_made(config, "Config"):
         of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]
-        config = next((one for one in reversed(of_kind) if one.name == "GRPOConfig"), of_kind[-1] if of_kind else None)
+        config = next(
+            (one for one in reversed(of_kind) if one.name == f"{_ONLINE}Config"), of_kind[-1] if of_kind else None
+        )
     names = sorted({f"{one.name}:{one.line}" for one in trainers})
     if trainer and len(names) > 1:
         notes.append(f"{script.file} makes {len(names)} trainers; {trainer.name} at line {trainer.line} is read")
@@ -91,8 +95,11 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
 
 def _of_trl(script: Script, end: str) -> Iterator[Made]:
     """Trainers, or configurations, that there is a table for."""
-    kinds = {"grpo", *given_trainers()}
-    yield from (one for one in script.made if is_made(one, end) and one.name.removesuffix(end).lower() in kinds)
+    for one in script.made:
+        if is_made(one, end) and (
+            one.name == f"{_ONLINE}{end}" or one.name.removesuffix(end).lower() in given_trainers()
+        ):
+            yield one
 
 
 def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:

@@ -240,5 +240,7 @@ def nothing_to_rent(typed: Sequence[str], left_out: dict[str, str]) -> SpecError
         f"none of {len(left_out)} clusters can be had" if left_out else "no cluster is named",
         where=WHERE if typed else "command line: --budget-per-hour",
         rule=words or "a number of GPUs and their kind",
-        way_out="raise the budget, or name another cluster: --hardware 8xH100,16xL40S",
+        way_out=f"raise the budget{', or leave --hardware out for all kinds that it buys' * bool(typed)}"
+        if left_out
+        else "--hardware 8xH100,16xL40S",
     )

@@ -37,8 +37,8 @@ def plan_page(plan: Plan) -> Page:
     actions = [(action.id, str(action.phase)) for action in plan.schedule.step]
     return Page(
         title=f"{plan.model_name} on {plan.devices}",
-        subtitle=f"{plan.job.algorithm.name}, {rollouts}, at most {work.max_prompt_len:,} + {work.max_response_len:,} "
-        f"tokens ({work.response_lengths.kind} lengths). Predicted; nothing on this page was measured.",
+        subtitle=f"{plan.job.algorithm.name}, {rollouts}, {work.tokens_in_words}. "
+        "Predicted; nothing on this page was measured.",
         state=("good" if plan.verdict is Verdict.FITS else "bad", _SENTENCES[plan.verdict] + shortage),
         notes=plan.notes,
         tiles=_tiles(plan),

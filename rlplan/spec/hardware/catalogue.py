@@ -203,6 +203,14 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     Raises: SpecError where it has another form or the profile is unknown or of another kind.
     """
     count, name = count_and_name(text) or (0, text)
+    each = count_and_name(name) if count and _normalized(name) not in profile_paths() else None
+    if each is not None and _normalized(each[1]) in profile_paths():
+        raise SpecError(
+            f"'{shorten(text)[1:-1]}' has two numbers",
+            where=where,
+            rule="all GPUs of the cluster and their kind; their hosts are hardware.num_hosts",
+            way_out=f"{count * each[0]}x{each[1]} hardware.num_hosts={count}",
+        )
     if count < 1:
         is_alone = _normalized(text) in profile_paths()
         raise SpecError(

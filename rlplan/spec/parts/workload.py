@@ -40,7 +40,9 @@ class WorkloadSpec(Spec):
     mean_prompt_len: Count | None = None
     """Tokens of a usual prompt, for predictions alone; the longest where not given."""
     mean_response_len: Count | None = None
-    """Tokens of a usual response, for predictions on a CPU host; the longest where not given."""
+    """Tokens of a usual response, for predictions; the longest where not given. On GPUs `response_lengths`, where it is
+    given, says it instead.
+    """
     response_lengths: LengthSpec = ConstantLengths.by_default()
     """How lengths are distributed, for predictions on GPUs, simulated runs, and real ones where controls force them."""
     reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
@@ -95,8 +97,19 @@ class WorkloadSpec(Spec):
 
     @property
     def lengths(self) -> Lengths:
-        """Response lengths, cut at max_response_len."""
-        return cut_lengths(self.response_lengths, self.max_response_len)
+        """Response lengths, cut at max_response_len; without a distribution every response has the usual length."""
+        spec = self.response_lengths
+        if spec == ConstantLengths() and self.mean_response_len is not None:
+            spec = ConstantLengths(value=self.mean_response_len)
+        return cut_lengths(spec, self.max_response_len)
+
+    @property
+    def tokens_in_words(self) -> str:
+        """Prompt and response of a rollout, as pages and answers name them."""
+        longest, mean = self.max_response_len, round(self.lengths.mean)
+        beside = f", {mean:,} on average" if mean < longest else ""
+        most = "up to " if beside else ""
+        return f"{self.max_prompt_len:,} + {most}{longest:,} tokens ({self.response_lengths.kind} lengths{beside})"
 
     @field_validator("mean_prompt_len", "mean_response_len")
     @classmethod

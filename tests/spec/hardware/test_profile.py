@@ -309,3 +309,9 @@ def test_an_estimate_reads_one_profile_and_no_other():
     assert done.returncode == 0, done.stderr
     opened = json.loads(done.stderr.splitlines()[-1])
     assert {Path(path).stem for path in opened if Path(path).stem in profile_paths()} == {"cpu-host"}
+
+
+def test_hosts_times_gpus_are_answered_with_all_of_them() -> None:
+    with pytest.raises(SpecError, match="'32x8xH200' has two numbers") as caught:
+        parse_gpus("32x8xH200", where="--gpus")
+    assert caught.value.way_out == "256xH200 hardware.num_hosts=32"
