@@ -8,6 +8,7 @@ import math
 
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import MEMORY, Share
+from rlplan.memory.model.quantized_checkpoints import quantization_by_word
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.versions import parse_version
 from rlplan.planner.plan import Plan
@@ -52,6 +53,7 @@ def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
         max_model_len=job.workload.max_seq_len,
         enforce_eager=rollout.has_cuda_graphs is False,
         version=parse_version(version),
+        quantization=quantization_by_word(rollout.quantization, where="rollout.quantization"),
     )
     return engine_memory(job.load_model(), settings)
 

@@ -105,6 +105,8 @@ class Table(Spec):
     """Words of a command line by which it is known; several in a row where one has a space."""
     positional: str = ""
     """The key of a word that stands before all flags."""
+    in_python: dict[str, str] = Field(default={})
+    """Keys of a command line that a Python script says in other words, and these."""
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
     unsaid: tuple[Any, ...] = ()

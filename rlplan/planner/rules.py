@@ -45,6 +45,8 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from model_refusals(job)
     yield from _images(job)
     yield from _trainer_of(job)
+    if job.rollout.engine == "transformers":
+        yield "rollout.engine transformers: the runtime generates with vLLM; TRL generates in its trainer"
     if job.rollout.engine == "sglang":
         yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
     if job.device_kind == "cuda":

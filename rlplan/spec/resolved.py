@@ -90,6 +90,11 @@ class SettledRollout(RolloutSpec):
     block_size: Literal[16, 32, 64, 128] = 16
     speculative_tokens: int = 0
 
+    @property
+    def generates_in_trainer(self) -> bool:
+        """Whether the trainer generates by itself, without an engine beside it."""
+        return self.engine == "transformers"
+
 
 class SettledPlacement(PlacementSpec):
     """With the machine's defaults."""

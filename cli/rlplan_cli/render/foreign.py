@@ -31,6 +31,11 @@ def show_check(checked: Checked) -> None:
     for change in checked.changes:
         size = format_bytes(change.plan.binding.num_bytes)
         show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
+    settings = checked.imported.settings
+    if settings.file.endswith(".py"):
+        changed = dict.fromkeys(key for change in checked.changes for key in change.values)
+        for key in [key for key in changed if key in settings.table.in_python]:
+            say("In the script", f"{key} is {settings.table.in_python[key]}")
 
 
 def show_account(imported: Imported) -> None:

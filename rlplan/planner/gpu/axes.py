@@ -158,7 +158,8 @@ class EngineAxes(NamedTuple):
 def engine_sizes(job: SettledJob, model: ModelSpec) -> tuple[EngineAxes, ...]:
     """Ranks of an engine that vLLM divides the model by."""
     rollout = job.rollout
-    sizes = powers(ENGINE_TP) if rollout.tp == "auto" else (int(rollout.tp),)
+    open_sizes = (1,) if rollout.generates_in_trainer else powers(ENGINE_TP)
+    sizes = open_sizes if rollout.tp == "auto" else (int(rollout.tp),)
     experts = (False, True) if rollout.has_expert_parallel == "auto" else (rollout.has_expert_parallel,)
     found = (
         EngineAxes(tp, dp, whole)

@@ -16,6 +16,7 @@ from rlplan.memory.model.logits import loss_named
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.own_generation import engine_class
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
@@ -252,10 +253,9 @@ class GpuRoles:
         """Engines that share the rollouts of a step."""
         return max(1, arrangement.num_generation // choice.ranks)
 
-    @staticmethod
-    def samples_together(choice: EngineChoice, num_samples: int) -> int:
-        """Samples of a prompt that share its blocks: vLLM and SGLang deal requests out over an engine's ranks."""
-        return max(1, num_samples // choice.attention_dp)
+    def samples_together(self, choice: EngineChoice, num_samples: int) -> int:
+        """Samples of a prompt that share its blocks: engines deal requests out over ranks, transformers shares none."""
+        return 1 if self.job.rollout.generates_in_trainer else max(1, num_samples // choice.attention_dp)
 
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
@@ -263,7 +263,8 @@ class GpuRoles:
         worker, *rest = process.split("/")
         micro_batch = self.micro_batch(candidate, response_len)
         if worker == ENGINE:
-            return EngineOnGpu(
+            is_sharded = arrangement.num_training > 1 and (job.target == "fsdp2" or job.training.zero_stage == 3)
+            return engine_class(job.rollout, is_sharded=is_sharded)(
                 setting.policy,
                 job.rollout,
                 candidate.engine,
@@ -301,7 +302,7 @@ class GpuRoles:
                 micro_batch,
                 arrangement.num_training,
                 setting.overheads,
-                job.placement.sync_bucket,
+                0 if job.rollout.generates_in_trainer else job.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 target=job.target,
                 puts_states_away=job.target != "rlplan" and arrangement.offloaded == "all",

@@ -24,9 +24,10 @@ def _holds_tokens(num_bytes: int) -> int:
 class RolloutSpec(Spec):
     """How the engines are held. What is `auto` is decided by the planner, or by a rule of resolved.py."""
 
-    engine: Literal["auto", "vllm", "sglang"] = "auto"
+    engine: Literal["auto", "vllm", "sglang", "transformers"] = "auto"
     """What samples where a plan is written for another stack: `auto` is what that stack takes by itself. rlplan's own
-    runtime has vLLM.
+    runtime has vLLM. `transformers` generates in the trainer, with the weights that it trains (TRL without vLLM); its
+    seconds are predicted as an engine's, which it does not reach.
     """
     dtype: Dtype | Auto = "auto"
     """Of weights and activations."""

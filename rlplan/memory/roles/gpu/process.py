@@ -48,7 +48,9 @@ def process_overheads(
 
 @lru_cache(maxsize=64)
 def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int, target: Target) -> int:
-    """Bytes of the bucket through which weights pass from the trainer to the engine."""
+    """Bytes of the bucket through which weights pass from the trainer to the engine; 0 without one."""
+    if not bucket_bytes:
+        return 0
     if target != "rlplan":
         return bridge_bucket(model, target, element_bytes, bucket_bytes)
     return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))

@@ -264,7 +264,7 @@ class RankOnGpu(Forecast):
     def gathered_for_sync(self) -> int:
         """Bytes of other ranks' parts of what is in the bucket. FSDP2 gathers master weights, and casts them then."""
         trained, training = self.trained, self.trained.training
-        if not trained.is_cut or trained.target == "rlplan":
+        if not trained.is_cut or trained.target == "rlplan" or not trained.sync_bucket:
             return self.staging if trained.is_cut else 0
         kept = training.master_dtype if trained.target == "fsdp2" else training.dtype
         return gathered_parts(trained.model, trained.target, kept.num_bytes, trained.choice.ep)

@@ -1,0 +1,60 @@
+"""Generation in the trainer: no second copy of the weights, a KV cache while it lasts."""
+
+import pytest
+
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import search_of
+from rlplan.spec.files.job_file import job_from
+from rlplan.vocabulary import MemoryKind
+
+LORA = (
+    "target=fsdp2",
+    "training.lora.rank=16",
+    "training.master_dtype=bfloat16",
+    "training.gradient_checkpointing=true",
+    "workload.num_prompts_per_step=2",
+    "workload.num_samples_per_prompt=4",
+    "workload.max_prompt_len=512",
+    "workload.max_response_len=512",
+    "workload.micro_batch_size_per_gpu=4",
+    "placement.placement=hybrid",
+    "rollout.max_num_seqs=8",
+    "rollout.max_num_batched_tokens=4096",
+)
+
+
+def planned(*more: str, gpus: str = "1xRTX4090") -> Plan:
+    job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": gpus, "algorithm": "grpo"}, (*LORA, *more))
+    return search_of(job).run(with_others=False)
+
+
+def held(plan: Plan, action: str) -> dict[MemoryKind, int]:
+    """Of the engine on one GPU by kind, at the peak of an action of every step."""
+    rows = [
+        row
+        for row in plan.ledger.rows
+        if (row.process, row.run_phase, row.action_id, row.device) == ("rollout_engine/0", "steady", action, "cuda:0")
+    ]
+    return {row.kind: row.peak_bytes for row in rows if row.peak_bytes}
+
+
+def test_only_generation_holds_something_and_no_weights_beside_the_trainer_s() -> None:
+    plan = planned("rollout.engine=transformers")
+    during = held(plan, "generate")
+    assert set(during) == {MemoryKind.KV_CACHE, MemoryKind.ACTIVATIONS}
+    token = 2 * 28 * 4 * 128 * 2  # each rollout's prompt is its own; in whole blocks
+    assert 0 <= during[MemoryKind.KV_CACHE] - 8 * 1024 * token <= 8 * 16 * token
+    assert held(plan, "train_forward_backward") == held(plan, "sync_weights") == {}
+    assert plan.fits
+    beside = planned(gpus="1xH100")  # a copy of the weights, and what vLLM takes beside
+    assert beside.binding.num_bytes - plan.binding.num_bytes > 7_615_616_512 * 2
+
+
+def test_weights_that_are_sharded_are_gathered_for_it() -> None:
+    during = held(planned("rollout.engine=transformers", gpus="2xH100"), "generate")
+    assert during[MemoryKind.WEIGHTS] == pytest.approx(7_615_616_512 * 2, rel=0.01)
+
+
+def test_rlplan_s_own_runtime_has_an_engine() -> None:
+    refusals = planned("rollout.engine=transformers", "target=rlplan").refusals
+    assert any("rollout.engine transformers" in one for one in refusals)
