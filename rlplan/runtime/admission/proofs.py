@@ -22,7 +22,7 @@ from rlplan.runtime.host.doctor import VLLM_PACKAGES
 from rlplan.runtime.host.finding import installed_version
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.processes.machine_speed import scaled
-from rlplan.runtime.processes.safe_path import module_command
+from rlplan.runtime.processes.safe_path import SAFE_PATH, module_command
 from rlplan.spec.base import shorten
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.language_part import language_config
@@ -79,7 +79,7 @@ def proof_key(small: dict[str, Any]) -> str:
 
 def run_probe(small: dict[str, Any]) -> dict[str, Any]:
     """What the probe says of a small model. Raises: HostError where it says nothing."""
-    environment = os.environ | COMMON_ENVIRONMENT | WORKER_ENVIRONMENT["rollout_engine"]
+    environment = os.environ | COMMON_ENVIRONMENT | WORKER_ENVIRONMENT["rollout_engine"] | SAFE_PATH
     threads = {"OMP_NUM_THREADS": str(min(4, len(os.sched_getaffinity(0)))), "VLLM_LOGGING_LEVEL": "ERROR"}
     with tempfile.TemporaryDirectory(prefix="rlplan-probe-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(small))

@@ -55,6 +55,10 @@ def ray_job() -> Any:
     return OwnPathJob()
 
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""As `python -P`, for all that a process starts in its turn."""
+
+
 def keep_path_in_children() -> None:
     """In a worker: the programs that its engine starts do not look into the current folder either."""
-    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ.update(SAFE_PATH)

@@ -126,7 +126,8 @@ def outward_ports(pid: int) -> set[str]:
 @pytest.mark.engine
 def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else(tmp_path: Path) -> None:
     """Files that the plan does not give are not opened, whatever their names, and Python in the model's folder is not
-    imported; trainer, engine and Ray are all up. The model has experts, which take three steps as every architecture
+    imported; trainer, engine and Ray are all up. Caches are empty, so that the architecture is proved first, and vLLM
+    inspects its class in a process of its own, as on a new machine. The model has experts, which take three steps as every architecture
     does in tests/runtime/runs/test_architectures.py.
     """
     bundle, model = tmp_path / "bundle", tmp_path / "model"
@@ -134,9 +135,10 @@ def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhe
     of_model = trapped_model(tmp_path / "mixtral", model)
     write_bundle(make_plan(**mixtral, **{"policy.path": str(model)}), bundle)
     sprung = set_traps(bundle)
+    as_new = {"VLLM_CACHE_ROOT": str(tmp_path / "vllm"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with (tmp_path / "said").open("wb") as said:
         command = [RLPLAN, "run", ".", "--out", str(tmp_path / "run")]
-        run = subprocess.Popen(command, cwd=bundle, env=os.environ | INSTALLED, stdout=said, stderr=said)
+        run = subprocess.Popen(command, cwd=bundle, env=os.environ | INSTALLED | as_new, stdout=said, stderr=said)
     deadline, outwards = time.monotonic() + DEADLINE_S, set()
     try:
         while run.poll() is None:
