@@ -338,8 +338,9 @@ class CandidateScorer:
         elif min(high, largest) < least:
             rank = 1 if expected >= least else 2
         room = high if high >= least else expected
+        size = min(largest, room) if wanted == "auto" else largest  # what is asked for is taken, whether it fits or not
         block = demand.pool.bytes_per_block
-        return max(0, min(largest, room)) // block * block, rank
+        return max(0, size) // block * block, rank
 
     def engine_entry(self, arrangement: Arrangement, engine: EngineChoice, rank: int) -> EngineEntry | None:
         """An engine with the most KV cache that it may have, where nothing is beside it; None where it does not fit.

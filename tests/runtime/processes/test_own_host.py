@@ -127,8 +127,8 @@ def outward_ports(pid: int) -> set[str]:
 def test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else(tmp_path: Path) -> None:
     """Files that the plan does not give are not opened, whatever their names, and Python in the model's folder is not
     imported; trainer, engine and Ray are all up. Caches are empty, so that the architecture is proved first, and vLLM
-    inspects its class in a process of its own, as on a new machine. The model has experts, which take three steps as every architecture
-    does in tests/runtime/runs/test_architectures.py.
+    inspects its class in a process of its own, as on a new machine. The model has experts, which take three steps as
+    every architecture does in tests/runtime/runs/test_architectures.py.
     """
     bundle, model = tmp_path / "bundle", tmp_path / "model"
     mixtral = choices_of("MixtralForCausalLM", tmp_path / "mixtral") | {"preflight.rehearses": False}
