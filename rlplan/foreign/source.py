@@ -239,6 +239,9 @@ def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes
             }
         else:
             found[key] = Given(value, place)
+    if old := [key for key in found if key in table.older]:
+        notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
+        found = {table.older.get(key, key): one for key, one in found.items()}
     named = found.pop("config", None) if table.positional else None
     return {key.replace("-", "_"): one for key, one in _beside(folder, named, notes).items()} | found
 

@@ -109,6 +109,8 @@ class Table(Spec):
     """Keys of a command line that a Python script says in other words, and these."""
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
+    older: dict[str, str] = Field(default={})
+    """Keys as earlier versions have them, and today's."""
     unsaid: tuple[Any, ...] = ()
     """Values that mean: not given."""
     has_suffixes: bool = False

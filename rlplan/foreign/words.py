@@ -169,7 +169,10 @@ class Words:
             value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
         if name in ("@", "*"):
             return self._variable(name, source)
-        return self._changed(value, rest, source)
+        found = self._changed(value, rest, source)
+        if rest and text_of(rest[0]) in (":=", "="):
+            self.variables[name] = "".join(found)
+        return found
 
     def _changed(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
         if not rest:

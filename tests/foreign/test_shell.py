@@ -27,6 +27,7 @@ def words(folder: Path, text: str, **variables: str) -> list[str]:
         ("A=7\nrun $A ${A} a$A", ["7", "7", "a7"]),
         ('A="x y"\nrun $A "$A" \'$A\'', ["x", "y", "x y", "$A"]),
         ("run ${A:-5} ${A-6}", ["5", "6"]),
+        (': "${A:=5}"\nrun $A', ["5"]),
         ('B=3\nrun ${A:-"${B}/b"}', ["3/b"]),
         ("A=1\nrun ${A:-5} ${A:+yes}", ["1", "yes"]),
         ("run $((2 * 1024)) $(( (1 + 2) * 3 - 10 % 4 ))", ["2048", "7"]),

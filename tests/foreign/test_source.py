@@ -10,6 +10,7 @@ from rlplan.foreign.convert import convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.settings import typed
 from rlplan.foreign.source import read_source
+from rlplan.foreign.table import load_table
 from tests.foreign.scripts import verl_script
 
 
@@ -308,3 +309,23 @@ def test_a_configuration_that_is_not_there_is_said_and_upstream_s_own_is_known(
     (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo --config-name={name} trainer.nnodes=2\n")
     found = read_source(tmp_path / "train.sh", None).notes
     assert [note.partition(": ")[2] for note in found] == notes
+
+
+def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        ': "${MODEL:=Qwen/Qwen2.5-7B}"\n'
+        "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain $MODEL --zero_stage 3 --prompt_max_len 512 "
+        "--generate_max_len 1024 --micro_train_batch_size 4 --colocate_all_models --vllm_num_engines 8 --bf16\n"
+    )
+    settings = read_source(tmp_path / "train.sh", None)
+    said = {"actor.model_name_or_path": "Qwen/Qwen2.5-7B", "ds.zero_stage": 3, "rollout.max_new_tokens": 1024}
+    assert {key: settings.value(key) for key in said} == said
+    data = convert(settings, "8xH100", None).data
+    assert (data["workload"]["max_prompt_len"], data["workload"]["micro_batch_size_per_gpu"]) == (512, 4)
+    assert settings.notes[0].startswith("flags of an earlier OpenRLHF, with defaults of 0.11.0: pretrain, zero_stage")
+
+
+@pytest.mark.parametrize("older", load_table("openrlhf").older.items(), ids=lambda one: one[0])
+def test_an_earlier_flag_stands_for_one_that_the_table_has(older: tuple[str, str]) -> None:
+    table = load_table("openrlhf")
+    assert older[1] in table.keys or not table.why_without_counterpart(older[1]).startswith("not known")

@@ -215,7 +215,7 @@ class Oracle(RawSeconds):
             room = rooms[0]
             rank = max(rank, 1 if rooms[0] >= least else 2)
         block = demand.pool.bytes_per_block
-        return rank, max(0, min(most, room)) // block * block
+        return rank, max(0, min(most, room) if wants == "auto" else most) // block * block
 
     def _demand(self, arrangement: Arrangement, engine: EngineChoice) -> KvDemand:
         num_engines = max(1, arrangement.num_generation // (engine.tp * engine.attention_dp))
