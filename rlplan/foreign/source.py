@@ -5,6 +5,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, given_trainers, load_table, table_name
+from rlplan.foreign.training_arguments import with_accelerate
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.parts.algorithm import ALGORITHMS
@@ -36,6 +38,9 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
         settings = Settings(table, str(path), _plain(script.given, table), dict(table.defaults), script.notes)
     else:
         settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+    if settings.table.syntax == "python":
+        with_files, notes = with_accelerate(settings.given, path.parent)
+        settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
     keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
     return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
+from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
 from rlplan.foreign.python.values import Made, is_made
 from rlplan.foreign.settings import Given
@@ -128,7 +129,7 @@ def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator
 def _flat(made: Made) -> Iterator[tuple[str, Given]]:
     for key, one in made.given.items():
         if isinstance(one.value, dict):
-            for inner, value in one.value.items():
+            for inner, value in flat(one.value).items():
                 yield from _single(f"{key}.{inner}", Given(value, one.place))
         else:
             yield from _single(key, one)

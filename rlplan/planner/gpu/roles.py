@@ -263,8 +263,7 @@ class GpuRoles:
         worker, *rest = process.split("/")
         micro_batch = self.micro_batch(candidate, response_len)
         if worker == ENGINE:
-            is_sharded = arrangement.num_training > 1 and (job.target == "fsdp2" or job.training.zero_stage == 3)
-            return engine_class(job.rollout, is_sharded=is_sharded)(
+            return engine_class(job, arrangement.num_training)(
                 setting.policy,
                 job.rollout,
                 candidate.engine,

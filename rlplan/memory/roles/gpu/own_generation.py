@@ -9,15 +9,16 @@ from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
 from rlplan.memory.roles.gpu.process import Bytes
-from rlplan.spec.resolved import SettledRollout
+from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def engine_class(rollout: SettledRollout, *, is_sharded: bool) -> type[EngineOnGpu]:
-    """What generates: an engine, or the trainer. is_sharded: whether its weights lie on several ranks in parts."""
-    if not rollout.generates_in_trainer:
+def engine_class(job: SettledJob, num_training: int) -> type[EngineOnGpu]:
+    """What generates: an engine, or the trainer, which gathers weights that lie in parts on its GPUs or on the host."""
+    if not job.rollout.generates_in_trainer:
         return EngineOnGpu
-    return GatheredGeneration if is_sharded else GenerationInTrainer
+    is_cut = num_training > 1 and (job.target == "fsdp2" or job.training.zero_stage == 3)
+    return GatheredGeneration if is_cut or job.training.offloads_parameters is True else GenerationInTrainer
 
 
 class GenerationInTrainer(EngineOnGpu):

@@ -50,8 +50,12 @@ def test_only_generation_holds_something_and_no_weights_beside_the_trainer_s() -
     assert beside.binding.num_bytes - plan.binding.num_bytes > 7_615_616_512 * 2
 
 
-def test_weights_that_are_sharded_are_gathered_for_it() -> None:
-    during = held(planned("rollout.engine=transformers", gpus="2xH100"), "generate")
+@pytest.mark.parametrize(
+    ("gpus", "more"),
+    [("2xH100", ()), ("1xH100", ("training.offloads_parameters=true", "training.offloads_optimizer=true"))],
+)
+def test_weights_that_are_sharded_or_on_the_host_are_gathered_for_it(gpus: str, more: tuple[str, ...]) -> None:
+    during = held(planned("rollout.engine=transformers", *more, gpus=gpus), "generate")
     assert during[MemoryKind.WEIGHTS] == pytest.approx(7_615_616_512 * 2, rel=0.01)
 
 

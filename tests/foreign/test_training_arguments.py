@@ -1,0 +1,62 @@
+"""DeepSpeed and FSDP of a TRL job, however it is told of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlplan.foreign.settings import Settings
+from rlplan.foreign.source import read_source
+
+ZERO3 = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": "auto"}}
+PYTHON = "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer('Qwen/Qwen2.5-7B', len, GRPOConfig('x', {}))\n"
+
+
+def read(folder: Path, name: str, text: str) -> Settings:
+    (folder / "ds.json").write_text(json.dumps(ZERO3))
+    (folder / "train.py").write_text(PYTHON.format("beta=0.1"))
+    (folder / name).write_text(text)
+    return read_source(folder / name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.py", PYTHON.format("deepspeed='ds.json'")),
+        ("own.py", PYTHON.format(f"deepspeed={ZERO3!r}")),
+        ("grpo.yaml", "num_generations: 8\ndeepspeed: ds.json\n"),
+        ("run.sh", "accelerate launch --use_deepspeed --deepspeed_config_file ds.json train.py\n"),
+        ("run.sh", "accelerate launch --use_deepspeed --zero_stage 3 --offload_optimizer_device cpu train.py\n"),
+        ("run.sh", "trl grpo --num_generations 8 --deepspeed ds.json\n"),
+    ],
+)
+def test_deepspeed_is_read(name: str, text: str, tmp_path: Path) -> None:
+    settings = read(tmp_path, name, text)
+    assert settings.value("accelerate.distributed_type") == "DEEPSPEED"
+    assert settings.value("accelerate.deepspeed_config.zero_stage") == 3
+    assert settings.value("accelerate.deepspeed_config.offload_optimizer_device") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.py", PYTHON.format("fsdp='full_shard auto_wrap offload'")),
+        (
+            "run.sh",
+            (
+                "accelerate launch --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+                "--fsdp_offload_params true train.py\n"
+            ),
+        ),
+    ],
+)
+def test_fsdp_is_read(name: str, text: str, tmp_path: Path) -> None:
+    settings = read(tmp_path, name, text)
+    assert settings.value("accelerate.distributed_type") == "FSDP"
+    assert settings.value("accelerate.fsdp_config.fsdp_auto_wrap_policy") == "TRANSFORMER_BASED_WRAP"
+    assert settings.value("accelerate.fsdp_config.fsdp_offload_params") is True
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = read(tmp_path, "own.py", PYTHON.format("deepspeed='other.json'"))
+    assert settings.notes == ("own.py:2: 'other.json' is not beside it and was not read; ZeRO stage 2 is counted",)
