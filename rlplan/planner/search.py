@@ -54,7 +54,8 @@ def assumptions(plan: Plan) -> Iterator[str]:
         return
     needed, room = format_bytes(plan.ledger.host_peak().num_bytes), format_bytes(node.host_memory.value)
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
-    if any(has_complication(plan.choice, key) for _, key, _ in HOST_COMPLICATIONS):
+    chosen = [(part, key) for part, key, _ in HOST_COMPLICATIONS if has_complication(plan.choice, key)]
+    if chosen and all(getattr(getattr(plan.asked, part), key) == "auto" for part, key in chosen):
         words += f"; with nothing offloaded it {_without_host(plan)}"
     yield words
 
