@@ -286,3 +286,8 @@ def test_models_algorithms_and_values_of_keys_are_completed_too() -> None:
     assert completion.overrides("placement.placement=co") == ["placement.placement=colocated"]
     assert completion.overrides("workload.ignores_eos=") == [f"workload.ignores_eos={x}" for x in ("true", "false")]
     assert completion.overrides("no.such=") == []
+
+
+def test_a_word_of_a_few_keys_names_them(rlplan: Call) -> None:
+    assert "keys of a job: rollout.kv_cache_memory" in rlplan("docs", "kv", "cache").out
+    assert "keys of a job" not in rlplan("docs", "exit", "codes").out
