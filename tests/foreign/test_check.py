@@ -148,3 +148,19 @@ def test_a_host_whose_memory_is_only_assumed_is_named(tmp_path: Path) -> None:
     plan = check(read_source(tmp_path / "train.sh", None), Asked("1x4090")).plan
     assert plan is not None
     assert any("hardware.host_memory says another size" in one for one in plan.notes)
+
+
+@pytest.mark.parametrize(("gpus", "bytes_fewer"), [("1xH100", 8), ("4xH100", 10)])
+def test_trl_without_deepspeed_keeps_weights_gradients_and_moments_in_the_type_that_is_loaded(
+    gpus: str, bytes_fewer: int, tmp_path: Path
+) -> None:
+    """One GPU: weights, gradients and moments of 4 + 4 + 8 bytes a parameter, and half of it; several: buckets too."""
+    held = []
+    for dtype in ("float32", "bfloat16"):
+        (tmp_path / "train.sh").write_text(
+            f"trl grpo --model_name_or_path Qwen/Qwen2.5-1.5B --num_generations 8 --dtype {dtype}\n"
+        )
+        plan = check(read_source(tmp_path / "train.sh", None), Asked(gpus)).plan
+        assert plan is not None
+        held.append(plan.binding.num_bytes)
+    assert held[0] - held[1] == pytest.approx(bytes_fewer * 1_543_714_304, rel=0.15)
