@@ -27,6 +27,7 @@ from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile, Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.lengths import cut_lengths
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cpu.actions import predict_job
 from rlplan.timing.job import JobTiming
@@ -194,7 +195,7 @@ class HostSearch:
             work.usual_prompt_len,
             work.max_prompt_len,
             work.num_samples_per_prompt,
-            work.lengths,
+            cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone says nothing of the longest
         )
         return KvReport.of(demand, rollout.kv_cache_memory, rollout.tp)
 
