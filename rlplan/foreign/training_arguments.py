@@ -37,8 +37,18 @@ def with_accelerate(given: Mapping[str, Given], folder: Path) -> tuple[dict[str,
     found |= _zero(inner)
     if isinstance(words := given.get("fsdp"), Given) and words.value not in (None, "", False):
         found |= dict(_sharded(words))
-    own = {key: one for key, one in given.items() if key not in _FILES and not key.startswith("deepspeed.")}
-    return found | {key: one for key, one in own.items() if key != "fsdp"}, notes
+    for key, one in given.items():
+        if key.startswith("fsdp_config."):
+            found[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = one
+    own = {key: one for key, one in given.items() if not _is_read(key)}
+    return found | own, notes
+
+
+def _is_read(key: str) -> bool:
+    """Whether a key's whole meaning is in accelerate's keys."""
+    is_flag = key.startswith("accelerate.fsdp_") and not key.startswith(FSDP)
+    is_flag = is_flag or key.removeprefix("accelerate.") in ("use_deepspeed", "use_fsdp", *_FLAGS)
+    return is_flag or key in (*_FILES, "fsdp") or key.startswith(("deepspeed.", "fsdp_config."))
 
 
 def _launched(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:

@@ -12,7 +12,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.values import Made, is_made
+from rlplan.foreign.python.values import MAX_NESTED, Made, is_made
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import given_trainers
 from rlplan.foreign.words import is_known, shown
@@ -83,6 +83,9 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
     config = trainer.of("args") if trainer else None
+    if trainer and config is not None and not is_made(config, "Config"):
+        said = shown(config) if isinstance(config, str) else type(config).__name__
+        notes.append(f"what the trainer's configuration is, {said}, is not known before it runs")
     if not is_made(config, "Config"):
         of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]
         config = next(
@@ -151,16 +154,16 @@ def _quantised(config: Made) -> Iterator[tuple[str, Given]]:
             yield key, config.given[key]
 
 
-def _model(given: Given) -> Iterator[tuple[str, Given]]:
+def _model(given: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
     """A name, or what `from_pretrained` was called with."""
     model = given.value
     if isinstance(model, str) and (is_known(model) or shown(model).rpartition(".")[2] not in _MODEL_KEYS):
         yield "model_name_or_path", given
-    if not is_made(model, "from_pretrained"):
+    if not is_made(model, "from_pretrained") or depth > MAX_NESTED:
         return
     for key, one in model.given.items():
-        if key == "path":
-            yield from _model(one)
+        if key in ("path", "model_name", "pretrained_model_name_or_path"):
+            yield from _model(one, depth + 1)
         elif key in ("dtype", "torch_dtype"):
             yield "model_init_kwargs.dtype", one
         elif key == "quantization_config":

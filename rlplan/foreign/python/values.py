@@ -8,6 +8,7 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from math import isfinite
 from typing import Any, TypeGuard
 
 from rlplan.foreign.settings import Given, typed
@@ -17,6 +18,14 @@ from rlplan.records import dataclass
 MAX_PARTS = 200
 """Nodes of one expression without containers: each may be a call deeper, of the 1,000 that Python allows."""
 MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
+MAX_ITEMS, MAX_NESTED = 10_000, 40
+"""Of a list, a mapping or an object with all that lies in it, and how deep."""
+MAX_WORK = 1_000_000
+"""Expressions and parts of values that are looked at in all."""
+ALWAYS = ("torch.cuda.is_available", "torch.cuda.is_bf16_supported", "is_bf16_supported", "is_bfloat16_supported")
+"""Calls that hold on every machine that rlplan plans for."""
+_OF_LAUNCHERS = {"LOCAL_RANK": "0", "RANK": "0"}
+"""Environment variables that launchers set; `WORLD_SIZE` is only known when it runs."""
 LONG = "an expression of very many parts"
 _DEEP = (ast.BinOp, ast.BoolOp, ast.Attribute, ast.Subscript, ast.Call)
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -63,6 +72,8 @@ class Made:
     name: str
     given: dict[str, Given] = field(default_factory=dict)
     line: int = 0
+    own: Any = None
+    """The script's own class of which it is."""
 
     def of(self, key: str) -> Any:
         """What a keyword is given; None without it."""
@@ -76,10 +87,14 @@ class Values:
         self.file, self.outside = file, outside
         self.names: dict[str, Any] = {}
         self.used: set[str] = set()
+        self.spent = 0
         self.made: list[Made] = []
 
     def value(self, node: ast.expr) -> Any:
         """A constant, a `Made`, or `unknown` with the expression's text."""
+        self.spent += 1
+        if self.spent > MAX_WORK:
+            return unknown(LONG)
         if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
             return unknown(LONG)
         try:
@@ -89,7 +104,17 @@ class Values:
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, MemoryError):
             return unknown(text_of(node))
         is_large = isinstance(found, int) and abs(found) > MAX_NUMBER
-        return unknown(LONG) if is_large or (isinstance(found, str) and len(found) > MAX_TEXT) else found
+        is_large = is_large or (isinstance(found, str) and len(found) > MAX_TEXT)
+        is_large = is_large or (isinstance(found, float) and not isfinite(found))
+        return unknown(LONG) if is_large or not self._is_small(node, found) else found
+
+    def _is_small(self, node: ast.expr, found: Any) -> bool:
+        """Whether a value that an expression makes has few parts; those of names were counted when they were made."""
+        if isinstance(node, ast.Name | ast.Attribute | ast.Constant) or not isinstance(found, list | dict | Made):
+            return True
+        parts = num_parts(found)
+        self.spent += parts
+        return parts <= MAX_ITEMS
 
     def place(self, node: ast.AST) -> str:
         """The file and the line."""
@@ -155,7 +180,7 @@ class Values:
 
     def truth(self, node: ast.expr) -> bool | None:
         """Whether an expression holds; None where only running would tell."""
-        if ast.unparse(node).replace('"', "'") == "__name__ == '__main__'":
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == "__name__":
             return True
         found = self.value(node)
         return bool(found) if not isinstance(found, str) or is_known(found) else None
@@ -188,7 +213,10 @@ class Values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None:
                     raise ValueError("a format")
-                parts.append(str(known(self.value(part.value))))
+                found = known(self.value(part.value))
+                if not isinstance(found, str | int | float):
+                    raise ValueError("an object as text")
+                parts.append(str(found))
             elif isinstance(part, ast.Constant):
                 parts.append(str(part.value))
         return "".join(parts)
@@ -197,8 +225,9 @@ class Values:
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
             return node.attr if node.value.id == "torch" else unknown(text_of(node))
         owner = self.value(node.value)
-        if isinstance(owner, Made) and node.attr in owner.given:
-            return owner.of(node.attr)
+        given = owner.given if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
+        if node.attr in given:
+            return given[node.attr].value
         return self._outside(ast.unparse(node), node)
 
     def _item(self, node: ast.Subscript) -> Any:
@@ -212,21 +241,61 @@ class Values:
         name, text = name_of(node.func), ast.unparse(node.func)
         if text in ("os.environ.get", "os.getenv"):
             variable = str(self.value(node.args[0]))
-            default = self.value(node.args[1]) if len(node.args) > 1 else unknown(text_of(node))
-            return self._outside(variable, node) if variable in self.outside else default
-        if isinstance(node.func, ast.Name) and name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(known(self.value(one)) for one in node.args))
-        if name == "dict":
-            return self.keywords(node)
-        if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
-            return {key: one.value for key, one in owner.given.items()}
+            if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
+                return _OF_LAUNCHERS.get(variable) or self._outside(variable, node)
+            return _OF_LAUNCHERS.get(variable) or self.value(node.args[1])
+        if text in ALWAYS:
+            return True
+        if isinstance(node.func, ast.Name) and (found := self._builtin(node, name)) is not None:
+            return found
+        if (found := self._copied(node, name)) is not None:
+            return found
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value)
-            if name == "get" and isinstance(owner, dict):
-                return owner.get(*(self.value(one) for one in node.args))
+            if isinstance(owner, dict) and name in _OF_MAPPINGS:
+                return self._of_mapping(owner, node, name)
+            if isinstance(owner, list) and name in ("append", "extend") and len(node.args) == 1:
+                more = self.value(node.args[0])
+                owner += [more] if name == "append" else more if isinstance(more, list) else []
+                return None
             if name in _UNCHANGED and isinstance(owner, Made):
                 return owner
         return unknown(text_of(node))
+
+    def _builtin(self, node: ast.Call, name: str) -> Any:
+        """A function of Python's own; None for any other."""
+        if name == "range":
+            return list(range(*(min(int(known(self.value(one))), MAX_ITEMS) for one in node.args)))
+        if name == "dict":
+            return self.keywords(node) if not node.args else {**self.merged(node.args[0]), **self.keywords(node)}
+        if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(known(self.value(one)) for one in node.args))
+        if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
+            return {key: one.value for key, one in owner.given.items()}
+        return None
+
+    def _copied(self, node: ast.Call, name: str) -> Any:
+        """An object again, with changes; a default of a command line's option. None for any other call."""
+        if name in ("Option", "Argument") and node.args:  # typer's and click's
+            return self.value(node.args[0])
+        if name in ("replace", "copy", "deepcopy") and node.args:
+            owner = self.value(node.args[0])
+            if isinstance(owner, Made):
+                more = {key: Given(value, self.place(node)) for key, value in self.keywords(node).items()}
+                return Made(owner.name, owner.given | more, owner.line, owner.own)
+        return None
+
+    def _of_mapping(self, owner: dict[Any, Any], node: ast.Call, name: str) -> Any:
+        """A method of a mapping; those that change it do."""
+        given = [self.value(one) for one in node.args]
+        if name == "update":
+            for more in (*given, self.keywords(node)):
+                owner.update(more if isinstance(more, dict) else {})
+            return None
+        if name in ("items", "keys", "values", "copy"):
+            found = getattr(owner, name)()
+            return found if name == "copy" else [list(one) if isinstance(one, tuple) else one for one in found]
+        return getattr(owner, name)(*(known(given[0]), *given[1:]))
 
     def keywords(self, node: ast.Call) -> dict[str, Any]:
         """Keywords of a call, those behind `**` among them. Raises: ValueError where these are not known."""
@@ -241,6 +310,24 @@ def known(value: Any) -> Any:
     if isinstance(value, str) and not is_known(value):
         raise ValueError(value)
     return value
+
+
+_OF_MAPPINGS = ("get", "pop", "setdefault", "update", "items", "keys", "values", "copy")
+
+
+def num_parts(value: Any) -> int:
+    """Parts of a value with all that lies in it; more than MAX_ITEMS where it is that large, or nested too deep: one
+    that holds itself never ends.
+    """
+    left, num = [(value, 0)], 0
+    while left and num <= MAX_ITEMS:
+        one, depth = left.pop()
+        num += 1 if depth <= MAX_NESTED else MAX_ITEMS + 1
+        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list) else []
+        if isinstance(one, Made):
+            inner = [part.value for part in one.given.values()]
+        left += [(part, depth + 1) for part in inner]
+    return num
 
 
 def is_made(value: Any, end: str) -> TypeGuard[Made]:

@@ -48,6 +48,40 @@ def read(folder: Path, text: str, *outside: str) -> Settings:
             "    config = GRPOConfig(beta=0.5, num_generations=4)\nelse:\n    config = GRPOConfig(beta=0.1)\n"
         ),
         "for beta in sweep():\n    pass\nwith torch.no_grad():\n    config = GRPOConfig(beta=0.5, num_generations=4)\n",
+        "n = 1\nwhile n < 4:\n    n *= 2\nconfig = GRPOConfig(beta=0.5, num_generations=n)\n",
+        (
+            "size = 'b'\nmatch size:\n    case 'a':\n        n = 1\n    case 'b' | 'c':\n        n = 4\n"
+            "config = GRPOConfig(beta=0.5, num_generations=n)\n"
+        ),
+        "b = {'beta': 0.1}\nb.update(beta=0.5)\nb.update({'num_generations': 4})\nconfig = GRPOConfig(**b)\n",
+        "from dataclasses import replace\nconfig = replace(GRPOConfig(beta=0.1, num_generations=4), beta=0.5)\n",
+        (
+            "class Runner:\n    def __init__(self, beta=0.1):\n        self.beta = beta\n    def make(self, n=8):\n"
+            "        return GRPOConfig(beta=self.beta, num_generations=n)\nconfig = Runner(beta=0.5).make(4)\n"
+        ),
+        (
+            "@dataclass\nclass Own(GRPOConfig):\n    def __post_init__(self):\n        self.beta = 0.5\n"
+            "config = Own(num_generations=4)\n"
+        ),
+        (
+            "@dataclass\nclass Sizes:\n    beta: float\n    n: int = 8\ns = Sizes(0.5, n=4)\n"
+            "config = GRPOConfig(beta=s.beta, num_generations=s.n)\n"
+        ),
+        (
+            "config = GRPOConfig()\nfor key, value in {'beta': 0.5, 'num_generations': 4}.items():\n"
+            "    setattr(config, key, value)\n"
+        ),
+        (
+            "def make(**words):\n    return GRPOConfig(**words)\nPRESETS = {'a': {'beta': 0.5, 'num_generations': 4}}\n"
+            "config = make(**PRESETS['a'])\n"
+        ),
+        "N = 1\ndef grow():\n    global N\n    N = 4\ngrow()\nconfig = GRPOConfig(beta=0.5, num_generations=N)\n",
+        (
+            "p = argparse.ArgumentParser()\np.add_argument('--beta', type=float, default='0.1')\np.set_defaults(n=4)\n"
+            "a = p.parse_args(['--beta', '0.5'])\nconfig = GRPOConfig(beta=a.beta, num_generations=a.n)\n"
+        ),
+        "from trl import GRPOConfig as Own\nmake = lambda n: Own(beta=0.5, num_generations=n)\nconfig = make(4)\n",
+        "def smoke():\n    config.beta = 9\nconfig = GRPOConfig(beta=0.5, num_generations=4)\n",
     ],
 )
 def test_a_configuration_is_read_however_it_is_put_together(text: str, tmp_path: Path) -> None:
@@ -95,14 +129,29 @@ def test_of_several_trainers_the_last_of_grpo_is_read_with_its_own_configuration
 
 
 def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> None:
-    text = (
-        "if torch.cuda.is_available():\n    config = GRPOConfig(beta=0.5)\nelse:\n    config = GRPOConfig(beta=0.1)\n"
-    )
+    text = "if is_main():\n    config = GRPOConfig(beta=0.5)\nelse:\n    config = GRPOConfig(beta=0.1)\n"
     settings = read(tmp_path, text + END)
     assert settings.value("beta") == 0.5
     assert settings.notes == (
-        "train.py:8: whether torch.cuda.is_available() holds is not known before it runs; it is read as if it did",
+        "train.py:8: whether is_main() holds is not known before it runs; it is read as if it did",
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "beta = 0.1\nif is_main():\n    beta = 0.5\n",
+        "beta = 0.1\nfor one in load():\n    beta *= 2\n",
+        "beta = 0.1\nwhile not done():\n    beta *= 2\n",
+        "match load():\n    case 1:\n        beta = 0.1\n    case _:\n        beta = 0.5\n",
+        "def make():\n    if is_main():\n        return 0.5\n    return 0.1\nbeta = make()\n",
+        "beta = 0.04 * int(os.environ.get('WORLD_SIZE', 1))\n",
+    ],
+)
+def test_a_value_that_only_running_would_choose_is_refused(text: str, tmp_path: Path) -> None:
+    settings = read(tmp_path, text + "config = GRPOConfig(beta=beta)\n" + END)
+    with pytest.raises(SpecError, match="which only running would tell"):
+        settings.value("beta")
 
 
 def test_keywords_that_are_not_known_are_noted(tmp_path: Path) -> None:
@@ -155,6 +204,14 @@ def test_flags_of_trl_s_parser_are_the_trainer_s(tmp_path: Path) -> None:
         "x = 'a' * 10 ** 9\nconfig = GRPOConfig(beta=2 ** 2 ** 40, run_name=x)\n",
         "def f():\n    return [g() for g in f()]\nfor _ in range(10):\n    f()\nconfig = GRPOConfig(beta=open('/x'))\n",
         "config = GRPOConfig(beta=" + "(" * 90 + "a" + ")" * 90 + ")\n",
+        "x = 1\nfor _ in range(40):\n    x = [x, x]\nconfig = GRPOConfig(beta=f'{x}')\n",
+        "x = [1]\nfor _ in range(40):\n    x = x + x\nconfig = GRPOConfig(beta=x[0])\n",
+        (
+            "d = {}\nd['d'] = d\nm = AutoModelForCausalLM.from_pretrained('a')\nm.path = m\n"
+            "config = GRPOConfig(model_init_kwargs=d, beta=float('inf'))\n"
+        ),
+        "if " + "a." * 2000 + "a:\n    pass\nb" + ".b" * 900 + " += 3\nconfig = GRPOConfig(beta=b)\n",
+        "while True:\n    pass\nconfig = GRPOConfig(beta=a)\n",
     ],
 )
 def test_nothing_is_run_and_nothing_runs_away(text: str, tmp_path: Path) -> None:
