@@ -107,6 +107,8 @@ class Table(Spec):
     """The key of a word that stands before all flags."""
     in_python: dict[str, str] = Field(default={})
     """Keys of a command line that a Python script says in other words, and these."""
+    required: dict[str, Condition] = Field(default={})
+    """Keys that have to be given where a condition holds, so that they are written also where the default does."""
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
     older: dict[str, str] = Field(default={})

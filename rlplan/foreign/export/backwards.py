@@ -20,7 +20,7 @@ from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import named_model
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Placement
+from rlplan.vocabulary import Placement, Role
 
 SAME_CACHE = 0.02
 """By which part the KV cache may differ: shares have four digits."""
@@ -65,6 +65,7 @@ def exported(plan: Plan, target: str) -> Export:
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
+    said |= {key: settings.value(key) for key, when in table.required.items() if settings.holds(when)}
     return Export(table, said, dict(_unsaid(plan, wanted, back)))
 
 
@@ -78,7 +79,8 @@ def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
 def _of_other_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
     """What is said of the policy, of roles that are laid out as it is and have keys of their own."""
     table, said = settings.table, dict[str, Any]()
-    for begins, mirrored in (pair for role in plan.job.scored_roles for pair in table.of_roles.get(role, {}).items()):
+    roles = dict.fromkeys((Role.POLICY, *plan.job.scored_roles))
+    for begins, mirrored in (pair for role in roles for pair in table.of_roles.get(role, {}).items()):
         for key, one in settings.given.items():
             own = mirrored + key.removeprefix(begins)
             usual = table.defaults.get(own, table.defaults.get(key, "~"))

@@ -33,7 +33,9 @@ def root_of(package: str) -> Path:
 
 
 def verl(folder: str) -> None:
-    """Hydra composes verl's own configuration with these overrides; a key that verl lacks is an error."""
+    """Hydra composes verl's own configuration with these overrides; a key that verl lacks is an error. Then verl's own
+    checks before a run, but for those of its classes, which import what trains.
+    """
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -42,6 +44,17 @@ def verl(folder: str) -> None:
     with initialize_config_dir(str(root_of("verl") / "trainer" / "config"), version_base=None):
         config = compose(names[0] if names else "ppo_trainer", [word for word in words if not word.startswith("--")])
     OmegaConf.to_container(config, resolve=True)
+    checks = importlib.util.spec_from_file_location("checks", root_of("verl") / "utils" / "config.py")
+    assert checks is not None
+    assert checks.loader is not None
+    module = importlib.util.module_from_spec(checks)
+    checks.loader.exec_module(module)
+    module.omega_conf_to_dataclass = MagicMock()
+    sys.modules["verl.workers.rollout.vllm_rollout.utils"] = MagicMock()
+    has_reference = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    module.validate_config(
+        config, use_reference_policy=has_reference, use_critic=config.algorithm.adv_estimator == "gae"
+    )
 
 
 class _ParsedError(Exception):

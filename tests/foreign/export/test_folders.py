@@ -214,6 +214,11 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
     assert shares["vllm"] > shares["sglang"] + 0.005
 
 
+def test_what_verl_requires_is_written_also_where_it_is_as_usual(tmp_path: Path) -> None:
+    write_export(plan_of(*ASKED["verl"]), "verl", tmp_path)
+    assert " actor_rollout_ref.rollout.name=vllm " in (tmp_path / "train.sh").read_text()
+
+
 def test_verl_loads_no_reference_for_a_job_without_one(tmp_path: Path) -> None:
     write_export(plan_of(*ASKED["verl"], "algorithm.kl_coef=0.0"), "verl", tmp_path)
     assert "kl_loss" not in (tmp_path / "train.sh").read_text()
@@ -251,7 +256,9 @@ def test_verl_s_critic_is_laid_out_as_the_policy_with_a_model_and_a_rate_of_its_
     for key in ("pipeline_model_parallel_size=2", "param_offload=True", "optimizer_offload=True"):
         assert f" critic.megatron.{key} " in script
     assert " critic.strategy=megatron " in script
-    assert f" critic.ppo_micro_batch_size_per_gpu={plan.job.workload.micro_batch_size_per_gpu}" in script
+    micro = plan.job.workload.micro_batch_size_per_gpu
+    for key in ("critic.ppo_micro", "actor_rollout_ref.rollout.log_prob_micro", "actor_rollout_ref.ref.log_prob_micro"):
+        assert f" {key}_batch_size_per_gpu={micro}" in script
 
 
 def test_openrlhf_is_told_of_the_gpus_of_each_role_that_is_laid_out_as_the_policy(tmp_path: Path) -> None:
