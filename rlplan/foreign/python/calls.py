@@ -25,7 +25,7 @@ POSITIONAL = {
     "get_peft_model": ("model", "peft_config"),
 }
 """What the first arguments of a call are, where they have no names. Of a configuration the first is its folder."""
-_ENDS = ("Config", "Trainer")
+_ENDS = ("Config", "Trainer", "TrainingArguments")
 _CLASS_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _PARSED_CLASSES = ("parse_args_into_dataclasses", "parse_args_and_config", "parse", "parse_dict")
 _OPTION_CALLS = (
@@ -146,6 +146,8 @@ class Calls(Values):
         """A method of the script's own; None for any other."""
         assert isinstance(node.func, ast.Attribute), "a method"
         owner = self.value(node.func.value)
+        if is_made(owner, _ENDS) and name.startswith("set_"):
+            self.notes.append(f"{self.place(node)}: what {text_of(node)[:80]} sets is not read")
         own = owner.own if isinstance(owner, Made) else owner
         if not isinstance(own, OwnClass) or name not in own.methods:
             return None

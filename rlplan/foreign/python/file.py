@@ -54,10 +54,43 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     script = Script(tree, path.name, {**(flags or {}), **outside})
     unused = [name for name in outside if name not in script.used]
     trainer, config, notes = _chosen(script)
+    if trainer is None and config is None:
+        _check_trainer(script, path)
+    notes += _not_counted(trainer) if trainer else ()
     found = dict(_told(script, trainer, config))
     _check_used(path, unused, {*script.names, *found})
     makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
     return PythonScript(found, (*script.notes, *notes), makes_grpo, script.has_own_flags)
+
+
+_SETTINGS = ("Config", "TrainingArguments")
+
+
+def _check_trainer(script: Script, path: Path) -> None:
+    """Raises: SpecError where the script makes a trainer that there is no table for."""
+    others = [one for one in script.made if one.name.endswith("Trainer")]
+    if others:
+        raise SpecError(
+            f"{others[-1].name} is not read",
+            where=f"{path.name}:{others[-1].line}",
+            rule=f"a trainer of TRL that is: {_ONLINE}Trainer, SFTTrainer, DPOTrainer, KTOTrainer, RewardTrainer",
+            way_out="describe the job in rlplan's own words: rlplan init",
+        )
+
+
+def _not_counted(trainer: Made) -> Iterator[str]:
+    """Notes on models beside the policy that TRL loads whole."""
+    rewards = trainer.of("reward_funcs")
+    named = [one for one in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(one)]
+    if named:
+        yield f"{len(named)} reward model{'s' * (len(named) > 1)} of reward_funcs, whole on each GPU, not counted"
+    if _is_model(trainer.of("ref_model")):
+        yield "the reference model is counted in the policy's shape"
+
+
+def _is_model(value: Any) -> bool:
+    is_name = isinstance(value, str) and is_known(value) and "/" in value
+    return is_name or is_made(value, "from_pretrained")
 
 
 def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
@@ -83,10 +116,10 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
     config = trainer.of("args") if trainer else None
-    if trainer and config is not None and not is_made(config, "Config"):
+    if trainer and config is not None and not is_made(config, _SETTINGS):
         said = shown(config) if isinstance(config, str) else type(config).__name__
         notes.append(f"what the trainer's configuration is, {said}, is not known before it runs")
-    if not is_made(config, "Config"):
+    if not is_made(config, _SETTINGS):
         of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]
         config = next(
             (one for one in reversed(of_kind) if one.name == f"{_ONLINE}Config"), of_kind[-1] if of_kind else None

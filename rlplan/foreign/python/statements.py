@@ -177,12 +177,19 @@ class Script(Calls):
                 if isinstance(owner, Made):
                     self.give(owner, target.attr, Given(value, self.place(target)))
             case ast.Subscript():
-                owner, key = self.value(target.value), self.value(target.slice)
-                if isinstance(owner, dict) and isinstance(key, str):
-                    before = owner.get(key)
-                    owner[key] = value
-                    if num_parts(owner) > MAX_ITEMS:
-                        owner[key] = before
+                self._give_item(target, value)
+
+    def _give_item(self, target: ast.Subscript, value: Any) -> None:
+        """Set an element; not where the list or the mapping would hold itself."""
+        owner, key = self.value(target.value), self.value(target.slice)
+        if (isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner)) or (
+            isinstance(owner, dict) and isinstance(key, str)
+        ):
+            owner[key] = value
+        else:
+            return
+        if num_parts(owner) > MAX_ITEMS:
+            owner[key] = unknown(LONG)
 
     def _delete(self, target: ast.expr) -> None:
         if isinstance(target, ast.Name):

@@ -330,7 +330,7 @@ def num_parts(value: Any) -> int:
     return num
 
 
-def is_made(value: Any, end: str) -> TypeGuard[Made]:
+def is_made(value: Any, end: str | tuple[str, ...]) -> TypeGuard[Made]:
     """Whether a value is an object whose class ends so."""
     return isinstance(value, Made) and value.name.endswith(end)
 

@@ -154,6 +154,16 @@ def test_a_value_that_only_running_would_choose_is_refused(text: str, tmp_path: 
         settings.value("beta")
 
 
+def test_a_trainer_without_a_table_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="RLOOTrainer is not read"):
+        read(tmp_path, "from trl import RLOOConfig, RLOOTrainer\nRLOOTrainer('a/b', args=RLOOConfig())\n")
+
+
+def test_models_beside_the_policy_that_are_not_counted_are_named(tmp_path: Path) -> None:
+    settings = read(tmp_path, "GRPOTrainer('a/b', reward_funcs=['c/d', len], args=GRPOConfig())\n")
+    assert settings.notes == ("1 reward model of reward_funcs, whole on each GPU, not counted",)
+
+
 def test_keywords_that_are_not_known_are_noted(tmp_path: Path) -> None:
     settings = read(tmp_path, "config = GRPOConfig(beta=0.5, **load())\n" + END)
     assert settings.notes == ("train.py:8: what **load() gives GRPOConfig is not known before it runs",)
