@@ -117,6 +117,7 @@ def _entry(command: Command, table: Table) -> int | None:
     return None
 
 
+_SHORT = re.compile(r"-[A-Za-z]\w*")
 _SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
 
 
@@ -202,7 +203,9 @@ def _launched(
     makes_grpo = False
     if program.suffix == ".py" and is_file(program):
         own = {name: value for name, value in variables.items() if "." in name}
-        script = read_python(program, own, {key: str(one.value) for key, one in flags.items()})
+        script = read_python(
+            program, own, _short(words[at + 1 :]) | {key: str(one.value) for key, one in flags.items()}
+        )
         notes += script.notes
         found |= script.given
         flags = {} if script.has_own_flags else flags
@@ -211,6 +214,13 @@ def _launched(
     if trainer in given_trainers():
         found["trainer"] = Given(trainer, words[at][1])
     return found | launcher | flags, makes_grpo
+
+
+def _short(words: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """`-k value` and `-k` alone, which is true."""
+    said = [word for word, _ in words]
+    pairs = pairwise([*said, "-"])
+    return {word[1:]: "True" if after.startswith("-") else after for word, after in pairs if _SHORT.fullmatch(word)}
 
 
 def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.foreign.python.values import MAX_ITEMS, Made, Values, is_made, name_of, num_parts, text_of
 from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.words import is_known, unknown
+from rlplan.foreign.words import is_known, shown, unknown
 from rlplan.records import dataclass
 
 MAX_DEPTH, MAX_CALLS = 8, 1_000
@@ -43,12 +43,17 @@ class Function:
     """A function of the script's own."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef
+    is_global: bool = True
+    """Whether it sees the names of the script, not those of the function that it stands in."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnClass:
-    """A class of the script's own. base: the outermost class that it is made of and that is not. fields: in order."""
+    """A class of the script's own. base: the outermost class that it is made of and that is not, or itself. fields: in
+    order.
+    """
 
+    name: str
     base: str
     defaults: dict[str, Given]
     methods: dict[str, ast.FunctionDef]
@@ -73,6 +78,8 @@ class Calls(Values):
         self.notes: list[str] = []
         self.has_own_flags = False
         self.depth = self.num_calls = 0
+        self.module = self.names
+        """Names of the script itself, outside all functions."""
         self.functions: dict[ast.FunctionDef | ast.AsyncFunctionDef, bool] = {}
         """Of every function whether it was called."""
         self.aliases: dict[str, str] = {}
@@ -159,6 +166,8 @@ class Calls(Values):
         """An object of a class of the script's own: its fields, and what its constructor does."""
         if "__init__" in own.methods:
             made = Made(own.base, dict(own.defaults), node.lineno, own)
+            if own.base != own.name:  # its constructor hands on what it is given
+                made.given |= self._made(own.base, node, own).given
             self.made.append(made)
             self.called(Function(own.methods["__init__"]), node, [made])
             return made
@@ -170,7 +179,7 @@ class Calls(Values):
     def _made(self, name: str, node: ast.Call, own: OwnClass | None = None) -> Made:
         given = dict(own.defaults) if own else {}
         names: Sequence[str] = POSITIONAL.get(name, ("output_dir",) if name.endswith("Config") else ())
-        keys = own.fields if own and not own.base.endswith("Config") else names
+        keys = own.fields if own and own.base == own.name else names
         for key, one in zip(keys, self._positional(node), strict=False):
             given[key] = Given(one, self.place(node))
         for keyword in node.keywords:
@@ -200,14 +209,19 @@ class Calls(Values):
             return Made(name)
         if name in _CLASS_PARSERS:
             classes = node.args[0] if node.args else next((one.value for one in node.keywords), ast.Constant(None))
-            listed = classes.elts if isinstance(classes, ast.Tuple | ast.List) else [classes]
-            return Made("ClassParser", {name_of(one): Given(None, "") for one in listed})
+            listed = self.value(classes)
+            names = [
+                one.name if isinstance(one, OwnClass) else shown(str(one)).rpartition(".")[2]
+                for one in (listed if isinstance(listed, list) else [listed])
+            ]
+            return Made("ClassParser", {one: Given(None, "") for one in names})
         if not isinstance(node.func, ast.Attribute) or name not in (*_PARSED_CLASSES, *_OPTION_CALLS):
             return None
         owner = self.value(node.func.value)
         if is_made(owner, "ClassParser") and name in _PARSED_CLASSES:
             said = self.value(node.args[0]) if name == "parse_dict" and node.args else None
-            return [self._of_class(key, said if isinstance(said, dict) else {}) for key in owner.given]
+            flags = {} if name == "parse_dict" else {key: one.value for key, one in self._typed_flags(node).items()}
+            return [self._of_class(key, said if isinstance(said, dict) else flags) for key in owner.given]
         return self._options(owner, node, name) if is_made(owner, "ArgumentParser") else None
 
     def _of_class(self, name: str, said: Mapping[Any, Any]) -> Made:
@@ -260,12 +274,14 @@ class Calls(Values):
         words = given if isinstance(given, list) else []
         found: dict[str, Given] = {}
         for at, word in enumerate(words):
-            if isinstance(word, str) and word.startswith("--"):
-                flag, separator, value = word[2:].partition("=")
+            if isinstance(word, str) and word.startswith("-") and len(word) > 1:
+                flag, separator, value = word.lstrip("-").partition("=")
                 after = words[at + 1] if at + 1 < len(words) else None
                 is_switch = not separator and (after is None or str(after).startswith("--"))
                 text = value if separator else str(after)
-                found[flag.replace("-", "_")] = Given(True if is_switch else typed(text), self.place(node))
+                option, switch = self.flags.get(flag.replace("-", "_"), (flag.replace("-", "_"), None))
+                value_of = (True if switch is None else switch) if is_switch else typed(text)
+                found[option] = Given(value_of, self.place(node))
         return found
 
     def called(self, function: Function, node: ast.Call | None, first: Sequence[Any] = ()) -> Any:
@@ -278,7 +294,10 @@ class Calls(Values):
         if self.depth >= MAX_DEPTH or self.num_calls > MAX_CALLS:
             return unknown(function.node.name)
         outer, shared, perhaps = self.names, self.shared, self.perhaps
-        self.names, self.shared, self.perhaps = {**outer, **self._arguments(function.node.args, node, first)}, set(), []
+        if self.depth == 0:
+            self.module = outer
+        seen = self.module if function.is_global else outer
+        self.names, self.shared, self.perhaps = {**seen, **self._arguments(function.node.args, node, first)}, set(), []
         self.depth += 1
         result: Any = None
         try:
@@ -289,6 +308,7 @@ class Calls(Values):
         if any(type(one) is not type(result) or one != result for one in self.perhaps) and not isinstance(result, Made):
             result = unknown(f"{function.node.name}()")
         self.names, self.shared, self.perhaps = outer, shared, perhaps
+        self.module.update(kept)
         self.names.update(kept)
         self.depth -= 1
         return result

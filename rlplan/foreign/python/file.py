@@ -12,7 +12,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.values import MAX_NESTED, Made, is_made
+from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import given_trainers
 from rlplan.foreign.words import is_known, shown
@@ -52,6 +52,13 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
             way_out="mend that line, or give the shell script or YAML file that starts the training",
         ) from None
     script = Script(tree, path.name, {**(flags or {}), **outside})
+    if script.spent > MAX_WORK:
+        raise SpecError(
+            "the script is too long to be followed",
+            where=str(path),
+            rule=f"at most {MAX_WORK:,} expressions and parts of values, loops counted as often as they run",
+            way_out="give the YAML file or the command that starts the training, or the part that makes the trainer",
+        )
     unused = [name for name in outside if name not in script.used]
     trainer, config, notes = _chosen(script)
     if trainer is None and config is None:

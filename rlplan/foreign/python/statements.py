@@ -11,12 +11,65 @@ from contextlib import suppress
 from typing import Any
 
 from rlplan.foreign.python.calls import Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_ITEMS, Made, name_of, num_parts, text_of
+from rlplan.foreign.python.values import LONG, MAX_WORK, Made, name_of, text_of
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.words import is_known, unknown
 
+_USUAL = ("main", "train", "run")
+"""Functions that a command line calls, before others."""
 MAX_PASSES = 2_000
 """Passes through loops in all."""
+
+
+MAX_OBJECTS = 200
+"""Objects whose changes in branches are looked at."""
+_NOTHING = object()
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(type(one) is not type(values[0]) or one != values[0] for one in values)
+
+
+def _any_case(node: ast.Match) -> list[list[ast.stmt]]:
+    """The bodies of all cases, the first one last, and that none is taken."""
+    return [[], *(case.body for case in reversed(node.cases))]
+
+
+def _copied(value: Any) -> Any:
+    """A mapping or a list that a branch may change."""
+    return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
+
+
+class _Objects:
+    """What objects are given before branches and after each of them."""
+
+    def __init__(self, objects: Sequence[Made]) -> None:
+        self.objects = objects[:MAX_OBJECTS]
+        self.before = [dict(one.given) for one in self.objects]
+        self.after: list[list[dict[str, Given]]] = []
+        self.size = sum(map(len, self.before))
+
+    def restore(self) -> None:
+        """As before the branches."""
+        for one, given in zip(self.objects, self.before, strict=True):
+            one.given = dict(given)
+
+    def keep(self) -> None:
+        """What a branch leaves."""
+        self.after.append([one.given for one in self.objects])
+
+    def merge(self, place: str) -> None:
+        """What is the same after all branches; what differs is not known."""
+        for index, one in enumerate(self.objects if self.after else ()):
+            given = [left[index] for left in self.after]
+            one.given = dict(given[-1])
+            for key in {key for each in given for key in each}:
+                if _differ([each[key].value if key in each else _NOTHING for each in given]):
+                    one.given[key] = Given(unknown(key), place)
+
+
+class _EndError(Exception):
+    """`break` and `continue`."""
 
 
 class Script(Calls):
@@ -27,13 +80,15 @@ class Script(Calls):
         self.passes = 0
         with suppress(ReturnError):
             self.run(tree.body)
-        for node in list(self.functions):
+        for node in sorted(self.functions, key=lambda one: one.name not in _USUAL):
             if not any(one.name.endswith("Trainer") for one in self.made) and not self.functions[node]:
                 self.called(Function(node), None)  # nobody in the script calls it: a command line does
 
     def run(self, body: Iterable[ast.stmt]) -> None:
         """Follow statements. Raises: ReturnError."""
         for statement in body:
+            if self.spent > MAX_WORK:
+                return  # the script is refused
             try:
                 self._statement(statement)
             except RecursionError:
@@ -42,7 +97,7 @@ class Script(Calls):
     def _statement(self, node: ast.stmt) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                self.names[node.name] = Function(node)
+                self.names[node.name] = Function(node, self.depth == 0)
                 self.functions.setdefault(node, False)
             case ast.ClassDef():
                 self._class(node)
@@ -53,8 +108,7 @@ class Script(Calls):
             case ast.AnnAssign(value=ast.expr() as given):
                 self._bind(node.target, self.value(given))
             case ast.AugAssign():
-                read = ast.parse(ast.unparse(node.target), mode="eval").body
-                self._bind(node.target, self.value(ast.BinOp(read, node.op, node.value)))
+                self._augment(node)
             case ast.Expr():
                 self.value(node.value)
             case ast.Return():
@@ -89,9 +143,11 @@ class Script(Calls):
                 self._names(node)
 
     def _names(self, node: ast.stmt) -> None:
-        """Statements about names alone."""
+        """Ends of loops, and statements about names alone."""
         match node:
-            case ast.Global():
+            case ast.Break() | ast.Continue():
+                raise _EndError(type(node).__name__.lower())
+            case ast.Global() | ast.Nonlocal():
                 self.shared |= set(node.names)
             case ast.ImportFrom():
                 self.aliases |= {one.asname: one.name for one in node.names if one.asname is not None}
@@ -109,47 +165,68 @@ class Script(Calls):
         self.passes += len(items)
         for item in items:
             self._bind(node.target, item)
-            self.run(node.body)
+            if self._pass(node.body):
+                return
+
+    def _pass(self, body: Sequence[ast.stmt]) -> bool:
+        """One pass through a loop; whether it was the last."""
+        try:
+            self.run(body)
+        except _EndError as end:
+            return str(end) == "break"
+        return False
 
     def _while(self, node: ast.While) -> None:
         while (test := self.truth(node.test)) is not None and self.passes < MAX_PASSES:
             if not test:
                 return
             self.passes += 1
-            self.run(node.body)
+            if self._pass(node.body):
+                return
         self._either([[], node.body], f"how often it runs: {text_of(node.test)}", node)
 
     def _match(self, node: ast.Match) -> None:
         """The case that is taken, of values and `_`; all of them where only running would tell."""
         subject = self.value(node.subject)
         if isinstance(subject, str) and not is_known(subject):
-            self._either([case.body for case in reversed(node.cases)], text_of(node.subject), node)
+            self._either(_any_case(node), text_of(node.subject), node)
             return
         for case in node.cases:
             options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
             values = [self.value(one.value) for one in options if isinstance(one, ast.MatchValue)]
+            values += [one.value for one in options if isinstance(one, ast.MatchSingleton)]
             is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
-            if (is_any or subject in values) and (case.guard is None or self.truth(case.guard)):
+            guard = True if case.guard is None else self.truth(case.guard)
+            if (len(values) < len(options) and not is_any) or guard is None:
+                self._either(_any_case(node), text_of(node.subject), node)
+                return
+            if (is_any or subject in values) and guard:
                 self.run(case.body)
                 return
 
     def _either(self, bodies: Sequence[Sequence[ast.stmt]], what: str, node: ast.stmt) -> None:
         """Bodies of which only running would choose one, the usual one last; what they leave different is not known."""
         before, num_made, returned = dict(self.names), len(self.made), list[Any]()
+        objects = _Objects([one for one in (*self.made, *before.values()) if isinstance(one, Made)])
+        self.spent += 4 * len(before) + objects.size
         after: list[dict[str, Any]] = []
         for body in bodies:
-            self.names = dict(before)
-            try:
-                self.run(body)
-                after.append(self.names)
-            except ReturnError as error:
-                returned.append(error.value)
+            self.names = {name: _copied(one) for name, one in before.items()}
+            objects.restore()
+            with suppress(_EndError):
+                try:
+                    self.run(body)
+                except ReturnError as error:
+                    returned.append(error.value)
+                    continue
+            after.append(self.names)
+            objects.keep()
         self.names = after[-1] if after else dict(before)
         for name in {key for names in after for key in names}:
             values = [names.get(name) for names in after]
-            is_made = any(isinstance(one, Made) for one in values)
-            if not is_made and any(type(one) is not type(values[0]) or one != values[0] for one in values):
+            if not any(isinstance(one, Made) for one in values) and _differ(values):
                 self.names[name] = unknown(name)
+        objects.merge(self.place(node))
         if len(self.made) > num_made:
             self.notes.append(
                 f"{self.place(node)}: whether {what} holds is not known before it runs; it is read as if it did"
@@ -176,20 +253,34 @@ class Script(Calls):
                 owner = self.value(target.value)
                 if isinstance(owner, Made):
                     self.give(owner, target.attr, Given(value, self.place(target)))
+                elif isinstance(owner, OwnClass):
+                    owner.defaults[target.attr] = Given(value, self.place(target))
             case ast.Subscript():
                 self._give_item(target, value)
+
+    def _augment(self, node: ast.AugAssign) -> None:
+        """`a += b`; a mapping or a list changes under all its names."""
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        owner, more = self.value(read), self.value(node.value)
+        if isinstance(owner, dict) and isinstance(more, dict) and isinstance(node.op, ast.BitOr):
+            owner.update(more)
+        elif isinstance(owner, list) and isinstance(more, list) and isinstance(node.op, ast.Add):
+            owner += list(more)
+        else:
+            self._bind(node.target, self.value(ast.BinOp(read, node.op, node.value)))
+            return
+        if not self.takes(owner):
+            owner.clear()
 
     def _give_item(self, target: ast.Subscript, value: Any) -> None:
         """Set an element; not where the list or the mapping would hold itself."""
         owner, key = self.value(target.value), self.value(target.slice)
-        if (isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner)) or (
-            isinstance(owner, dict) and isinstance(key, str)
-        ):
-            owner[key] = value
-        else:
-            return
-        if num_parts(owner) > MAX_ITEMS:
-            owner[key] = unknown(LONG)
+        is_item = isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner)
+        if is_item or (isinstance(owner, dict) and isinstance(key, str)):
+            items: Any = owner
+            items[key] = value
+            if not self.takes(items):
+                items[key] = unknown(LONG)
 
     def _delete(self, target: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -201,15 +292,16 @@ class Script(Calls):
 
     def _class(self, node: ast.ClassDef) -> None:
         """Its fields with their defaults, and its methods."""
-        found = OwnClass(node.name, {}, {}, [])
+        found = OwnClass(node.name, node.name, {}, {}, [])
         for one in reversed(node.bases):
             known = self.names.get(name_of(one))
             if isinstance(known, OwnClass):
-                found = OwnClass(
-                    known.base, found.defaults | known.defaults, found.methods | known.methods, known.fields
-                )
+                base = node.name if known.base == known.name else known.base
+                methods, defaults = found.methods | known.methods, found.defaults | known.defaults
+                found = OwnClass(node.name, base, defaults, methods, known.fields)
             elif name_of(one).endswith(("Config", "Trainer")):
-                found = OwnClass(name_of(one), found.defaults, found.methods, found.fields)
+                base = self.aliases.get(name_of(one), name_of(one))
+                found = OwnClass(node.name, base, found.defaults, found.methods, found.fields)
         defaults, methods, fields = dict(found.defaults), dict(found.methods), list(found.fields)
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
@@ -221,4 +313,4 @@ class Script(Calls):
             elif isinstance(statement, ast.FunctionDef):
                 methods[statement.name] = statement
                 self.functions.setdefault(statement, False)
-        self.names[node.name] = OwnClass(found.base, defaults, methods, fields)
+        self.names[node.name] = OwnClass(node.name, found.base, defaults, methods, fields)

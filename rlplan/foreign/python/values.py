@@ -20,7 +20,7 @@ MAX_PARTS = 200
 MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
 MAX_ITEMS, MAX_NESTED = 10_000, 40
 """Of a list, a mapping or an object with all that lies in it, and how deep."""
-MAX_WORK = 1_000_000
+MAX_WORK = 300_000
 """Expressions and parts of values that are looked at in all."""
 ALWAYS = ("torch.cuda.is_available", "torch.cuda.is_bf16_supported", "is_bf16_supported", "is_bfloat16_supported")
 """Calls that hold on every machine that rlplan plans for."""
@@ -112,9 +112,13 @@ class Values:
         """Whether a value that an expression makes has few parts; those of names were counted when they were made."""
         if isinstance(node, ast.Name | ast.Attribute | ast.Constant) or not isinstance(found, list | dict | Made):
             return True
-        parts = num_parts(found)
+        return self.takes(found)
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is small enough, and there is work left for it."""
+        parts = num_parts(value)
         self.spent += parts
-        return parts <= MAX_ITEMS
+        return parts <= MAX_ITEMS and self.spent <= MAX_WORK
 
     def place(self, node: ast.AST) -> str:
         """The file and the line."""
@@ -181,7 +185,7 @@ class Values:
     def truth(self, node: ast.expr) -> bool | None:
         """Whether an expression holds; None where only running would tell."""
         if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and node.left.id == "__name__":
-            return True
+            return isinstance(node.ops[0], ast.Eq)
         found = self.value(node)
         return bool(found) if not isinstance(found, str) or is_known(found) else None
 
@@ -257,6 +261,8 @@ class Values:
             if isinstance(owner, list) and name in ("append", "extend") and len(node.args) == 1:
                 more = self.value(node.args[0])
                 owner += [more] if name == "append" else more if isinstance(more, list) else []
+                if not self.takes(owner):
+                    owner[:] = [unknown(LONG)]
                 return None
             if name in _UNCHANGED and isinstance(owner, Made):
                 return owner

@@ -82,6 +82,23 @@ def read(folder: Path, text: str, *outside: str) -> Settings:
         ),
         "from trl import GRPOConfig as Own\nmake = lambda n: Own(beta=0.5, num_generations=n)\nconfig = make(4)\n",
         "def smoke():\n    config.beta = 9\nconfig = GRPOConfig(beta=0.5, num_generations=4)\n",
+        "for n in (1, 4, 8):\n    if n == 4:\n        break\nconfig = GRPOConfig(beta=0.5, num_generations=n)\n",
+        (
+            "class CFG:\n    n = 1\nCFG.n = 4\nd = {}\ne = d\ne |= {'beta': 0.5}\nx = [1]\nx[0] = CFG.n\n"
+            "config = GRPOConfig(num_generations=x[0], **d)\n"
+        ),
+        (
+            "n = 4\ndef inner():\n    return n\ndef outer():\n    n = 1\n    return inner()\n"
+            "config = GRPOConfig(beta=0.5, num_generations=outer())\n"
+        ),
+        (
+            "@dataclass\nclass OwnConfig:\n    beta: float\n    n: int\ns = OwnConfig(0.5, 4)\n"
+            "config = GRPOConfig(beta=s.beta, num_generations=s.n)\n"
+        ),
+        (
+            "both = (GRPOConfig, ModelConfig)\n"
+            "config, _ = TrlParser(both).parse_args_and_config(['--beta', '0.5', '--num_generations', '4'])\n"
+        ),
     ],
 )
 def test_a_configuration_is_read_however_it_is_put_together(text: str, tmp_path: Path) -> None:
@@ -141,6 +158,9 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
     "text",
     [
         "beta = 0.1\nif is_main():\n    beta = 0.5\n",
+        "words = {'beta': 0.1}\nif is_main():\n    words['beta'] = 0.5\nbeta = words['beta']\n",
+        "base = GRPOConfig(beta=0.1)\nif is_main():\n    base.beta = 0.5\nbeta = base.beta\n",
+        "beta = 0.1\nmatch [1]:\n    case [1]:\n        beta = 0.5\n",
         "beta = 0.1\nfor one in load():\n    beta *= 2\n",
         "beta = 0.1\nwhile not done():\n    beta *= 2\n",
         "match load():\n    case 1:\n        beta = 0.1\n    case _:\n        beta = 0.5\n",
@@ -222,9 +242,22 @@ def test_flags_of_trl_s_parser_are_the_trainer_s(tmp_path: Path) -> None:
         ),
         "if " + "a." * 2000 + "a:\n    pass\nb" + ".b" * 900 + " += 3\nconfig = GRPOConfig(beta=b)\n",
         "while True:\n    pass\nconfig = GRPOConfig(beta=a)\n",
+        "x = [1]\nfor _ in range(60):\n    x.extend(x)\nconfig = GRPOConfig(beta=x[0])\n",
     ],
 )
 def test_nothing_is_run_and_nothing_runs_away(text: str, tmp_path: Path) -> None:
     settings = read(tmp_path, text + END)
     with pytest.raises(SpecError, match="which only running would tell"):
         settings.value("beta")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d = {}\n" + "".join(f"d['k{i}'] = {i}\n" for i in range(20_000)) + "config = GRPOConfig(beta=a)\n",
+        "".join(f"a{i} = 1\nif b():\n    a{i} = 2\n" for i in range(10_000)) + "config = GRPOConfig(beta=a9)\n",
+    ],
+)
+def test_a_script_that_is_too_long_to_be_followed_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="too long to be followed"):
+        read(tmp_path, text + END)
