@@ -201,7 +201,8 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
         theirs = _backwards(settings, plan, row, value, wanted)
         return None if theirs is None else {**said, row.key: theirs}
     constant = row.value * prod(wanted[one] for one in row.times) if row.times else row.value
-    return said if word_of(constant) == word_of(value) else None
+    is_number = isinstance(constant, int | float) and not isinstance(constant, bool) and not isinstance(value, bool)
+    return said if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
 
 
 def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -214,6 +214,12 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
     assert shares["vllm"] > shares["sglang"] + 0.005
 
 
+def test_verl_loads_no_reference_for_a_coefficient_of_zero_however_it_is_written(tmp_path: Path) -> None:
+    for coefficient in ("0", "0.0"):
+        write_export(plan_of(*ASKED["verl"], f"algorithm.kl_coef={coefficient}"), "verl", tmp_path / coefficient)
+        assert "use_kl" not in (tmp_path / coefficient / "train.sh").read_text()
+
+
 def test_what_verl_requires_is_written_also_where_it_is_as_usual(tmp_path: Path) -> None:
     write_export(plan_of(*ASKED["verl"]), "verl", tmp_path)
     assert " actor_rollout_ref.rollout.name=vllm " in (tmp_path / "train.sh").read_text()
