@@ -2,7 +2,7 @@
 
 In: what a script or a file gives TRL. Out: the same with `accelerate.` keys, which rows of the table ask for.
 Left out: what these keys mean (tables/trl.yaml).
-Source: transformers 5.19 training_args.py (`deepspeed`, `fsdp`); accelerate 1.12 commands/launch.py.
+Source: transformers 5.19 training_args.py (`deepspeed`, `fsdp`); accelerate 1.15 commands/launch.py.
 """
 
 from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made
 from rlplan.foreign.settings import Given
-from rlplan.foreign.table import given_trainers
+from rlplan.foreign.table import given_trainers, load_table
 from rlplan.foreign.words import is_known, shown
 from rlplan.reading import read_text
 from rlplan.records import dataclass
@@ -102,8 +102,6 @@ def _is_model(value: Any) -> bool:
 
 def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
     """Raises: SpecError where `--set` names nothing of the script."""
-    from rlplan.foreign.table import load_table
-
     keys = {key for stack in ("trl", "trl_given") for key in load_table(stack).keys}
     for name in unused:
         if name not in keys and "." not in name:
@@ -124,7 +122,7 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
     config = trainer.of("args") if trainer else None
     if trainer and config is not None and not is_made(config, _SETTINGS):
-        said = shown(config) if isinstance(config, str) else type(config).__name__
+        said = shown(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
         notes.append(f"what the trainer's configuration is, {said}, is not known before it runs")
     if not is_made(config, _SETTINGS):
         of_kind = [one for one in configs if not kind or one.name == f"{kind}Config"]

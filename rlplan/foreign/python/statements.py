@@ -20,7 +20,6 @@ _USUAL = ("main", "train", "run")
 MAX_PASSES = 2_000
 """Passes through loops in all."""
 
-
 MAX_OBJECTS = 200
 """Objects whose changes in branches are looked at."""
 _NOTHING = object()
@@ -122,7 +121,7 @@ class Script(Calls):
             case ast.If():
                 test = self.truth(node.test)
                 if test is None:
-                    self._either([node.orelse, node.body], text_of(node.test), node)
+                    self._either([node.orelse, node.body], f"whether {text_of(node.test)} holds", node)
                 else:
                     self.run(node.body if test else node.orelse)
             case ast.Match():
@@ -160,7 +159,7 @@ class Script(Calls):
         items = list(found) if isinstance(found, dict | list) else None
         if items is None or self.passes + len(items) > MAX_PASSES:
             self._bind(node.target, unknown(text_of(node.target)))
-            self._either([[], node.body], f"how often it runs: {text_of(node.iter)}", node)
+            self._either([[], node.body], f"what {text_of(node.iter)} holds", node)
             return
         self.passes += len(items)
         for item in items:
@@ -183,13 +182,13 @@ class Script(Calls):
             self.passes += 1
             if self._pass(node.body):
                 return
-        self._either([[], node.body], f"how often it runs: {text_of(node.test)}", node)
+        self._either([[], node.body], f"whether {text_of(node.test)} holds", node)
 
     def _match(self, node: ast.Match) -> None:
         """The case that is taken, of values and `_`; all of them where only running would tell."""
         subject = self.value(node.subject)
         if isinstance(subject, str) and not is_known(subject):
-            self._either(_any_case(node), text_of(node.subject), node)
+            self._either(_any_case(node), f"which case {text_of(node.subject)} is", node)
             return
         for case in node.cases:
             options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
@@ -198,14 +197,17 @@ class Script(Calls):
             is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
             guard = True if case.guard is None else self.truth(case.guard)
             if (len(values) < len(options) and not is_any) or guard is None:
-                self._either(_any_case(node), text_of(node.subject), node)
+                self._either(_any_case(node), f"which case {text_of(node.subject)} is", node)
                 return
             if (is_any or subject in values) and guard:
                 self.run(case.body)
                 return
 
     def _either(self, bodies: Sequence[Sequence[ast.stmt]], what: str, node: ast.stmt) -> None:
-        """Bodies of which only running would choose one, the usual one last; what they leave different is not known."""
+        """Bodies of which only running would choose one, the usual one last; what they leave different is not known.
+
+        what: is not known, in words.
+        """
         before, num_made, returned = dict(self.names), len(self.made), list[Any]()
         objects = _Objects([one for one in (*self.made, *before.values()) if isinstance(one, Made)])
         self.spent += 4 * len(before) + objects.size
@@ -228,9 +230,8 @@ class Script(Calls):
                 self.names[name] = unknown(name)
         objects.merge(self.place(node))
         if len(self.made) > num_made:
-            self.notes.append(
-                f"{self.place(node)}: whether {what} holds is not known before it runs; it is read as if it did"
-            )
+            read = "its first branch is read" if isinstance(node, ast.If | ast.Match) else "its body is read once"
+            self.notes.append(f"{self.place(node)}: {what} is not known before it runs; {read}")
         if returned and not after:
             same = all(one == returned[-1] for one in returned)
             raise ReturnError(returned[-1] if same or isinstance(returned[-1], Made) else unknown(what))

@@ -168,16 +168,7 @@ class Values:
                         return self.value(part)
                 return self.value(node.values[-1])
             case ast.BinOp():
-                left, right = known(self.value(node.left)), known(self.value(node.right))
-                if isinstance(left, str) and isinstance(node.op, ast.Mod):
-                    raise ValueError("a format")
-                if isinstance(node.op, ast.Mult) and isinstance(left, str | list) | isinstance(right, str | list):
-                    raise ValueError("a repeated text")
-                if isinstance(node.op, ast.Pow):
-                    return (
-                        left**right if isinstance(left, int) and right in range(64) and abs(left) < 1 << 20 else 1 / 0
-                    )
-                return _BINARY[type(node.op)](left, right)
+                return _combined(node.op, known(self.value(node.left)), known(self.value(node.right)))
             case ast.Compare(ops=[op], comparators=[other]):
                 return _COMPARED[type(op)](known(self.value(node.left)), known(self.value(other)))
         return unknown(text_of(node))
@@ -309,6 +300,19 @@ class Values:
         for one in node.keywords:
             found |= self.merged(one.value) if one.arg is None else {one.arg: self.value(one.value)}
         return found
+
+
+def _combined(op: ast.operator, left: Any, right: Any) -> Any:
+    """Two values under an operator. Raises: ValueError for formats, repeated texts and large powers."""
+    if isinstance(left, str) and isinstance(op, ast.Mod):
+        raise ValueError("a format")
+    if isinstance(op, ast.Mult) and (isinstance(left, str | list) or isinstance(right, str | list)):
+        raise ValueError("a repeated text")
+    if not isinstance(op, ast.Pow):
+        return _BINARY[type(op)](left, right)
+    if not isinstance(left, int) or right not in range(64) or abs(left) >= 1 << 20:
+        raise ValueError("a large power")
+    return left**right
 
 
 def known(value: Any) -> Any:

@@ -150,7 +150,7 @@ def test_a_branch_that_only_running_would_choose_is_noted(tmp_path: Path) -> Non
     settings = read(tmp_path, text + END)
     assert settings.value("beta") == 0.5
     assert settings.notes == (
-        "train.py:8: whether is_main() holds is not known before it runs; it is read as if it did",
+        "train.py:8: whether is_main() holds is not known before it runs; its first branch is read",
     )
 
 
@@ -172,6 +172,11 @@ def test_a_value_that_only_running_would_choose_is_refused(text: str, tmp_path: 
     settings = read(tmp_path, text + "config = GRPOConfig(beta=beta)\n" + END)
     with pytest.raises(SpecError, match="which only running would tell"):
         settings.value("beta")
+
+
+def test_a_loop_that_only_running_would_count_is_noted(tmp_path: Path) -> None:
+    settings = read(tmp_path, "for one in load():\n    config = GRPOConfig(beta=0.5)\n" + END)
+    assert settings.notes == ("train.py:8: what load() holds is not known before it runs; its body is read once",)
 
 
 def test_a_trainer_without_a_table_is_refused_by_its_name(tmp_path: Path) -> None:
