@@ -6,6 +6,7 @@ Left out: how files are read (source.py), and what the job comes to (check.py).
 
 from collections.abc import Iterator
 from fractions import Fraction
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -83,15 +84,15 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     taken: dict[str, Taken] = {}
     notes, share = list(settings.notes), None
     settings.ours.clear()
-    for one in _hardware(settings, hardware, notes):
-        taken[one.ours] = one
-        settings.ours[one.ours] = one.value
     if model is not None:
         taken["policy.path"] = Taken("policy.path", model, "", model, "--model")
-    for ours, alternatives in settings.table.rows.items():
-        if ours in taken or ours.startswith("hardware."):
+    for ours, alternatives in _hardware_in_order(settings):
+        if alternatives is None:
+            counted = {one.ours: one for one in _hardware(settings, hardware, notes)}
+            taken |= counted
+            settings.ours.update({key: one.value for key, one in counted.items()})
             continue
-        found = first_of(settings, ours, alternatives, notes)
+        found = None if ours in taken else first_of(settings, ours, alternatives, notes)
         if found is None:
             continue
         one, row = found
@@ -111,6 +112,19 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     for ours, one in taken.items():
         _put(data, ours.split("."), one.value)
     return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share)
+
+
+def _hardware_in_order(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
+    """The table's rows, with the hardware as one of them, without alternatives: where the table has it, else first."""
+    rows = settings.table.rows
+    of_hardware = next((ours for ours in rows if ours.startswith("hardware.")), None)
+    if of_hardware is None:
+        yield "hardware", None
+    for ours, alternatives in rows.items():
+        if ours == of_hardware:
+            yield "hardware", None
+        elif not ours.startswith("hardware."):
+            yield ours, alternatives
 
 
 def first_of(
@@ -164,10 +178,12 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
         words += "".join(f" / {key} = {settings.value(key)}" for key in row.over)
         raise _refused(settings, row.key, words, "sizes that divide")
     sums = ((row.plus, 1), (row.minus, -1))
-    found = int(whole) + sum(
-        sign * int(_number(settings, key, settings.value(key))) for keys, sign in sums for key in keys
-    )
+    found = int(whole) + sum(sign * _product(settings, keys) for all_keys, sign in sums for keys in all_keys)
     return max(found, sum(int(_number(settings, key, settings.value(key))) for key in row.least))
+
+
+def _product(settings: Settings, keys: str) -> int:
+    return prod(int(_number(settings, key, settings.value(key))) for key in keys.split(" * "))
 
 
 def _number(settings: Settings, key: str, value: Any) -> float:

@@ -117,7 +117,9 @@ def word_of(value: Any) -> str:
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value is what a condition wants: it, one of several, or one beyond a bound."""
+    """Whether a value is what a condition wants: it, one of several, one beyond a bound, or any at all (`*`)."""
+    if wanted == "*":
+        return value is not None
     if isinstance(wanted, list | tuple):
         return any(matches(value, one) for one in wanted)
     if isinstance(wanted, str) and wanted[:1] in ("<", ">"):

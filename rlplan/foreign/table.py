@@ -4,7 +4,8 @@ In: `tables/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
 Left out: conversions (convert.py), syntax (shell.py, source.py).
 
 A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for
-foreign keys and for ours that stand above; its values are one value, a list of them, or a bound such as `>0`.
+foreign keys and for ours that stand above; its values are one value, a list of them, a bound such as `>0`, or `*`,
+which is any value but null.
 """
 
 from fnmatch import fnmatchcase
@@ -41,7 +42,7 @@ class Row(Spec):
     minus: tuple[str, ...] = ()
     """Keys that are taken off it."""
     plus: tuple[str, ...] = ()
-    """Keys that are added to it, after all else."""
+    """Keys that are added to it, after all else, or products of keys, `a * b`."""
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below."""
     part: float = 0
@@ -68,7 +69,8 @@ class Row(Spec):
     @property
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
-        return (self.key, *self.when, *self.times, *self.over, *self.minus, *self.plus, *self.least)
+        added = (key for product in self.plus for key in product.split(" * "))
+        return (self.key, *self.when, *self.times, *self.over, *self.minus, *added, *self.least)
 
 
 class Remedy(Spec):

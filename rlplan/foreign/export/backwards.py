@@ -206,10 +206,10 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
 
 
 def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values that make conditions hold; bounds are left to the rows of their keys."""
+    """Values that make conditions hold; bounds and `*` are left to the rows of their keys."""
     for key, one in conditions.items():
         first = one[0] if isinstance(one, list | tuple) else one
-        if first is not None and not (isinstance(first, str) and first.startswith((">", "<"))):
+        if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
             yield key, first
 
 

@@ -276,6 +276,20 @@ def test_openrlhf_is_told_of_the_gpus_of_each_role_that_is_laid_out_as_the_polic
     assert " --critic.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct " in script
 
 
+def test_roles_of_openrlhf_take_no_gpus_that_the_plan_does_not_have(tmp_path: Path) -> None:
+    apart = ("placement.placement=disaggregated", "rollout.sleep_level=auto", "placement.offload=none")
+    asked = (*ASKED["openrlhf"], *apart, "algorithm.kl_coef=0.01")
+    write_export(plan_of(*asked), "openrlhf", tmp_path / "grpo")
+    assert " --train.colocate_actor_ref " in (tmp_path / "grpo" / "train.sh").read_text()
+    critic = (*asked, "algorithm.name=ppo")
+    with pytest.raises(EmitError, match=r"placement.placement = disaggregated \(hybrid is read back\)"):
+        write_export(plan_of(*critic), "openrlhf", tmp_path / "ppo")
+    write_export(plan_of(*critic, "placement.max_staleness=1"), "openrlhf", tmp_path / "async")
+    script = (tmp_path / "async" / "train.sh").read_text()  # which colocates all but the engines
+    assert " --train.colocate_all " in script
+    assert " --train.async_enable " in script
+
+
 SPLIT = {
     "slime": (
         "python3 train_async.py --hf-checkpoint Qwen/Qwen2.5-1.5B-Instruct --actor-num-gpus-per-node 4 "
@@ -288,8 +302,8 @@ SPLIT = {
         "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
         "--actor.num_gpus_per_node 4 --vllm.num_engines 2 --ds.zero_stage 3 --data.max_len 2048 "
         "--rollout.max_new_tokens 1024 --rollout.batch_size 32 --rollout.n_samples_per_prompt 8 --train.batch_size 128 "
-        "--algo.advantage.estimator reinforce_baseline --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096 "
-        "--train.async_enable --vllm.gpu_memory_utilization 0.6"
+        "--algo.advantage.estimator reinforce_baseline --train.colocate_actor_ref --train.dynamic_batch_enable "
+        "--train.max_tokens_per_gpu 4096 --train.async_enable --vllm.gpu_memory_utilization 0.6"
     ),
 }
 
