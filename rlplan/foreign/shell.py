@@ -289,8 +289,11 @@ class _Reader:
             self.run(body, depth + 1)
 
     def _substitution(self, node: "Node") -> str | None:
-        """The text of `$(...)` that only takes a path apart, or adds numbers."""
-        words = None
+        """The text of `$(...)` that only takes a path apart, or computes numbers."""
+        words, source = None, text_of(node).strip()
+        if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar takes it for commands
+            parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
+            return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
         for command in _commands_of(node):
             argv, _ = self._argv(command)
             if argv and argv[0] == "pwd" and words is not None:
