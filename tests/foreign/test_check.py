@@ -96,8 +96,8 @@ def test_lengths_below_the_limits_at_which_it_fits_are_named(tmp_path: Path) -> 
 
 
 def test_a_job_of_ours_that_is_refused_is_refused_in_their_words(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 1"):
-        checked(tmp_path, {"actor_rollout_ref.rollout.n": 1})
+    with pytest.raises(SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 0"):
+        checked(tmp_path, {"actor_rollout_ref.rollout.n": 0})
 
 
 def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:
