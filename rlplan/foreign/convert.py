@@ -134,6 +134,8 @@ def first_of(
     for row in alternatives:
         if not settings.holds(row.when):
             continue
+        if row.refused:
+            raise _refused(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
         if row.key:  # a model is known by the end of its path
             theirs = settings.raw(row.key) if row.convert == "model" else settings.value(row.key)
@@ -192,13 +194,13 @@ def _number(settings: Settings, key: str, value: Any) -> float:
     return value
 
 
-def _refused(settings: Settings, key: str, value: Any, rule: str) -> SpecError:
+def _refused(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
     table = settings.table
     return SpecError(
         f"{key} is {shorten(shown(word_of(value)))}",
         where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
         rule=f"{rule} (table of {table.title} {table.version})",
-        way_out=f"correct it there, or --set {key}=VALUE",
+        way_out=way_out or f"correct it there, or --set {key}=VALUE",
     )
 
 

@@ -5,13 +5,14 @@ Left out: what only running would tell: `$(...)` beyond paths, loops without an 
 """
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.foreign.words import Value, Words, folder_word, is_known, shown, text_of
+from rlplan.foreign.words import CLOSE, OPEN, Value, Words, folder_word, is_known, shown, text_of
 from rlplan.reading import is_file, read_text
 from rlplan.records import dataclass
 
@@ -24,14 +25,16 @@ MAX_DEPTH = 64
 """Of sources, calls and nested statements."""
 MAX_REDIRECTIONS = 2_000
 """Of a file: tree-sitter-bash takes the square of their number, and of NUL characters' (16,000: 1 and 2 s)."""
-_BLOCKS = {"program", "compound_statement", "do_group", "subshell", "redirected_statement", "pipeline"} | {
-    "declaration_command",
-    "variable_assignments",
+_BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", "declaration_command"} | {
+    "variable_assignments"
 }
 """Nodes of the grammar whose parts are statements."""
+_ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
+"""An argument of the script, which is empty where it is started without any."""
 _ACTS = {
     "variable_assignment": "_assign",
     "command": "_command",
+    "redirected_statement": "_redirected",
     "if_statement": "_branch",
     "list": "_list",
     "case_statement": "_case",
@@ -102,19 +105,21 @@ class _Reader:
         self.words = Words({**variables}, self._substitution)
         self.functions: dict[str, Node] = {}
         self.path, self.num_statements = Path(), 0
+        self.first_line = 1
+        """Of the text that is read, in its file: that of `bash -c` begins further down."""
 
     def source(self, path: Path, depth: int) -> None:
         """Read a file as if its lines stood here."""
         data = _checked(path, read_text(path, "the script")).encode()
-        before, own = self.path, self.words.variables.get("BASH_SOURCE")
-        self.path = path
+        before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
+        self.path, self.first_line = path, 1
         self.words.variables.update({"BASH_SOURCE": str(path.resolve()), "PWD": str(path.resolve().parent)})
         self.words.variables.setdefault("0", str(path.resolve()))
         tree = self.parser.parse(data)
         if tree.root_node.has_error:
             self._note(tree.root_node, "parts of this file are not bash; they were skipped")
         self.run(tree.root_node, depth)
-        self.path = before
+        self.path, self.first_line = before
         if own is not None:
             self.words.variables["BASH_SOURCE"] = own
 
@@ -174,8 +179,36 @@ class _Reader:
             self.words.variables["@"] = kept
         elif words[0] in ("source", ".") and len(words) > 1:
             self._sourced(node, words[1], depth)
+        elif (at := _text_at(words)) is not None:
+            before, self.first_line = self.first_line, int(places[at].rpartition(":")[2])
+            self.run(self.parser.parse(_checked(self.path, words[at]).encode()).root_node, depth + 1)
+            self.first_line = before
         else:
             self.script.commands.append(Command(tuple(words), tuple(places)))
+
+    def _redirected(self, node: "Node", depth: int) -> None:
+        """A statement and where its text goes; `read NAME <<EOF` is an assignment."""
+        body, *rest = node.named_children
+        argv = self._argv(body)[0] if body.type == "command" else []
+        text = self._here_document(node)
+        if argv[:1] == ["read"] and text is not None:
+            self.words.variables[argv[-1]] = text.strip("\n")
+            return
+        for child in (body, *rest):
+            self.run(child, depth + 1)
+
+    def _here_document(self, node: "Node") -> str | None:
+        """The text between `<<EOF` and `EOF`, which is one in double quotes unless the first `EOF` is quoted."""
+        redirect = next((child for child in node.named_children if child.type == "heredoc_redirect"), None)
+        parts = {child.type: child for child in redirect.named_children} if redirect is not None else {}
+        if "heredoc_body" not in parts:
+            return None
+        text = text_of(parts["heredoc_body"])
+        if text_of(parts["heredoc_start"])[:1] in ("'", '"', "\\"):
+            return text
+        quoted = text.replace('"', '\\"')
+        parsed = self.parser.parse(f': "{quoted}"'.encode()).root_node.named_children[0].named_children[-1]
+        return self.words.one(parsed)
 
     def _argv(self, node: "Node") -> tuple[list[str], list[str]]:
         """The words of a command, and the place of each."""
@@ -257,7 +290,7 @@ class _Reader:
         return {"true": True, "false": False}.get(text_of(node))
 
     def _compared(self, node: "Node", sign: str) -> bool | None:
-        left, right = self.words.one(node.children[0]), self.words.one(node.children[2])
+        left, right = ("" if _ARGUMENT.fullmatch(word) else word for word in map(self.words.one, node.children[::2]))
         if not (is_known(left) and is_known(right)):
             return None
         if sign in ("=", "==", "!="):
@@ -294,6 +327,8 @@ class _Reader:
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar takes it for commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
+        if node.named_children and (text := self._here_document(node.named_children[0])) is not None:
+            return text.rstrip("\n")  # cat <<EOF
         for command in _commands_of(node):
             argv, _ = self._argv(command)
             if argv and argv[0] == "pwd" and words is not None:
@@ -307,7 +342,18 @@ class _Reader:
     def _place(self, node: "Node") -> str:
         lines = (node.text or b"").split(b"\\\n")[:-1]  # a word begins behind the lines that are continued into it
         skipped = sum(1 for line in lines if not line.strip())
-        return f"{self.path.name}:{node.start_point[0] + 1 + skipped}"
+        return f"{self.path.name}:{node.start_point[0] + self.first_line + skipped}"
+
+
+def _text_at(words: list[str]) -> int | None:
+    """Where the text of `bash -c TEXT` stands, behind whatever starts it (srun, docker, ssh); None without one.
+
+    >>> _text_at(["srun", "-N", "1", "bash", "-lc", "echo 1"]), _text_at(["bash", "run.sh"])
+    (5, None)
+    """
+    shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
+    flags = ((at + 1, words[at + 1]) for at in shells)
+    return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
 
 
 def _commands_of(node: "Node") -> Iterable["Node"]:

@@ -93,8 +93,22 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
             return Settings(table, str(path), _plain(given, table), _defaults(table, command.words), tuple(notes))
+    raise _no_command(path, script.commands, tables)
+
+
+def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Table]) -> SpecError:
+    """That no command is of a program with a table, or which program it is that has none."""
+    unread = [(table, name) for table in tables.values() for name in table.unread]
+    for table, program in unread:
+        if any(_at(command, program) is not None for command in commands):
+            return SpecError(
+                f"{program} of {table.title} is not read",
+                where=str(path),
+                rule=f"of {table.title}: {', '.join(table.entries)}",
+                way_out=f"rlplan estimate --model MODEL --algorithm {table.unread[program]} --gpus 8xH100",
+            )
     entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
-    raise SpecError(
+    return SpecError(
         f"no command of this script starts one of {_titles(tables)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
@@ -108,12 +122,16 @@ def _titles(tables: Mapping[str, Table]) -> str:
 
 def _entry(command: Command, table: Table) -> int | None:
     """Where the last word of one of a table's entries stands."""
-    for entry in table.entries:
-        first, *others = entry.split()
-        for at, word in enumerate(command.words):
-            end = at + len(others)
-            if (word == first or word.endswith("/" + first)) and list(command.words[at + 1 : end + 1]) == others:
-                return end
+    found = (_at(command, entry) for entry in table.entries)
+    return next((at for at in found if at is not None), None)
+
+
+def _at(command: Command, entry: str) -> int | None:
+    first, *others = entry.split()
+    for at, word in enumerate(command.words):
+        end = at + len(others)
+        if (word == first or word.endswith("/" + first)) and list(command.words[at + 1 : end + 1]) == others:
+            return end
     return None
 
 

@@ -61,6 +61,10 @@ class Row(Spec):
     """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
     note: str = ""
     """What is said where it is taken and given."""
+    refused: str = ""
+    """Why there is no answer where it is taken."""
+    way_out: str = ""
+    """What answers instead."""
     convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""
     """What else is done: a model's name found, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
     share is of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
@@ -105,6 +109,8 @@ class Table(Spec):
     """
     entries: tuple[str, ...]
     """Words of a command line by which it is known; several in a row where one has a space."""
+    unread: dict[str, str] = Field(default={})
+    """Programs of the stack that are not read, and the algorithms of ours that they run."""
     positional: str = ""
     """The key of a word that stands before all flags."""
     in_python: dict[str, str] = Field(default={})

@@ -80,6 +80,14 @@ class SettledTraining(TrainingSpec):
     dtype: Dtype = Dtype.BFLOAT16
     reduce_bucket_size: int = 50_000_000
 
+    def stored_dtype(self, target: Target) -> Dtype:
+        """Of weights between passes: FSDP2 keeps all of them, a frozen base too, as it keeps master weights."""
+        return self.master_dtype if target == "fsdp2" else self.dtype
+
+    def sharding_ranks(self, num_ranks: int) -> int:
+        """Of so many ranks that hold the same layers, those that share one copy of the states."""
+        return min(num_ranks, self.fsdp_size or num_ranks)
+
 
 class SettledRollout(RolloutSpec):
     """With the machine's defaults."""

@@ -53,6 +53,11 @@ def words(folder: Path, text: str, **variables: str) -> list[str]:
         ("A=b\ncase $A in a) B=1;; b|c) B=2;; *) B=3;; esac\nrun $B", ["2"]),
         ("f() { local n=$1; run $n $2; }\nf 3 4", ["3", "4"]),
         ("for i in 1 2; do A+=$i; done\nrun $A", ["12"]),
+        ('A=1\nsrun -N 2 bash -c "cd /x && run $A \\"b c\\"" > log', ["1", "b c"]),
+        ("A=3\nread -r -d '' T <<EOF\n--a $A \\\n  --b \"x\"\nEOF\nrun $T", ["--a", "3", "--b", '"x"']),
+        ("U=$(cat <<'EOF'\nq $A\nEOF\n)\nrun $U", ["q", "$A"]),
+        ('if [[ ${1} != "slurm" ]]; then A=1; fi\nrun $A', ["1"]),
+        ("docker run --gpus all image sh -lc 'run 1'", ["1"]),
     ],
 )
 def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_path: Path) -> None:

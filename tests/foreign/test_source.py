@@ -329,3 +329,20 @@ def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> Non
 def test_an_earlier_flag_stands_for_one_that_the_table_has(older: tuple[str, str]) -> None:
     table = load_table("openrlhf")
     assert older[1] in table.keys or not table.why_without_counterpart(older[1]).startswith("not known")
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "algorithm"),
+    [
+        ("deepspeed --module openrlhf.cli.train_dpo --ds.zero_stage 3", "openrlhf.cli.train_dpo", "dpo"),
+        ("torchrun -m verl.trainer.sft_trainer model.path=x", "verl.trainer.sft_trainer", "sft"),
+        ("uv run examples/run_rm.py --config x.yaml", "run_rm.py", "reward_modeling"),
+    ],
+)
+def test_a_program_of_a_known_stack_that_is_not_read_is_named(
+    command: str, program: str, algorithm: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(command + "\n")
+    with pytest.raises(SpecError, match=f"{program} of .* is not read") as error:
+        read_source(tmp_path / "run.sh", None)
+    assert f"--algorithm {algorithm} " in error.value.way_out

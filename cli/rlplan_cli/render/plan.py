@@ -115,8 +115,7 @@ def _question(plan: Plan) -> str:
         f"{training.dtype.value}, {training.optimizer}, {loss} loss",
     ]
     if training.lora is not None:
-        kept = training.master_dtype if plan.job.target == "fsdp2" else training.dtype
-        base = "nf4" if training.has_packed_base else kept.value
+        base = "nf4" if training.has_packed_base else training.stored_dtype(plan.job.target).value
         words.append(f"LoRA rank {training.lora.rank} on {base}")
     if (ulysses := plan.choice.trainer.ulysses) > 1:
         words.append(f"{ulysses} ranks a sequence")
@@ -132,6 +131,7 @@ def choice_line(plan: Plan) -> str:
     words = [
         f"{step.placement.value}: " if plan.job.has_rollouts else "",
         f"{TRAINERS[plan.job.target]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        f"states shared by {size} of them, " if (size := plan.job.training.fsdp_size) else "",
         "".join(f"{name} {getattr(trainer, name)}, " for name in PARALLEL_AXES if getattr(trainer, name) > 1),
         passes,
         ", gradient checkpointing" * trainer.gradient_checkpointing,

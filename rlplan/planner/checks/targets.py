@@ -190,6 +190,13 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
             "both true, both false, or one of them auto",
         )
+    if target != "fsdp2" and training.fsdp_size is not None:
+        yield (
+            f"training.fsdp_size is {training.fsdp_size}, target is {target}",
+            "training.fsdp_size",
+            "groups of ranks that share a copy of the states are FSDP2's",
+            "training.fsdp_size=null, or target=fsdp2",
+        )
     if target == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
         yield (
             f"training.ulysses is {training.ulysses} and training.cp {training.cp}",

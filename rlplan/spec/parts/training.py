@@ -135,6 +135,8 @@ class TrainingSpec(Spec):
     """Ranks that share a sequence's attention (Megatron, FSDP2)."""
     ep: Ranks = "auto"
     """Ranks that share the experts of a layer (Megatron)."""
+    fsdp_size: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Ranks that share a copy of the states (FSDP2's hybrid sharding: every group of as many has one); None: all."""
     reduce_bucket_size: Annotated[int, Field(ge=1_000, le=MAX_COUNT)] | Auto = "auto"
     """Elements of DeepSpeed's gradient reduction bucket."""
     persistence_threshold: int = Field(default=100_000, ge=0)

@@ -47,6 +47,7 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (MIXTURE, "8xH100", ("training.ep=8", "training.pp=2", "target=megatron"), "training.ep", "2 pipeline stages"),
     (DENSE, "8xH100", ("training.zero_stage=3", "target=megatron"), "training.zero_stage", "target is megatron"),
     (DENSE, "8xH100", ("training.zero_stage=2", "target=fsdp2"), "training.zero_stage", "target is fsdp2"),
+    (DENSE, "8xH100", ("training.fsdp_size=2", "target=megatron"), "training.fsdp_size", "target is megatron"),
     (DENSE, "8xH100", ("training.optimizer=muon", "target=megatron"), "training.optimizer", "muon"),
     (DENSE, "8xH100", ("training.offload_device=nvme", "target=fsdp2"), "training.offload_device", "nvme"),
     (DENSE, "8xH100", ("training.lora={rank: 8, base_dtype: nf4}", "target=fsdp2"), "training.lora.base_dtype", "nf4"),

@@ -10,11 +10,12 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.network.collectives import all_reduce_cost
 from rlplan.timing.training.exchanges import ROWS_SHARE, exchange_cost, expert_exchange_cost, stage_transfer_cost
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.optimizer import num_stepped
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
-from rlplan.timing.training.shards import step_traffic
+from rlplan.timing.training.shards import pass_traffic, step_traffic
 from rlplan.vocabulary import Role
 
 MIXTURE = model_by_name("Qwen/Qwen3-30B-A3B")  # 48 layers of 128 experts, 8 of them active, hidden size 2048
@@ -41,6 +42,16 @@ def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network
     sent = 8 * ROW * 8192 / 4  # of a rank's share of the rows a copy to each of eight experts
     sent_s = 2 * 48 * 3 * 7 / 8 * sent / (rate * ROWS_SHARE)
     assert cost.parts[Resource.DEVICE_LINK] == pytest.approx(gathers + sent_s)
+
+
+def test_groups_of_ranks_with_a_copy_of_the_states_each_gather_inside_and_add_up_their_shares() -> None:
+    whole = replace(setting(16), model=model_by_name("Qwen/Qwen2.5-7B"), choice=replace(PLAIN, zero_stage=3))
+    groups = replace(whole, training=SettledTraining(fsdp_size=8))
+    numel, hosts = whole.model.num_parameters, cluster(16)
+    cost = pass_traffic(groups, hosts, is_training=True)
+    shares = all_reduce_cost(numel * groups.runs.reduce_bytes / 8, 2, hosts, 8)
+    assert cost.parts[Resource.NETWORK] == pytest.approx(shares.parts[Resource.NETWORK])  # all else stays in a node
+    assert cost.seconds < pass_traffic(whole, hosts, is_training=True).seconds
 
 
 def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() -> None:

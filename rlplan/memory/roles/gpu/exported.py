@@ -37,9 +37,10 @@ VOCABULARY_MULTIPLE = 128
 
 
 def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> FsdpSettings:
-    """FSDP2 for a choice: every rank that does not share layers shares states, those of one sequence too."""
+    """FSDP2 for a choice: ranks that do not share layers share states, those of one sequence too; all of them, or in
+    groups of `fsdp_size`."""
     return FsdpSettings(
-        num_ranks=max(1, num_ranks // choice.tp),
+        num_ranks=training.sharding_ranks(max(1, num_ranks // choice.tp)),
         master_bytes=training.master_dtype.num_bytes,
         compute_bytes=training.dtype.num_bytes,
         tp_size=choice.tp,

@@ -266,8 +266,8 @@ class RankOnGpu(Forecast):
         trained, training = self.trained, self.trained.training
         if not trained.is_cut or trained.target == "rlplan" or not trained.sync_bucket:
             return self.staging if trained.is_cut else 0
-        kept = training.master_dtype if trained.target == "fsdp2" else training.dtype
-        return gathered_parts(trained.model, trained.target, kept.num_bytes, trained.choice.ep)
+        kept = training.stored_dtype(trained.target).num_bytes
+        return gathered_parts(trained.model, trained.target, kept, trained.choice.ep)
 
     @property
     def moved(self) -> Bytes:

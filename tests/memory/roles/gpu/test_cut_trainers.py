@@ -48,8 +48,9 @@ def trainer(
     model=SEVEN,  # type: ignore[no-untyped-def]
     micro_batch: MicroBatchTokens = ONE,
     lora: LoraSpec | None = None,
+    fsdp_size: int | None = None,
 ) -> TrainerOnGpu:
-    training = SettledTraining(logits="plain", lora=lora)
+    training = SettledTraining(logits="plain", lora=lora, fsdp_size=fsdp_size)
     return TrainerOnGpu(
         TrainedRole(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, target=target)
     )
@@ -178,6 +179,12 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
     assert one.snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
     scored, held = one.peak(SCORE, "steady"), one.resident(STEP, "steady")
     assert scored[MemoryKind.COMM_BUFFERS] - held[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
+
+
+def test_groups_of_fsdp2_ranks_have_a_copy_of_the_states_each(overheads: GpuOverheads) -> None:
+    one = trainer(overheads, choice(3), 8, "fsdp2", fsdp_size=2)
+    assert states(one) == states(trainer(overheads, choice(3), 2, "fsdp2"))
+    assert states(one)[MemoryKind.OPTIMIZER] == pytest.approx(4 * P7, rel=1e-3)  # 8 bytes over 2 of the 8 ranks
 
 
 def test_fsdp2_on_the_host_leaves_what_is_gathered(overheads: GpuOverheads) -> None:
