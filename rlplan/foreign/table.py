@@ -166,8 +166,8 @@ def table_name(word: str) -> str:
 def load_table(source: str) -> Table:
     """The table of a stack.
 
-    >>> load_table("verl").rows["workload.num_prompts_per_step"][0].key
-    'data.train_batch_size'
+    >>> load_table("verl").rows["workload.max_response_len"][0].key
+    'data.max_response_length'
     """
     path = FOLDER / f"{source}.yaml"
     return validate(Table, parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table"), file=str(path))

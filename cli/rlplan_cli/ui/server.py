@@ -40,7 +40,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         """port: 0 takes a free one. Raises: HostError where it is in use or not ours to take."""
         self.token = secrets.token_urlsafe(18)
-        self._newest, self._counts, self._searches = 0, threading.Lock(), threading.Lock()
+        self.num_asked = 0
+        """Questions so far; the last one is the newest."""
+        self._counts, self._searches = threading.Lock(), threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -62,10 +64,10 @@ class Server(ThreadingHTTPServer):
         One search at a time: what searches know is shared, and a second one would take the first one's core.
         """
         with self._counts:
-            self._newest += 1
-            mine = self._newest
+            self.num_asked += 1
+            mine = self.num_asked
         with self._searches:
-            return answer(fields) if mine == self._newest else None
+            return answer(fields) if mine == self.num_asked else None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says what broke, but for a page that went away: it drops its question at each move."""

@@ -14,7 +14,7 @@ from rlplan.planner.setting import GpuSetting
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Layout, ModelSpec
 from rlplan.spec.parts.training import given_ranks, sharing_refusals
-from rlplan.spec.resolved import SettledJob
+from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.vocabulary import SyncContent, Transport
 
 Problem = tuple[str, str, str, str]
@@ -153,6 +153,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             f"{name} {rule}",
             f"training.zero_stage=auto or {allowed}, or {other}",
         )
+    yield from _fsdp2(training, target)
     if target == "rlplan":
         return
     refused = (
@@ -182,6 +183,10 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             "Megatron-Core offloads the optimizer's states; weights stay on the GPU",
             f"training.offloads_parameters=false, or {other}",
         )
+
+
+def _fsdp2(training: SettledTraining, target: Target) -> Iterator[Problem]:
+    """What FSDP2 alone has, and what it cannot."""
     both = {training.offloads_optimizer, training.offloads_parameters}
     if target == "fsdp2" and both == {True, False}:
         yield (

@@ -23,6 +23,7 @@ from benchmarks.pages.chromium import Chromium
 from rlplan.errors import HostError
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.files.job_file import load_job
+from tests.waiting import wait_for
 
 FIELDS = {
     "model": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "gpus": "2xh100-sxm", "max_prompt_len": "512",
@@ -105,12 +106,11 @@ def test_a_bug_is_told_to_the_page(
 def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end, searched = threading.Event(), threading.Event(), []
+    may_end, searched = threading.Event(), []
 
     def slow(fields: dict[str, str]) -> dict[str, str]:
         searched.append(fields["model"])
-        begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return fields
 
     monkeypatch.setattr(served, "answer", slow)
@@ -120,10 +120,9 @@ def test_one_question_at_a_time_is_searched_and_of_those_that_wait_the_newest(
         told[name] = asked(server, "/", json.dumps({"model": name}), X_Token=server.token)[0]
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in ("first", "left", "last")]
-    for thread in threads:
+    for number, thread in enumerate(threads, server.num_asked + 1):
         thread.start()
-        assert begun.wait(10)
-        time.sleep(0.1)
+        wait_for(lambda number=number: server.num_asked == number, 30, 0.01)
     may_end.set()
     for thread in threads:
         thread.join()
