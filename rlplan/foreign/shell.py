@@ -6,7 +6,7 @@ Left out: what only running would tell: `$(...)` beyond paths, loops without an 
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,12 +171,11 @@ class _Reader:
                 if child.type == "variable_assignment":
                     self._assign(child)
             return
+        started = next((at for at in _script_at(words) if is_file(self._beside(words[at]))), None)
         if words[0] in self.functions:
-            kept = self.words.variables.get("@", [])
-            self.words.variables["@"] = words[1:]
-            self.words.variables.update({str(index): word for index, word in enumerate(words[1:], 1)})
-            self.run(self.functions[words[0]], depth + 1)
-            self.words.variables["@"] = kept
+            self._with_arguments(words[1:], lambda: self.run(self.functions[words[0]], depth + 1))
+        elif started is not None:
+            self._with_arguments(words[started + 1 :], lambda: self.source(self._beside(words[started]), depth + 1))
         elif words[0] in ("source", ".") and len(words) > 1:
             self._sourced(node, words[1], depth)
         elif (at := _text_at(words)) is not None:
@@ -185,6 +184,16 @@ class _Reader:
             self.first_line = before
         else:
             self.script.commands.append(Command(tuple(words), tuple(places)))
+
+    def _with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
+        kept = self.words.variables.get("@", [])
+        self.words.variables["@"] = arguments
+        self.words.variables.update({str(index): word for index, word in enumerate(arguments, 1)})
+        act()
+        self.words.variables["@"] = kept
+
+    def _beside(self, word: str) -> Path:
+        return self.path.resolve().parent / word
 
     def _redirected(self, node: "Node", depth: int) -> None:
         """A statement and where its text goes; `read NAME <<EOF` is an assignment."""
@@ -224,9 +233,8 @@ class _Reader:
         return words, places
 
     def _sourced(self, node: "Node", word: str, depth: int) -> None:
-        path = self.path.resolve().parent / word
-        if is_known(word) and is_file(path):
-            self.source(path, depth + 1)
+        if is_known(word) and is_file(self._beside(word)):
+            self.source(self._beside(word), depth + 1)
         else:
             self._note(node, f"'{shown(word)}' is not beside the script and was not read")
 
@@ -354,6 +362,17 @@ def _text_at(words: list[str]) -> int | None:
     shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
     flags = ((at + 1, words[at + 1]) for at in shells)
     return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
+
+
+def _script_at(words: list[str]) -> list[int]:
+    """Where the name of another script may stand: first, or behind `bash`.
+
+    >>> _script_at(["bash", "-x", "inner.sh", "8"]), _script_at(["./inner.sh"]), _script_at(["echo", "a.sh"])
+    ([2], [0], [])
+    """
+    if words[0] in ("bash", "sh", "exec", "time", "nohup"):
+        return [at for at, word in enumerate(words) if at and not word.startswith("-")][:1]
+    return [0] if words[0].endswith(".sh") else []
 
 
 def _commands_of(node: "Node") -> Iterable["Node"]:

@@ -137,3 +137,14 @@ def test_binaries_and_huge_files_are_refused(data: bytes, what: str, tmp_path: P
 def test_what_is_no_bash_is_skipped_with_a_note(tmp_path: Path) -> None:
     script = read(tmp_path, "if then ((\nrun a\n")
     assert any("not bash" in note for note in script.notes)
+
+
+@pytest.mark.parametrize("call", ["bash inner.sh 8", "./inner.sh 8", "sh -x inner.sh 8", "nohup ./inner.sh 8 &"])
+def test_a_script_beside_that_is_started_is_read_with_its_arguments(call: str, tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text("run $1 $A\n")
+    assert words(tmp_path, f"export A=2\n{call}") == ["8", "2"]
+
+
+def test_a_script_that_starts_itself_for_ever_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="calls itself"):
+        read(tmp_path, "bash run.sh\n")
