@@ -156,6 +156,11 @@ class Choice:
         return Choice(self.arrangement, trainer, engine)
 
     @property
+    def with_whole_sequences(self) -> "Choice":
+        """The same with passes that no ranks share, as a frozen role of rlplan's own runtime makes them."""
+        return replace(self, trainer=replace(self.trainer, ulysses=1))
+
+    @property
     def hands_over_each(self) -> bool:
         """Whether every rank of the trainer hands weights over, to the engine on its own device."""
         arrangement = self.arrangement

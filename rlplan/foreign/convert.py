@@ -6,7 +6,7 @@ Left out: how files are read (source.py), and what the job comes to (check.py).
 
 from collections.abc import Iterator
 from fractions import Fraction
-from math import prod
+from math import ceil, prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -176,12 +176,19 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
     for key in row.over:
         whole /= Fraction(_number(settings, key, settings.value(key)) or 1)
     if whole.denominator != 1:
-        words = f"{row.key} = {value}" + "".join(f" x {key}" for key in row.times)
-        words += "".join(f" / {key} = {settings.value(key)}" for key in row.over)
-        raise _refused(settings, row.key, words, "sizes that divide")
+        raise _undivided(settings, row, value)
     sums = ((row.plus, 1), (row.minus, -1))
     found = int(whole) + sum(sign * _product(settings, keys) for all_keys, sign in sums for keys in all_keys)
-    return max(found, sum(int(_number(settings, key, settings.value(key))) for key in row.least))
+    return max(found, sum(_quotient(settings, keys) for keys in row.least))
+
+
+def _quotient(settings: Settings, keys: str) -> int:
+    """`a`, or `a / b` rounded up."""
+    key, *over = keys.split(" / ")
+    found = Fraction(_number(settings, key, settings.value(key)))
+    for one in over:
+        found /= Fraction(_number(settings, one, settings.value(one)) or 1)
+    return ceil(found)
 
 
 def _product(settings: Settings, keys: str) -> int:
@@ -192,6 +199,21 @@ def _number(settings: Settings, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refused(settings, key, value, "a number")
     return value
+
+
+def _undivided(settings: Settings, row: Row, value: Any) -> SpecError:
+    """The refusal of sizes that do not divide, each with its value."""
+    words = f"{row.key} = {value}" + "".join(f" x {key} = {settings.value(key)}" for key in row.times)
+    over = {key: found for key in row.over if (found := settings.value(key)) != 1}
+    words += "".join(f" / {key} = {found}" for key, found in over.items())
+    table = settings.table
+    theirs = [key for key in (*over, row.key, *row.times) if key not in table.rows]
+    return SpecError(
+        f"{words} is not a whole number",
+        where=settings.place(row.key) or f"{settings.file} ({table.title}'s default)",
+        rule=f"sizes that divide (table of {table.title} {table.version})",
+        way_out=" or ".join(f"--set {key}=VALUE" for key in theirs[:2]),
+    )
 
 
 def _refused(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:

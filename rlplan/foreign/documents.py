@@ -61,3 +61,16 @@ def flat(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+    """The keys of a file that a command line names, with a note where it is not there."""
+    if named is None:
+        return {}
+    file = folder / str(named.value)
+    if not is_file(file):
+        notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+        return {}
+    given, more = read_document(file)
+    notes += more
+    return given

@@ -4,7 +4,7 @@ In: pairs of key and text. Out: Settings. Left out: where they come from (source
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -109,6 +109,19 @@ def typed(text: str) -> Any:
         except ValueError:
             continue
     return word
+
+
+def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+    """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
+    key, values, at = "", list[str](), ""
+    for word, place in [*words, ("--", "")]:
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if key:
+            yield key, typed(" ".join(values)) if values else True, at
+        key, separator, value = word[2:].partition("=")
+        key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
 def word_of(value: Any) -> str:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import flat, read_document
+from rlplan.foreign.documents import flat, read_beside, read_document
 from rlplan.foreign.python.file import read_python
-from rlplan.foreign.settings import Given, Settings, typed
+from rlplan.foreign.settings import Given, Settings, flags_of, typed
 from rlplan.foreign.shell import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, given_trainers, load_table, table_name
-from rlplan.foreign.training_arguments import with_accelerate
+from rlplan.foreign.table import SOURCES, Table, load_table, table_name
+from rlplan.foreign.trl.launched import Launch, is_server, launched, served, with_launcher
+from rlplan.foreign.trl.trainers import is_of_trl, of_trainer
+from rlplan.foreign.trl.training_arguments import with_accelerate
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
-from rlplan.spec.parts.algorithm import ALGORITHMS
 
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
@@ -30,19 +31,30 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     """
     tables = _tables(source)
     given = _pairs(outside)
-    variables = {name: value for name, value in given.items() if "." not in name}
     is_document = path.suffix in _DOCUMENTS
     if path.suffix == ".py":
         script = read_python(path, given)
+        if not script.has_trainer:
+            raise _without_trainer(path)
         table = load_table("trl_given" if "trainer" in script.given else "trl")
         settings = Settings(table, str(path), _plain(script.given, table), dict(table.defaults), script.notes)
     else:
-        settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+        settings = _of_document(path, tables, source, given) if is_document else _of_script(path, tables, given)
     if settings.table.syntax == "python":
         with_files, notes = with_accelerate(settings.given, path.parent)
         settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
     keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
     return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
+
+
+def _without_trainer(path: Path) -> SpecError:
+    known = ", ".join(f"{name}Trainer" for name in ("GRPO", "SFT", "DPO", "KTO", "Reward"))
+    return SpecError(
+        "the script makes no trainer of TRL, and no configuration of one",
+        where=str(path),
+        rule=f"a call of {known}, or of a configuration of one, in the script's own text",
+        way_out="give the script that makes the trainer, or the command or YAML file that starts it",
+    )
 
 
 def _tables(source: str | None) -> dict[str, Table]:
@@ -55,7 +67,8 @@ def _tables(source: str | None) -> dict[str, Table]:
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
             way_out="leave it out where the file says it by itself",
         )
-    return {source: load_table(table_name(source))}
+    title = load_table(table_name(source)).title  # TRL has two tables, and a file says which
+    return {name: load_table(name) for name in SOURCES if load_table(name).title == title}
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:
@@ -73,26 +86,25 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]) -> Settings:
-    script = read_script(path, variables)
+def _of_script(path: Path, tables: Mapping[str, Table], outside: Mapping[str, str]) -> Settings:
+    script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
     for table in tables.values():
         commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
+        if table.syntax == "python":
+            commands = [(one, at) for one, at in commands if not is_server(one)]
         for command, at in commands:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
-            notes, is_known = list(script.notes), table.syntax == "overrides"
-            if table.syntax == "python":
-                given, makes_grpo = _launched(words, path.parent, notes, variables)
-                is_known = makes_grpo and table is tables.get("trl")
-            elif table.syntax == "overrides":
-                given = _configured(words, table, path.parent, notes)
-                given |= {key: Given(value, place) for key, value, place in _overrides(words)}
-            else:
-                given = _flagged(words, table, path.parent, notes)
-            if not is_known and not set(table.roots) & set(given):
+            notes = list(script.notes)
+            read = _commanded(words, table, path.parent, notes, outside)
+            if not read.is_known:
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            return Settings(table, str(path), _plain(given, table), _defaults(table, command.words), tuple(notes))
+            if table.syntax == "python":
+                chosen, given = of_trainer(read.given, command.places[0])
+                given = served(script.commands) | given
+                return Settings(chosen, str(path), _plain(given, chosen), dict(chosen.defaults), tuple(notes))
+            return Settings(table, str(path), _plain(read.given, table), _defaults(table, command.words), tuple(notes))
     raise _no_command(path, script.commands, tables)
 
 
@@ -116,6 +128,20 @@ def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Ta
     )
 
 
+def _commanded(
+    words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str], outside: Mapping[str, str]
+) -> Launch:
+    """What a command says behind the words that start it, and whether it is one of the table's."""
+    if table.syntax == "python":
+        return launched(words, folder, notes, outside)
+    if table.syntax == "overrides":
+        given = _configured(words, table, folder, notes)
+        given |= {key: Given(value, place) for key, value, place in _overrides(words)}
+        return Launch(given, is_known=True)
+    given = _flagged(words, table, folder, notes)
+    return Launch(given, not given.keys().isdisjoint({*table.roots, table.positional}))
+
+
 def _titles(tables: Mapping[str, Table]) -> str:
     return ", ".join(dict.fromkeys(table.title for table in tables.values()))
 
@@ -130,12 +156,14 @@ def _at(command: Command, entry: str) -> int | None:
     first, *others = entry.split()
     for at, word in enumerate(command.words):
         end = at + len(others)
-        if (word == first or word.endswith("/" + first)) and list(command.words[at + 1 : end + 1]) == others:
+        name = word.rpartition("/")[2].partition(":")[0] if "/" in word else word  # a path, or an image with its tag
+        if (word == first or word.endswith("/" + first) or name == first) and list(command.words[at + 1 : end + 1]) == others:
             return end
     return None
 
 
-_SHORT = re.compile(r"-[A-Za-z]\w*")
+LARGE = 1_000
+"""From here on `5e8` is a count."""
 _SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
 
 
@@ -143,13 +171,22 @@ def _plain(given: Mapping[str, Given], table: Table) -> dict[str, Given]:
     """Without values that say nothing; `16k` as a number, lists by element where rows ask for those."""
     found: dict[str, Given] = {}
     for key, one in given.items():
+        if one.value in table.unsaid and not table.asks_for(key, one.value):
+            continue
         parts = [typed(word) for word in one.value.split()] if isinstance(one.value, str) else one.value
         if isinstance(parts, list) and f"{key}.0" in table.keys:
             found |= {f"{key}.{at}": Given(part, one.place) for at, part in enumerate(parts)}
-        elif one.value not in table.unsaid:
-            size = _SUFFIX.fullmatch(str(one.value)) if table.has_suffixes else None
-            found[key] = one if size is None else Given(_size(*size.groups()), one.place)
+        else:
+            found[key] = Given(_whole(one.value, table), one.place)
     return found
+
+
+def _whole(value: Any, table: Table) -> Any:
+    """A number as people write large ones: `16k`, `5e8`."""
+    if isinstance(value, float) and value.is_integer() and abs(value) >= LARGE:
+        return int(value)
+    size = _SUFFIX.fullmatch(str(value)) if table.has_suffixes else None
+    return value if size is None else _size(*size.groups())
 
 
 def _size(number: str, suffix: str) -> int:
@@ -200,58 +237,7 @@ def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     if named.suffix not in _DOCUMENTS:
         named = named.with_name(f"{stem}.yaml")
     is_beside = not is_file(folder / named) and is_file(folder / named.name)
-    return _beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
-
-
-def _launched(
-    words: Sequence[tuple[str, str]], folder: Path, notes: list[str], variables: Mapping[str, str]
-) -> tuple[dict[str, Given], bool]:
-    """`accelerate launch --its flags program.py --flags`: with what the files that they name say below them; and
-    whether the program makes a GRPOTrainer.
-    """
-    programs = {*ALGORITHMS, *given_trainers()}  # `trl grpo`: a program of the package, named as its trainer
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs), len(words))
-    flags = {key: Given(value, place) for key, value, place in _flags(words[at + 1 :])}
-    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in _flags(words[:at])}
-    found: dict[str, Given] = {}
-    files = [("accelerate.", launcher.get("accelerate.config_file")), ("accelerate.", flags.get("accelerate_config"))]
-    for prefix, named in [*files, ("", flags.get("config"))]:
-        found |= {prefix + key: value for key, value in _beside(folder, named, notes).items()}
-    program = folder / words[at][0] if at < len(words) else folder
-    makes_grpo = False
-    if program.suffix == ".py" and is_file(program):
-        own = {name: value for name, value in variables.items() if "." in name}
-        script = read_python(
-            program, own, _short(words[at + 1 :]) | {key: str(one.value) for key, one in flags.items()}
-        )
-        notes += script.notes
-        found |= script.given
-        flags = {} if script.has_own_flags else flags
-        makes_grpo = script.makes_grpo
-    trainer = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
-    if trainer in given_trainers():
-        found["trainer"] = Given(trainer, words[at][1])
-    return found | launcher | flags, makes_grpo
-
-
-def _short(words: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """`-k value` and `-k` alone, which is true."""
-    said = [word for word, _ in words]
-    pairs = pairwise([*said, "-"])
-    return {word[1:]: "True" if after.startswith("-") else after for word, after in pairs if _SHORT.fullmatch(word)}
-
-
-def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
-    """The keys of a file that a command line names."""
-    if named is None:
-        return {}
-    file = folder / str(named.value)
-    if not is_file(file):
-        notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
-        return {}
-    given, more = read_document(file)
-    notes += more
-    return given
+    return read_beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
 def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -263,7 +249,7 @@ def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words
     ]
-    for key, value, place in _flags(long):
+    for key, value, place in flags_of(long):
         if key.startswith("no_") and key[3:] in table.keys:
             found[key[3:]] = Given(False, place)
         elif isinstance(value, str) and value.startswith("{"):
@@ -276,20 +262,7 @@ def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
         found = {table.older.get(key, key): one for key, one in found.items()}
     named = found.pop("config", None) if table.positional else None
-    return {key.replace("-", "_"): one for key, one in _beside(folder, named, notes).items()} | found
-
-
-def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
-    """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
-    key, values, at = "", list[str](), ""
-    for word, place in [*words, ("--", "")]:
-        if not word.startswith("--"):
-            values.append(word)
-            continue
-        if key:
-            yield key, typed(" ".join(values)) if values else True, at
-        key, separator, value = word[2:].partition("=")
-        key, values, at = key.replace("-", "_"), [value] if separator else [], place
+    return {key.replace("-", "_"): one for key, one in read_beside(folder, named, notes).items()} | found
 
 
 def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
@@ -303,9 +276,13 @@ def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) -> Settings:
+def _of_document(path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str]) -> Settings:
     given, notes = read_document(path)
+    said = given | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     for table in tables.values():
+        if table.syntax == "python" and (source or is_of_trl(said)):
+            chosen, keys = of_trainer(with_launcher(said, path.parent, notes), str(path))
+            return Settings(chosen, str(path), _plain(keys, chosen), dict(chosen.defaults), tuple(notes))
         keys = {key.replace("-", "_"): one for key, one in given.items()} if table.syntax == "flags" else given
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
             found = _plain(keys, table)
@@ -314,5 +291,5 @@ def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) ->
         f"none of its keys is one of {_titles(tables)}: " + ", ".join(list(given)[:5]),
         where=str(path),
         rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
-        way_out="say which it is: --source " + "|".join(tables),
+        way_out="say which it is: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
     )

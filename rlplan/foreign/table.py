@@ -44,7 +44,7 @@ class Row(Spec):
     plus: tuple[str, ...] = ()
     """Keys that are added to it, after all else, or products of keys, `a * b`."""
     least: tuple[str, ...] = ()
-    """Keys whose sum it is never below."""
+    """Keys whose sum it is never below, or quotients of keys rounded up, `a / b`."""
     part: float = 0
     """The part of it that is ours, rounded down."""
     map: dict[str, Any] | None = None
@@ -74,7 +74,8 @@ class Row(Spec):
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
         added = (key for product in self.plus for key in product.split(" * "))
-        return (self.key, *self.when, *self.times, *self.over, *self.minus, *added, *self.least)
+        least = (key for quotient in self.least for key in quotient.split(" / "))
+        return (self.key, *self.when, *self.times, *self.over, *self.minus, *added, *least)
 
 
 class Remedy(Spec):
@@ -131,6 +132,10 @@ class Table(Spec):
     """Beginnings of the policy's keys, and of another role's that say the same of it: it is laid out as the policy."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
+    shared_roots: tuple[str, ...] = ()
+    """Keys by which its stack is known, and not which of the stack's tables."""
+    own_keys: dict[str, tuple[str, ...]] = Field(default={})
+    """Keys by which one of the programs that share this table is known."""
     defaults: dict[str, Any]
     presets: dict[str, dict[str, Any]] = Field(default={})
     rows: dict[str, tuple[Row, ...]]
@@ -143,6 +148,11 @@ class Table(Spec):
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = (key for row in rows for key in row.keys)
         return frozenset(key for key in asked if key and key not in self.rows) | frozenset(self.defaults)
+
+    def asks_for(self, key: str, value: Any) -> bool:
+        """Whether a row has this value of a key as its condition, so that it says something."""
+        rows = (row for alternatives in self.rows.values() for row in alternatives)
+        return any(key in row.when and row.when[key] == value for row in rows)
 
     def why_without_counterpart(self, key: str) -> str:
         """Why a key without a row has none."""
@@ -169,8 +179,27 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    path = FOLDER / f"{source}.yaml"
-    return validate(Table, parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table"), file=str(path))
+    read = _read(source)
+    if base := read.pop("stands_on", ""):
+        read = _on(_read(base), read)
+    return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = FOLDER / f"{name}.yaml"
+    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
+    return read
+
+
+def _on(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A table on what it shares with another: rows of hardware first, which the shared ones ask for; then its own."""
+    rows = own["rows"]
+    first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}
+    return own | {
+        "defaults": base["defaults"] | own["defaults"],
+        "rows": first | base["rows"] | rows,
+        "without_counterpart": base["without_counterpart"] | own["without_counterpart"],
+    }
 
 
 @cache

@@ -170,6 +170,10 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
         yield "training.optimizer muon: the runtime has AdamW (training.optimizer=adamw)"
     if training.master_dtype.num_bytes < 4:
         yield "training.master_dtype bfloat16: master weights are fp32 (training.master_dtype=float32)"
+    if job.roles.reference.dtype not in ("auto", training.dtype):
+        yield "roles.reference.dtype: a reference has the policy's type (roles.reference.dtype=auto)"
+    if job.roles.reference.is_precomputed:
+        yield "roles.reference.is_precomputed: references score in every step (roles.reference.is_precomputed=false)"
     if training.offloads_activations:
         yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
     if training.logits not in ("auto", "by_rows"):

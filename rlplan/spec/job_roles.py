@@ -159,7 +159,7 @@ class JobRoles(JobParts):
         wanted = {
             Role.POLICY: self.algorithm.importance != "none" and self.workload.num_mini_batches > 1,
             Role.VALUE: self.algorithm.declaration.has_value,
-            Role.REFERENCE: self.algorithm.kl_coef > 0,
+            Role.REFERENCE: self.algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths,
         }

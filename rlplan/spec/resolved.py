@@ -25,7 +25,7 @@ from rlplan.spec.parts.rollout import RolloutSpec
 from rlplan.spec.parts.training import TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import MIB, ceil_div
-from rlplan.vocabulary import Dtype, SyncContent, Transport
+from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
 
 Kind = Literal["cpu", "cuda"]
 SpecKind = TypeVar("SpecKind", bound=Spec)
@@ -139,6 +139,11 @@ class SettledJob(JobSpec):
     training: SettledTraining = SettledTraining.by_default()
     rollout: SettledRollout = SettledRollout.by_default()
     placement: SettledPlacement = SettledPlacement.by_default()
+
+    def kept_dtype(self, role: Role) -> Dtype:
+        """What the weights of a frozen role are kept in."""
+        of_reference = self.roles.reference.dtype if role is Role.REFERENCE else "auto"
+        return self.training.dtype if of_reference == "auto" else of_reference
 
     def load_gpu(self, group: str = "training") -> GpuProfile:
         """The GPU that the job names, by itself or by its node, for a group of its devices. Raises: SpecError."""

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlplan.foreign.python.values import MAX_ITEMS, Made, Values, is_made, name_of, num_parts, text_of
+from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, is_made, name_of, num_parts, text_of
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.words import is_known, shown, unknown
 from rlplan.records import dataclass
@@ -78,6 +78,8 @@ class Calls(Values):
         self.notes: list[str] = []
         self.has_own_flags = False
         self.depth = self.num_calls = 0
+        self.followed_to = 0
+        """The line of the last trainer that was made before the script became too long."""
         self.module = self.names
         """Names of the script itself, outside all functions."""
         self.functions: dict[ast.FunctionDef | ast.AsyncFunctionDef, bool] = {}
@@ -192,6 +194,8 @@ class Calls(Values):
                 self.notes.append(f"{place}: what **{text_of(keyword.value)} gives {name} is not known before it runs")
         made = Made(name, given, node.lineno, own)
         self.made.append(made)
+        if name.endswith("Trainer") and self.spent <= MAX_WORK:
+            self.followed_to = node.lineno
         return made
 
     def default(self, node: ast.expr) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made
+from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import given_trainers, load_table
 from rlplan.foreign.words import is_known, shown
@@ -22,19 +22,22 @@ from rlplan.records import dataclass
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
 _ONLINE = "GRPO"
 """Of TRL's trainers the one whose policy generates."""
+_BITS = ("load_in_4bit", "load_in_8bit")
+"""Of ModelConfig and of BitsAndBytesConfig."""
 _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 """Functions of TRL that take from ModelConfig what its flags say."""
 
 
 @dataclass(frozen=True)
 class PythonScript:
-    """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_own_flags: whether its flags are its
-    own, and none of the trainer's.
+    """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_trainer: whether any is, or the
+    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's.
     """
 
     given: dict[str, Given]
     notes: tuple[str, ...]
     makes_grpo: bool
+    has_trainer: bool
     has_own_flags: bool
 
 
@@ -52,7 +55,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
             way_out="mend that line, or give the shell script or YAML file that starts the training",
         ) from None
     script = Script(tree, path.name, {**(flags or {}), **outside})
-    if script.spent > MAX_WORK:
+    if script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree):
         raise SpecError(
             "the script is too long to be followed",
             where=str(path),
@@ -64,10 +67,28 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     if trainer is None and config is None:
         _check_trainer(script, path)
     notes += _not_counted(trainer) if trainer else ()
+    if script.spent > MAX_WORK:
+        notes.append(
+            f"{path.name} is very long; what it does behind the trainer at line {script.followed_to} is not read"
+        )
     found = dict(_told(script, trainer, config))
     _check_used(path, unused, {*script.names, *found})
     makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
-    return PythonScript(found, (*script.notes, *notes), makes_grpo, script.has_own_flags)
+    has_trainer = trainer is not None or config is not None
+    return PythonScript(found, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags)
+
+
+def _names_a_trainer(tree: ast.Module) -> bool:
+    """Whether a script's text has a call of a trainer, or of a configuration of one."""
+    names = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    ends = ("Trainer", "Config")
+    return any(
+        name.endswith(ends) and _is_of_trl(name.removesuffix("Trainer").removesuffix("Config")) for name in names
+    )
+
+
+def _is_of_trl(kind: str) -> bool:
+    return kind == _ONLINE or kind.lower() in given_trainers()
 
 
 _SETTINGS = ("Config", "TrainingArguments")
@@ -138,9 +159,7 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
 def _of_trl(script: Script, end: str) -> Iterator[Made]:
     """Trainers, or configurations, that there is a table for."""
     for one in script.made:
-        if is_made(one, end) and (
-            one.name == f"{_ONLINE}{end}" or one.name.removesuffix(end).lower() in given_trainers()
-        ):
+        if is_made(one, end) and _is_of_trl(one.name.removesuffix(end)):
             yield one
 
 
@@ -162,6 +181,8 @@ def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator
         return
     if "model" in trainer.given:
         yield from _model(trainer.given["model"])
+        if "quantization_config" in trainer.given and not is_made(trainer.of("model"), "from_pretrained"):
+            yield from _quantisation(trainer.given["quantization_config"])
     if "peft_config" in trainer.given:
         adapters = trainer.given["peft_config"]
         yield from _adapters(adapters.value, adapters.place)
@@ -178,18 +199,25 @@ def _flat(made: Made) -> Iterator[tuple[str, Given]]:
 
 def _single(key: str, one: Given) -> Iterator[tuple[str, Given]]:
     """A key with a value as files have it; a quantised base by the flag that stands for it."""
-    if is_made(one.value, "Config"):
-        yield from _quantised(one.value)
+    if is_made(one.value, ("BitsAndBytesConfig", "QuantizationConfig")) or key.endswith("quantization_config"):
+        yield from _quantisation(one)
+    elif is_made(one.value, "Config"):
+        yield from ((f"{key}.{inner}", given) for inner, given in one.value.given.items())
     elif isinstance(one.value, dict | list):
         yield key, Given(str(one.value), one.place)
     else:
         yield key, one
 
 
-def _quantised(config: Made) -> Iterator[tuple[str, Given]]:
-    for key in ("load_in_4bit", "load_in_8bit"):
-        if key in config.given:
-            yield key, config.given[key]
+def _quantisation(given: Given) -> Iterator[tuple[str, Given]]:
+    """What a base is packed in: bitsandbytes by its flags, another by its class, and what is not known as such."""
+    config = given.value
+    if is_made(config, "BitsAndBytesConfig"):
+        yield from ((key, config.given[key]) for key in _BITS if key in config.given)
+    elif isinstance(config, Made):
+        yield "quantization_config", Given(config.name, given.place)
+    elif isinstance(config, str) and shown(config).partition("(")[0] not in _BY_FLAGS:
+        yield _BITS[0], given
 
 
 def _model(given: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
@@ -199,16 +227,18 @@ def _model(given: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
         yield "model_name_or_path", given
     if not is_made(model, "from_pretrained") or depth > MAX_NESTED:
         return
+    if not {"dtype", "torch_dtype"} & model.given.keys():  # transformers 5: `if dtype is None: dtype = "auto"`
+        yield "model_init_kwargs.dtype", Given("auto", given.place)
     for key, one in model.given.items():
         if key in ("path", "model_name", "pretrained_model_name_or_path"):
             yield from _model(one, depth + 1)
         elif key in ("dtype", "torch_dtype"):
             yield "model_init_kwargs.dtype", one
         elif key == "quantization_config":
-            yield from _single(key, one)
+            yield from _quantisation(one)
         elif key == "peft_config":
             yield from _adapters(one.value, one.place)
-        elif key in ("load_in_4bit", "load_in_8bit"):
+        elif key in _BITS:
             yield key, one
 
 

@@ -60,6 +60,24 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "list": list,
     "tuple": tuple,
 }
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ModelConfig": {
+        "attn_implementation": None,
+        "bnb_4bit_quant_storage": None,
+        "bnb_4bit_quant_type": "nf4",
+        "dtype": "float32",
+        "load_in_4bit": False,
+        "load_in_8bit": False,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "lora_r": 16,
+        "lora_target_modules": None,
+        "model_revision": "main",
+        "use_bnb_nested_quant": False,
+        "use_peft": False,
+    }
+}
+"""Fields of TRL's own classes as parsers make them where nothing is said (1.16.0, trainer/model_config.py)."""
 _MODULES = ("torch", "os")
 _UNCHANGED = ("to", "cuda", "half", "bfloat16", "float", "eval", "train")
 """Methods of a model that give the model."""
@@ -223,6 +241,8 @@ class Values:
         given = owner.given if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
         if node.attr in given:
             return given[node.attr].value
+        if isinstance(owner, Made) and node.attr in (usual := DEFAULTS.get(owner.name, {})):
+            return usual[node.attr]
         return self._outside(ast.unparse(node), node)
 
     def _item(self, node: ast.Subscript) -> Any:

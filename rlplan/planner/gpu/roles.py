@@ -275,8 +275,7 @@ class GpuRoles:
         if worker == "scorer":
             role = Role(rest[0])
             if job.target == "rlplan":  # a frozen role's rank has whole sequences
-                alone = replace(candidate.trainer, ulysses=1)
-                micro_batch = self.micro_batch(replace(candidate, trainer=alone), response_len)
+                micro_batch = self.micro_batch(candidate.with_whole_sequences, response_len)
             return ScorerOnGpu(
                 FrozenRole(
                     role,
@@ -289,6 +288,7 @@ class GpuRoles:
                     is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
                     target=job.target,
                     cut=candidate.trainer,
+                    kept_bytes=job.kept_dtype(role).num_bytes,
                 )
             )
         role = Role(worker.removesuffix("_trainer"))

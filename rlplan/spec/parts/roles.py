@@ -10,9 +10,9 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from rlplan.errors import SpecError
-from rlplan.spec.base import Spec
+from rlplan.spec.base import Auto, Spec
 from rlplan.spec.model import Component, ModelSpec, Parameter, load_model, load_scalar_base
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Dtype, Role
 
 SCALAR_HEAD = "score.weight"
 """The head of a value or reward model in transformers (`...ForSequenceClassification`, one label, no bias)."""
@@ -23,6 +23,10 @@ class ReferenceSpec(Spec):
 
     path: str | None = None
     """Its own model; None for the policy as it starts."""
+    dtype: Dtype | Auto = "auto"
+    """What its weights are kept in; `auto`: as the policy's passes have them."""
+    is_precomputed: bool = False
+    """Its log-probs stand beside the given answers before training begins, so that nothing loads it."""
 
 
 class RewardModelSpec(Spec):

@@ -266,3 +266,50 @@ def test_nothing_is_run_and_nothing_runs_away(text: str, tmp_path: Path) -> None
 def test_a_script_that_is_too_long_to_be_followed_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="too long to be followed"):
         read(tmp_path, text + END)
+
+
+def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="makes no trainer of TRL"):
+        read(tmp_path, "print('nothing is trained here')\n")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_base_is_packed_as_the_trainer_is_told(bits: int, tmp_path: Path) -> None:
+    """TRL 1.16.0, sft_trainer.py: `quantization_config` of the trainer, where the model is a name."""
+    packed = f"BitsAndBytesConfig(load_in_{bits}bit=True)"
+    trainer = f"SFTTrainer({{}}, args=SFTConfig(), peft_config=LoraConfig(r=8), quantization_config={packed})\n"
+    assert read(tmp_path, trainer.format("'a/b'")).value(f"load_in_{bits}bit") is True
+    loaded = read(tmp_path, trainer.format("AutoModelForCausalLM.from_pretrained('a/b')"))
+    assert loaded.value(f"load_in_{bits}bit") is False
+
+
+def test_a_model_that_is_loaded_first_has_the_type_of_its_configuration(tmp_path: Path) -> None:
+    """transformers 5.19, modeling_utils.py: `if dtype is None: dtype = "auto"`; a name is loaded in float32 by TRL."""
+    trainer = "SFTTrainer({}, args=SFTConfig())\n"
+    loaded = read(tmp_path, trainer.format("AutoModelForCausalLM.from_pretrained('a/b')"))
+    assert loaded.value("model_init_kwargs.dtype") == "auto"
+    assert read(tmp_path, trainer.format("'a/b'")).value("model_init_kwargs.dtype") is None
+
+
+def test_fields_of_trl_s_own_classes_have_their_defaults(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "config, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()\n"
+        "config.model_init_kwargs = dict(dtype=model.dtype, attn_implementation=model.attn_implementation)\n"
+        "SFTTrainer('a/b', args=config)\n",
+    )
+    assert settings.value("model_init_kwargs.dtype") == "float32"
+
+
+def test_parallelism_of_a_script_s_own_is_accelerate_s(tmp_path: Path) -> None:
+    settings = read(tmp_path, "SFTTrainer('a/b', args=SFTConfig(parallelism_config=ParallelismConfig(cp_size=2)))\n")
+    assert settings.value("accelerate.parallelism_config.parallelism_config_cp_size") == 2
+
+
+def test_what_a_long_script_does_behind_its_trainer_is_not_followed(tmp_path: Path) -> None:
+    long = (
+        "def play():\n    for x in range(1000):\n        for y in range(1000):\n            z = [x, y, x + y]\nplay()\n"
+    )
+    settings = read(tmp_path, "config = GRPOConfig(beta=0.5)\n" + END + long * 30)
+    assert settings.value("beta") == 0.5
+    assert any("behind the trainer at line 9 is not read" in note for note in settings.notes)

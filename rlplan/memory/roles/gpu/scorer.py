@@ -70,6 +70,8 @@ class FrozenRole:
     target: Target = "rlplan"
     cut: TrainerChoice | None = None
     """How the policy is cut, which a frozen role follows where another trainer than rlplan's runs it."""
+    kept_bytes: int = 0
+    """Of a weight as it is kept; 0: as passes have it."""
 
 
 class ScorerOnGpu(Forecast):
@@ -85,7 +87,8 @@ class ScorerOnGpu(Forecast):
             frozen.micro_batch,
         )
         self.target, self.cut = frozen.target, frozen.cut
-        self.largest_layer = frozen.element_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
+        self.kept_bytes = frozen.kept_bytes or frozen.element_bytes
+        self.largest_layer = self.kept_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
@@ -120,7 +123,7 @@ class ScorerOnGpu(Forecast):
         """What a rank holds: of a pipeline, one of each stage that may be the fullest."""
         if self.target == "rlplan" or self.cut is None:
             settings = ZeroSettings(
-                stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.element_bytes
+                stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.kept_bytes
             )
             return (FrozenShare(*frozen_states_of(self.model, settings, has_head=self.has_head), self._whole_shape),)
         trained = self._trained(self.cut)
@@ -139,9 +142,10 @@ class ScorerOnGpu(Forecast):
 
     def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
-        dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32 if self.element_bytes == 4 else Dtype.BFLOAT16
         training = SettledTraining(
-            dtype=dtype, master_dtype=dtype, logits="fused" if self.loss is Loss.FUSED else "plain"
+            dtype=_type_of(self.element_bytes),
+            master_dtype=_type_of(self.kept_bytes),
+            logits="fused" if self.loss is Loss.FUSED else "plain",
         )
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
         return TrainedRole(
@@ -173,6 +177,10 @@ class ScorerOnGpu(Forecast):
         cut = self.cut if self.target != "rlplan" else None
         axes = (cut.tp, cut.pp, cut.cp, cut.ep) if cut is not None else ()
         return process_overheads(self.overheads, self.num_ranks, axes=axes)
+
+
+def _type_of(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
+    return Dtype.FLOAT32 if num_bytes == Dtype.FLOAT32.num_bytes else Dtype.BFLOAT16
 
 
 def _weights(parts: FixedStates) -> int:

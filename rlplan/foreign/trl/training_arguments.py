@@ -14,6 +14,11 @@ from rlplan.foreign.settings import Given, word_of
 from rlplan.reading import is_file
 
 KIND, DEEPSPEED, FSDP = "accelerate.distributed_type", "accelerate.deepspeed_config.", "accelerate.fsdp_config."
+PARALLEL = "accelerate.parallelism_config."
+_SIZE = "parallelism_config_"
+STRATEGY = f"{FSDP}fsdp_reshard_after_forward"
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""Of FSDP, in the order in which accelerate and torch number them, from 1 on."""
 _ZERO = {
     "zero_optimization.stage": "zero_stage",
     "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
@@ -41,12 +46,35 @@ def with_accelerate(given: Mapping[str, Given], folder: Path) -> tuple[dict[str,
         if key.startswith("fsdp_config."):
             found[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = one
     own = {key: one for key, one in given.items() if not _is_read(key)}
-    return found | own, notes
+    return dict(_with_strategy(found | own)), notes
+
+
+def _with_strategy(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+    """What FSDP shards by one key and one name: numbers, FSDP2's `true` and the older key say the same."""
+    older = f"{FSDP}fsdp_sharding_strategy"
+    for key, one in given.items():
+        if key == older or (key == STRATEGY and older not in given):
+            yield STRATEGY, Given(_strategy(one.value), one.place)
+        elif key != STRATEGY:
+            yield key, one
+
+
+def _strategy(value: Any) -> Any:
+    """FSDP's strategy by its name.
+
+    >>> _strategy(2), _strategy(True), _strategy("false"), _strategy("hybrid_shard")
+    ('SHARD_GRAD_OP', 'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD')
+    """
+    word = str(value).upper()
+    if word in ("TRUE", "FALSE"):
+        return _STRATEGIES[word == "FALSE"]
+    return _STRATEGIES[int(word) - 1] if word in ("1", "2", "3", "4", "5") else word
 
 
 def _is_read(key: str) -> bool:
     """Whether a key's whole meaning is in accelerate's keys."""
     is_flag = key.startswith("accelerate.fsdp_") and not key.startswith(FSDP)
+    is_flag = is_flag or key.startswith((f"accelerate.{_SIZE}", "parallelism_config."))
     is_flag = is_flag or key.removeprefix("accelerate.") in ("use_deepspeed", "use_fsdp", *_FLAGS)
     return is_flag or key in (*_FILES, "fsdp") or key.startswith(("deepspeed.", "fsdp_config."))
 
@@ -62,6 +90,10 @@ def _launched(given: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
     for key, one in given.items():
         if key.startswith("accelerate.fsdp_") and not key.startswith(FSDP):
             yield FSDP + key.removeprefix("accelerate."), one
+        elif key.startswith(f"accelerate.{_SIZE}") and not key.startswith(PARALLEL):
+            yield PARALLEL + key.removeprefix("accelerate."), one
+        elif key.startswith("parallelism_config."):
+            yield PARALLEL + _SIZE + key.removeprefix("parallelism_config."), one
 
 
 def _of_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
@@ -87,5 +119,8 @@ def _sharded(words: Given) -> Iterator[tuple[str, Given]]:
     yield KIND, Given("FSDP", words.place)
     if "auto_wrap" in said:
         yield from ((key, Given(value, words.place)) for key, value in _WRAPPED.items())
+    strategies = [one for one in _STRATEGIES if one.lower() in said.replace(",", " ").replace("'", " ").split()]
+    if strategies:
+        yield STRATEGY, Given(strategies[-1], words.place)
     if "offload" in said:
         yield f"{FSDP}fsdp_offload_params", Given(True, words.place)

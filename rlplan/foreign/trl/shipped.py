@@ -1,0 +1,37 @@
+"""Configurations of accelerate that TRL ships, by name.
+
+In: a name (`zero3`), or a path that ends with one of TRL's own. Out: the file's keys; None where it is none of them.
+Source: trl/cli/accelerate_config.py (`--accelerate_config`), facts in tables/accelerate.yaml.
+"""
+
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any
+
+from rlplan.foreign.documents import flat
+from rlplan.foreign.table import FOLDER
+from rlplan.spec.files.yaml import parse_yaml
+
+_FOLDER = "accelerate_configs"
+"""Of TRL's package and of its examples."""
+
+
+@cache
+def _files() -> dict[str, dict[str, Any]]:
+    path = FOLDER / "accelerate.yaml"
+    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="accelerate's files")
+    return {name: flat({**read["all"], **keys}) for name, keys in read["files"].items()}
+
+
+def shipped(named: str) -> dict[str, Any] | None:
+    """The keys of a file that TRL ships.
+
+    >>> shipped("zero2")["deepspeed_config.zero_stage"], shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
+    (2, 8)
+    >>> shipped("fsdp2.yaml") is None
+    True
+    """
+    path = PurePosixPath(named)
+    is_file_of_trl = path.suffix in (".yaml", ".yml") and path.parent.name == _FOLDER
+    name = path.stem.removeprefix("deepspeed_") if is_file_of_trl else named
+    return _files().get(name)
