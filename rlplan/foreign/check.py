@@ -16,6 +16,7 @@ from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Remedy
+from rlplan.foreign.vllm.served import LENGTH, Served, serve
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
@@ -39,7 +40,12 @@ class Change:
     """A change that makes it fit. values: in the source's own keys. plan: with it."""
 
     values: dict[str, Any]
-    plan: Plan
+    plan: Plan | Served
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a GPU with it."""
+        return self.plan.num_bytes if isinstance(self.plan, Served) else self.plan.binding.num_bytes
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,14 @@ class Checked:
     changes: tuple[Change, ...]
     shorter: tuple[int, int] | None = None
     """Prompt and response lengths at which it fits as given, where it does not at the limits."""
+    served: Served | None = None
+    """The answer in the place of a plan where an engine alone is said."""
 
     @property
     def fits(self) -> bool:
         """Whether it fits as given, at least as expected."""
-        return self.plan is not None and self.plan.fits
+        answer = self.served or self.plan
+        return answer is not None and answer.fits
 
     def as_json(self) -> dict[str, Any]:
         """The answer for other tools."""
@@ -74,6 +83,8 @@ class Checked:
         found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "verdict": Verdict.DOES_NOT_FIT.value}
         if plan is not None:
             found = {"schema_version": SCHEMA_VERSION, "verdict": plan.verdict.value, "results": results_as_json(plan)}
+        if self.served is not None:
+            found |= {"verdict": self.served.verdict.value, "serving": self.served.as_json()}
         changes = [{"set": one.values, "verdict": one.plan.verdict.value} for one in self.changes]
         return found | {"changes": changes, "fits_at_lengths": self.shorter} | self.imported.as_json()
 
@@ -110,6 +121,8 @@ def _with_passes(job: JobSpec) -> JobSpec:
 def check(settings: Settings, asked: Asked) -> Checked:
     """The verdict on a configuration. Raises: SpecError where it is wrong."""
     imported = convert(settings, asked.hardware, asked.model)
+    if settings.table.serves:
+        return _check_served(settings, asked, imported)
     try:
         plan: Plan | None = _plan(settings, asked)
         refusal = None
@@ -120,6 +133,20 @@ def check(settings: Settings, asked: Asked) -> Checked:
     if plan is not None and plan.fits:
         return Checked(imported, plan, None, ())
     return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
+
+
+def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:
+    """Whether an engine starts, whatever would train beside it."""
+    served = _served(settings, asked)
+    if served.fits:
+        return Checked(imported, None, None, (), served=served)
+    told = settings.with_values({LENGTH: served.length}) if served.length else settings
+    return Checked(imported, None, None, tuple(_changes(told, asked)), served=served)
+
+
+def _served(settings: Settings, asked: Asked) -> Served:
+    imported = convert(settings, asked.hardware, asked.model)
+    return serve(settings, imported, job_from(imported.data, asked.overrides, fetch=asked.fetch))
 
 
 def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
@@ -184,10 +211,11 @@ def _pair(
     return next(found for values in second if (found := change(least | values)) is not None)
 
 
-def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | None:
-    """The plan with other values; None where they are refused."""
+def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
+    """The plan, or the engine alone, with other values; None where they are refused."""
     try:
-        return _plan(settings.with_values(values), asked)
+        answer = _served if settings.table.serves else _plan
+        return answer(settings.with_values(values), asked)
     except RlplanError:
         return None
 
@@ -236,6 +264,8 @@ def check_fits(checked: Checked) -> None:
         return
     changes = ", or ".join(typed_values(change.values) for change in checked.changes)
     way_out = f"each of these alone helps: {changes}" if changes else "larger GPUs, more of them, or a smaller model"
+    if checked.served is not None:
+        raise checked.served.refusal(way_out)
     if checked.plan is None:
         error = checked.refusal
         assert error is not None, "what has no plan has a reason"

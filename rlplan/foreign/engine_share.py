@@ -38,10 +38,15 @@ def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
 
 
 def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
+    return engine_memory(job.load_model(), engine_settings(job, share, version))
+
+
+def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
+    """What the job's engine is started with, with a share of a GPU's memory."""
     settled = settle(job)
     pool, rollout = read_pools(settled)[-1], settled.rollout
     tp, dp = (1 if ranks == "auto" else ranks for ranks in (rollout.tp, rollout.attention_dp))
-    settings = EngineSettings(
+    return EngineSettings(
         pool.gpu.memory.value,
         gpu_memory_utilization=share,
         tp=tp,
@@ -55,7 +60,6 @@ def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
         version=parse_version(version),
         quantization=quantization_by_word(rollout.quantization, where="rollout.quantization"),
     )
-    return engine_memory(job.load_model(), settings)
 
 
 def share_of(plan: Plan, version: str, *, is_static: bool) -> float:

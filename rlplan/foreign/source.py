@@ -157,7 +157,9 @@ def _at(command: Command, entry: str) -> int | None:
     for at, word in enumerate(command.words):
         end = at + len(others)
         name = word.rpartition("/")[2].partition(":")[0] if "/" in word else word  # a path, or an image with its tag
-        if (word == first or word.endswith("/" + first) or name == first) and list(command.words[at + 1 : end + 1]) == others:
+        if (word == first or word.endswith("/" + first) or name == first) and list(
+            command.words[at + 1 : end + 1]
+        ) == others:
             return end
     return None
 

@@ -122,6 +122,8 @@ class Table(Spec):
     """Flags with one dash, and the keys that they stand for."""
     older: dict[str, str] = Field(default={})
     """Keys as earlier versions have them, and today's."""
+    serves: bool = False
+    """Whether it says an engine alone, which is then judged alone."""
     unsaid: tuple[Any, ...] = ()
     """Values that mean: not given."""
     has_suffixes: bool = False
@@ -152,7 +154,8 @@ class Table(Spec):
     def asks_for(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that it says something."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
-        return any(key in row.when and row.when[key] == value for row in rows)
+        asked = [row.when[key] for row in rows if key in row.when]
+        return any(value == one or (isinstance(one, list) and value in one) for one in asked)
 
     def why_without_counterpart(self, key: str) -> str:
         """Why a key without a row has none."""

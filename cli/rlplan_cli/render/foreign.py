@@ -7,6 +7,7 @@ from itertools import groupby
 
 from rlplan.foreign.check import Checked, typed_values
 from rlplan.foreign.convert import Imported
+from rlplan.foreign.vllm.served import Served
 from rlplan.units import format_bytes
 from rlplan_cli.render.plan import fullness, range_of, show_headline
 from rlplan_cli.render.terminal import note, say, show_change
@@ -18,6 +19,8 @@ MANY = 6
 def show_check(checked: Checked) -> None:
     """The verdict on a configuration as given."""
     plan = checked.plan
+    if checked.served is not None:
+        _show_served(checked.served)
     if plan is not None:
         peak = plan.binding
         show_headline(plan, fullness(plan), f" at the peak, in {peak.action_id} on {peak.scope}{range_of(plan)}")
@@ -29,13 +32,26 @@ def show_check(checked: Checked) -> None:
     if checked.changes:
         print("Each of these makes it fit, the mildest first:")
     for change in checked.changes:
-        size = format_bytes(change.plan.binding.num_bytes)
+        size = format_bytes(change.num_bytes)
         show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)
         for key in [key for key in changed if key in settings.table.in_python]:
             say("In the script", f"{key} is {settings.table.in_python[key]}")
+
+
+def _show_served(served: Served) -> None:
+    """An engine that is served alone."""
+    memory = served.memory
+    weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
+    gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
+    say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} of weights and {cache} of KV cache a GPU")
+    say("Judged", "the engine alone, as vLLM starts it: no training, no seconds")
+    longest = f"{served.length:,} tokens" if served.length else "as long as the cache"
+    say("KV cache", f"{memory.num_tokens:,} tokens; sequences of at most {longest}")
+    for text in (*served.notes, served.short) if served.short else served.notes:
+        print(f"  {text}")
 
 
 def show_account(imported: Imported) -> None:

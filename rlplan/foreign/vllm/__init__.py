@@ -1,0 +1,1 @@
+"""vLLM: what `vllm serve` starts."""

@@ -1,0 +1,103 @@
+"""vLLM's own commands, judged as an engine alone; and DeepSpeed's own files, as Hugging Face writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import NoFeasiblePlanError
+from rlplan.foreign.check import Asked, Checked, check, check_fits
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
+from rlplan.foreign.source import read_source
+from rlplan.units import GIB
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def served(folder: Path, command: str, hardware: str = "1xA10G") -> Checked:
+    (folder / "serve.sh").write_text(command + "\n")
+    return check(read_source(folder / "serve.sh", None), Asked(hardware))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"vllm serve {LLAMA} --max-model-len 4096",
+        f"docker run --gpus all --ipc=host vllm/vllm-openai:latest --model {LLAMA} --max-model-len 4096",
+        f"python -m vllm.entrypoints.openai.api_server --model {LLAMA} --max-model-len 4096",
+    ],
+)
+def test_a_server_is_judged_as_an_engine_alone(command: str, tmp_path: Path) -> None:
+    """15.0 GiB of weights in 0.92 of 22.5 GiB, and 0.5 GiB of cache for 4,096 tokens: no training beside it."""
+    found = served(tmp_path, command)
+    assert found.fits
+    assert found.plan is None
+    assert found.served is not None
+    assert found.served.needed == 4096 * 2 * 32 * 8 * 128 * 2
+    assert "serving" in found.as_json()
+
+
+def test_a_server_without_a_length_has_the_model_s_and_one_such_sequence_must_fit(tmp_path: Path) -> None:
+    """vLLM 0.32.0, kv_cache_utils.py: 131,072 tokens of Llama 3.1 need 16 GiB, and it refuses to start."""
+    found = served(tmp_path, f"vllm serve {LLAMA}")
+    assert found.served is not None
+    assert found.served.needed == 16 * GIB
+    assert found.changes[0].values == {"max_model_len": 16384}
+    with pytest.raises(NoFeasiblePlanError, match=r"one sequence of 131,072 tokens needs 16\.0 GiB"):
+        check_fits(found)
+
+
+def test_a_length_that_vllm_fits_to_the_cache_always_fits(tmp_path: Path) -> None:
+    assert served(tmp_path, f"vllm serve {LLAMA} --max-model-len auto").fits
+
+
+def test_weights_that_stay_on_the_host_leave_their_room_to_the_cache(tmp_path: Path) -> None:
+    usual = served(tmp_path, f"vllm serve {LLAMA} --max-model-len 4096").served
+    less = served(tmp_path, f"vllm serve {LLAMA} --max-model-len 4096 --cpu-offload-gb 10").served
+    assert usual is not None
+    assert less is not None
+    assert less.memory.kv_cache - usual.memory.kv_cache == pytest.approx(10 * GIB, abs=1 << 23)
+
+
+def test_drafted_tokens_take_none_of_what_lies_outside_the_engine_s_share(tmp_path: Path) -> None:
+    speculative = '{"method": "ngram", "num_speculative_tokens": 4}'
+    command = f"vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 4096 --speculative-config '{speculative}'"
+    found = served(tmp_path, command, "2xH100").served
+    assert found is not None
+    assert found.num_bytes <= found.memory.requested
+    assert any("drafted tokens" in note for note in found.notes)
+
+
+def test_a_server_that_needs_more_gpus_than_there_are_does_not_fit(tmp_path: Path) -> None:
+    found = served(tmp_path, f"vllm serve {LLAMA} -tp 2 --pipeline-parallel-size 2 --max-model-len 4096", "2xH100")
+    assert found.served is not None
+    assert found.served.short == "it needs 4 GPUs, 2 are there"
+
+
+def deepspeed(folder: Path, said: dict[str, Any]) -> Imported:
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}} | said))
+    return convert(read_source(folder / "ds.json", None), "8xH100", "Qwen/Qwen2.5-1.5B")
+
+
+def test_what_hugging_face_fills_in_is_not_taken_for_a_value(tmp_path: Path) -> None:
+    """`"auto"`, also for two numbers, in the files of its pages on DeepSpeed."""
+    params = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
+    said = {"optimizer": {"type": "AdamW", "params": params}, "gradient_accumulation_steps": "auto"}
+    found = flat(deepspeed(tmp_path, said).data)
+    assert "algorithm.adam_beta1" not in found
+    both = flat(deepspeed(tmp_path, {"optimizer": {"type": "AdamW", "params": {"betas": [0.8, 0.9]}}}).data)
+    assert (both["algorithm.adam_beta1"], both["algorithm.adam_beta2"]) == (0.8, 0.9)
+
+
+def test_half_precision_that_is_filled_in_is_counted_with_a_note(tmp_path: Path) -> None:
+    found = deepspeed(tmp_path, {"bf16": {"enabled": "auto"}})
+    assert flat(found.data)["training.dtype"] == "bfloat16"
+    assert any(note.startswith('bf16 "auto"') for note in found.notes)
+    assert flat(deepspeed(tmp_path, {}).data)["training.dtype"] == "float32"
+
+
+def test_a_large_count_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
+    said = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}}
+    assert flat(deepspeed(tmp_path, said).data)["training.reduce_bucket_size"] == 500_000_000
