@@ -32,7 +32,7 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     tables = _tables(source)
     given = _pairs(outside)
     is_document = path.suffix in _DOCUMENTS
-    if path.suffix == ".py":
+    if path.suffix in (".py", ".ipynb"):
         script = read_python(path, given)
         if not script.has_trainer:
             raise _without_trainer(path)

@@ -34,6 +34,9 @@ def show_check(checked: Checked) -> None:
     for change in checked.changes:
         size = format_bytes(change.num_bytes)
         show_change(typed_values(change.values), f"{change.plan.verdict.value}, {size}")
+    if checked.changes:
+        first = checked.changes[0].values.items()
+        say("To try the first", "the same command with " + " ".join(f"--set {key}={value}" for key, value in first))
     settings = checked.imported.settings
     if settings.file.endswith(".py"):
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)

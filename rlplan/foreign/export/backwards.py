@@ -13,7 +13,7 @@ from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
 from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
 from rlplan.foreign.settings import Settings, matches, word_of
-from rlplan.foreign.table import Row, Table, load_table
+from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
@@ -54,7 +54,8 @@ class Export:
 
 def exported(plan: Plan, target: str) -> Export:
     """The settings of a stack that say what a plan chose. Raises: EmitError."""
-    table = load_table(target)
+    is_given = not plan.job.has_rollouts and f"{target}_given" in SOURCES
+    table = load_table(f"{target}_given" if is_given else target)
     wanted = _wanted(plan, table)
     settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
     for ours in table.rows:

@@ -68,7 +68,8 @@ def _trl(export: Export) -> dict[str, str]:
     told = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
     launcher = {key: one for key, one in (told | settings).items() if key.startswith(_LAUNCHER)}
     program = {key: one for key, one in settings.items() if key not in launcher}
-    command = "trl grpo --config train.yaml --accelerate_config accelerate.yaml"
+    trainer = program.pop("trainer", "grpo")
+    command = f"trl {trainer} --config train.yaml --accelerate_config accelerate.yaml"
     return {
         "train.yaml": _yaml(program),
         "accelerate.yaml": _yaml({key.removeprefix(_LAUNCHER): one for key, one in launcher.items()}),
@@ -98,6 +99,8 @@ _FORMS = {
     "vllm": _Form(_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
     "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "train.py being your own"),
 }
+_TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with the data of your own in its place")
+"""Of TRL's trainers that are given their answers."""
 TARGETS = tuple(_FORMS)
 """Stacks that a plan can be written for in their own keys."""
 
@@ -141,7 +144,8 @@ def check_stack(target: str, others: Sequence[str] = ()) -> str:
 def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
     """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
     stack = check_stack(target)
-    form, export = _FORMS[stack], exported(plan, stack)
+    export = exported(plan, stack)
+    form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
     texts = {**form.files(export), "README.md": _readme(plan, export, form)}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlplan.foreign.python.unsloth import is_unsloth, loaded
 from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, is_made, name_of, num_parts, text_of
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.words import is_known, shown, unknown
@@ -110,14 +111,16 @@ class Calls(Values):
             lora = Given(Made("LoraConfig"), self.place(node))
             return Made(name, (dict(model.given) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
-            return self._made(name, node)
+            made = self._made(name, node)
+            return loaded(made, self.place(node)) if is_unsloth(text_of(node.func)) else made
         if name == "get_peft_model":
             whole = self._made(name, node)
             model = whole.of("model")
             if "peft_config" not in whole.given:  # unsloth's takes what LoraConfig does
                 adapters = {key: one for key, one in whole.given.items() if key not in ("model", "args")}
                 whole.given["peft_config"] = Given(Made("LoraConfig", adapters, node.lineno), self.place(node))
-            return Made("from_pretrained", (dict(model.given) if isinstance(model, Made) else {}) | whole.given)
+            before = model if isinstance(model, Made) else Made("from_pretrained")
+            return Made(before.name, before.given | whole.given)
         if name == "prepare_model_for_kbit_training" and node.args:
             return self.value(node.args[0])
         if name == "setattr" and len(node.args) == 3:

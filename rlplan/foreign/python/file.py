@@ -12,11 +12,12 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flat
 from rlplan.foreign.python.statements import Script
+from rlplan.foreign.python.text import parsed
+from rlplan.foreign.python.unsloth import LOADED, SHARED, keys_of
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import given_trainers, load_table
 from rlplan.foreign.words import is_known, shown
-from rlplan.reading import read_text
 from rlplan.records import dataclass
 
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
@@ -45,15 +46,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
     command line that starts it. Raises: SpecError where it is not Python, or a name is none of its own.
     """
-    try:
-        tree = ast.parse(read_text(path, "the script"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SpecError(
-            f"the script is not Python: {error}",
-            where=str(path),
-            rule="Python 3, read and not run",
-            way_out="mend that line, or give the shell script or YAML file that starts the training",
-        ) from None
+    tree = parsed(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
     if script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree):
         raise SpecError(
@@ -112,6 +105,9 @@ def _not_counted(trainer: Made) -> Iterator[str]:
     named = [one for one in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(one)]
     if named:
         yield f"{len(named)} reward model{'s' * (len(named) > 1)} of reward_funcs, whole on each GPU, not counted"
+    model = trainer.of("model")
+    if is_made(model, LOADED) and model.of("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
+        yield SHARED
     if _is_model(trainer.of("ref_model")):
         yield "the reference model is counted in the policy's shape"
 
@@ -179,13 +175,24 @@ def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator
         for lora in [one for one in script.made if one.name == "LoraConfig"][-1:]:
             yield from _adapters(lora, f"{script.file}:{lora.line}")
         return
-    if "model" in trainer.given:
-        yield from _model(trainer.given["model"])
-        if "quantization_config" in trainer.given and not is_made(trainer.of("model"), "from_pretrained"):
-            yield from _quantisation(trainer.given["quantization_config"])
+    yield from _loaded(trainer)
+    if "max_seq_length" in trainer.given:  # of earlier versions
+        yield "max_seq_length", trainer.given["max_seq_length"]
     if "peft_config" in trainer.given:
         adapters = trainer.given["peft_config"]
         yield from _adapters(adapters.value, adapters.place)
+
+
+def _loaded(trainer: Made) -> Iterator[tuple[str, Given]]:
+    """What the trainer's model is loaded with, by the trainer or before it."""
+    model = trainer.given.get("model")
+    if model is None:
+        return
+    yield from _model(model)
+    if is_made(model.value, LOADED):
+        yield from keys_of(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
+    if "quantization_config" in trainer.given and not is_made(model.value, "from_pretrained"):
+        yield from _quantisation(trainer.given["quantization_config"])
 
 
 def _flat(made: Made) -> Iterator[tuple[str, Given]]:

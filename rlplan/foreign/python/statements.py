@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlplan.foreign.python.calls import Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_WORK, Made, name_of, text_of
+from rlplan.foreign.python.values import LONG, MAX_WORK, Made, is_made, name_of, text_of
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.words import is_known, unknown
 
@@ -245,7 +245,7 @@ class Script(Calls):
                     value = typed(self.outside[target.id])
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
-                if isinstance(value, Made) and value.name == "from_pretrained":  # unsloth gives a tokenizer too
+                if is_made(value, "from_pretrained"):  # unsloth gives a tokenizer too
                     value = [value, *(unknown(text_of(one)) for one in target.elts[1:])]
                 parts = value if isinstance(value, list) and len(value) == len(target.elts) else None
                 for index, one in enumerate(target.elts):

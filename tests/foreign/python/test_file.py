@@ -1,5 +1,6 @@
 """What a Python script tells TRL's trainers: followed as far as its text tells, and never run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -313,3 +314,38 @@ def test_what_a_long_script_does_behind_its_trainer_is_not_followed(tmp_path: Pa
     settings = read(tmp_path, "config = GRPOConfig(beta=0.5)\n" + END + long * 30)
     assert settings.value("beta") == 0.5
     assert any("behind the trainer at line 9 is not read" in note for note in settings.notes)
+
+
+UNSLOTH = (
+    "model, tokenizer = FastLanguageModel.from_pretrained(model_name='a/b', max_seq_length=2048{})\n"
+    "model = FastLanguageModel.get_peft_model(model, r=8)\n"
+)
+
+
+def test_unsloth_s_model_has_a_base_in_4_bits_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    trainer = "SFTTrainer(model=model, args=SFTConfig())\n"
+    usual = read(tmp_path, UNSLOTH.format("") + trainer)
+    assert (usual.value("load_in_4bit"), usual.value("lora_r"), usual.value("max_seq_length")) == (True, 8, 2048)
+    assert read(tmp_path, UNSLOTH.format(", load_in_16bit=True") + trainer).value("load_in_4bit") is False
+
+
+def test_unsloth_s_own_engine_is_a_colocated_one_with_a_note(tmp_path: Path) -> None:
+    fast = UNSLOTH.format(", fast_inference=True, gpu_memory_utilization=0.6")
+    settings = read(tmp_path, fast + "GRPOTrainer(model=model, args=GRPOConfig())\n")
+    assert (settings.value("use_vllm"), settings.value("vllm_gpu_memory_utilization")) == (True, 0.6)
+    assert any("counted twice" in note for note in settings.notes)
+
+
+def test_what_ipython_alone_knows_is_left_out_and_a_notebook_is_read_by_its_cells(tmp_path: Path) -> None:
+    cells = ["%%time\n!pip install trl\n", f"{HEAD}config = GRPOConfig(beta=0.5)\n", END]
+    script = tmp_path / "colab.py"
+    script.write_text("".join(cells))
+    assert read_source(script, None).value("beta") == 0.5
+    parts = [{"cell_type": "markdown", "source": ["# x"]}]
+    parts += [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    notebook = tmp_path / "colab.ipynb"
+    notebook.write_text(json.dumps({"cells": parts}))
+    assert read_source(notebook, None).value("beta") == 0.5
+    notebook.write_text("{}")
+    with pytest.raises(SpecError, match="is not Python"):
+        read_source(notebook, None)

@@ -1,0 +1,41 @@
+"""The Python of a file: a script as it stands, a notebook's cells of code one below the other.
+
+In: a path. Out: a syntax tree. Left out: what IPython alone knows, `!pip install` and `%%time`, which trains nothing.
+"""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+from rlplan.errors import SpecError
+from rlplan.reading import read_text
+
+_IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree. Raises: SpecError where it is not Python."""
+    try:
+        text = read_text(path, "the script")
+        if path.suffix == ".ipynb":
+            text = _code_of(text)
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            if not _IPYTHON.search(text):
+                raise
+        return ast.parse(_IPYTHON.sub(r"\1pass", text))
+    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise SpecError(
+            f"the script is not Python: {error}",
+            where=str(path),
+            rule="Python 3 or a notebook of it, read and not run",
+            way_out="mend that line, or give the shell script or YAML file that starts the training",
+        ) from None
+
+
+def _code_of(notebook: str) -> str:
+    """The cells of code of a notebook. Raises: ValueError, TypeError, KeyError where it is none."""
+    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"
