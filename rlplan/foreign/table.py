@@ -182,13 +182,14 @@ def load_table(source: str) -> Table:
     >>> load_table("verl").rows["workload.max_response_len"][0].key
     'data.max_response_length'
     """
-    read = _read(source)
+    read = read_facts(source)
     if base := read.pop("stands_on", ""):
-        read = _on(_read(base), read)
+        read = _on(read_facts(base), read)
     return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
 
 
-def _read(name: str) -> dict[str, Any]:
+def read_facts(name: str) -> dict[str, Any]:
+    """A file of `tables/` as it stands."""
     path = FOLDER / f"{name}.yaml"
     read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
     return read

@@ -53,7 +53,7 @@ class Launch:
 
 
 def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
-    """`--flags of the launcher program.py --flags`, with what the files that they name say below them."""
+    """The launcher's flags, the program and its flags, with what the files that they name say below them."""
     at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in PROGRAMS), len(words))
     flags = dict(_switched(words[at + 1 :]))
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(words[:at])}

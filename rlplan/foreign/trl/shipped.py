@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rlplan.foreign.documents import flat
-from rlplan.foreign.table import FOLDER
-from rlplan.spec.files.yaml import parse_yaml
+from rlplan.foreign.table import read_facts
 
 _FOLDER = "accelerate_configs"
 """Of TRL's package and of its examples."""
@@ -18,8 +17,7 @@ _FOLDER = "accelerate_configs"
 
 @cache
 def _files() -> dict[str, dict[str, Any]]:
-    path = FOLDER / "accelerate.yaml"
-    read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="accelerate's files")
+    read = read_facts("accelerate")
     return {name: flat({**read["all"], **keys}) for name, keys in read["files"].items()}
 
 
