@@ -228,7 +228,9 @@ class Calls(Values):
         if is_made(owner, "ClassParser") and name in _PARSED_CLASSES:
             said = self.value(node.args[0]) if name == "parse_dict" and node.args else None
             flags = {} if name == "parse_dict" else {key: one.value for key, one in self._typed_flags(node).items()}
-            return [self._of_class(key, said if isinstance(said, dict) else flags) for key in owner.given]
+            found: list[Any] = [self._of_class(key, said if isinstance(said, dict) else flags) for key in owner.given]
+            has_rest = any(one.arg == "return_remaining_strings" and self.value(one.value) for one in node.keywords)
+            return [*found, []] if has_rest else found
         return self._options(owner, node, name) if is_made(owner, "ArgumentParser") else None
 
     def _of_class(self, name: str, said: Mapping[Any, Any]) -> Made:

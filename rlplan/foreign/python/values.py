@@ -287,6 +287,8 @@ class Values:
             return self.keywords(node) if not node.args else {**self.merged(node.args[0]), **self.keywords(node)}
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(known(self.value(one)) for one in node.args))
+        if name == "getattr" and text_of(node.args[0]) == "torch":  # a type by its name
+            return known(self.value(node.args[1]))
         if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
             return {key: one.value for key, one in owner.given.items()}
         return None

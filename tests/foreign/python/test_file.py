@@ -295,8 +295,10 @@ def test_a_model_that_is_loaded_first_has_the_type_of_its_configuration(tmp_path
 def test_fields_of_trl_s_own_classes_have_their_defaults(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
-        "config, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()\n"
-        "config.model_init_kwargs = dict(dtype=model.dtype, attn_implementation=model.attn_implementation)\n"
+        "parser = TrlParser((SFTConfig, ModelConfig))\n"
+        "config, model, _ = parser.parse_args_and_config(return_remaining_strings=True)\n"
+        "dtype = model.dtype if model.dtype in ['auto', None] else getattr(torch, model.dtype)\n"
+        "config.model_init_kwargs = dict(dtype=dtype, attn_implementation=model.attn_implementation)\n"
         "SFTTrainer('a/b', args=config)\n",
     )
     assert settings.value("model_init_kwargs.dtype") == "float32"
