@@ -136,6 +136,8 @@ class Table(Spec):
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     shared_roots: tuple[str, ...] = ()
     """Keys by which its stack is known, and not which of the stack's tables."""
+    programs: tuple[str, ...] = ()
+    """Programs of a stack with several: the first is this table's, the others are not read."""
     own_keys: dict[str, tuple[str, ...]] = Field(default={})
     """Keys by which one of the programs that share this table is known."""
     defaults: dict[str, Any]

@@ -68,7 +68,7 @@ def _trl(export: Export) -> dict[str, str]:
     told = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
     launcher = {key: one for key, one in (told | settings).items() if key.startswith(_LAUNCHER)}
     program = {key: one for key, one in settings.items() if key not in launcher}
-    trainer = program.pop("trainer", "grpo")
+    trainer = program.pop("trainer", None) or table.programs[0]
     command = f"trl {trainer} --config train.yaml --accelerate_config accelerate.yaml"
     return {
         "train.yaml": _yaml(program),

@@ -14,7 +14,7 @@ from rlplan.foreign.python.file import PythonScript, read_python
 from rlplan.foreign.settings import Given, flags_of
 from rlplan.foreign.shell import Command
 from rlplan.foreign.trl.shipped import shipped
-from rlplan.foreign.trl.trainers import ONLINE, PROGRAMS, is_of_trl
+from rlplan.foreign.trl.trainers import is_of_trl, online, programs
 from rlplan.reading import is_file
 from rlplan.records import dataclass
 
@@ -54,11 +54,11 @@ class Launch:
 
 def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
     """The launcher's flags, the program and its flags, with what the files that they name say below them."""
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in PROGRAMS), len(words))
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs()), len(words))
     flags = dict(_switched(words[at + 1 :]))
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(words[:at])}
     found = _configuration(folder, launcher.get("accelerate.config_file"), notes)
-    if at < len(words) and words[at][0] in PROGRAMS:  # TRL's own command, which hands on what it does not know
+    if at < len(words) and words[at][0] in programs():  # TRL's own command, which hands on what it does not know
         flags = with_launcher(read_beside(folder, flags.get("config"), notes) | flags, folder, notes)
     else:
         flags = read_beside(folder, flags.get("config"), notes) | flags
@@ -69,9 +69,9 @@ def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str,
         flags = {} if script.has_own_flags else flags
     said = found | _counted(launcher) | flags
     if script is not None and script.makes_grpo:
-        return Launch(said | {"trainer": Given(ONLINE, words[at][1])}, is_known=True)
+        return Launch(said | {"trainer": Given(online(), words[at][1])}, is_known=True)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
-    if "trainer" not in said and program in PROGRAMS:
+    if "trainer" not in said and program in programs():
         said["trainer"] = Given(program, words[at][1])
     is_elsewhere = script is None or script.has_trainer
     return Launch(said, "trainer" in said or (is_elsewhere and is_of_trl(said)))

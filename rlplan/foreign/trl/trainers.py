@@ -4,20 +4,28 @@ In: the keys that a file or a command line gives. Out: a trainer, and its table.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import Table, given_trainers, load_table
 
-ONLINE = "grpo"
-"""Of the trainers that are read the one whose policy generates; the others are in a table of their own."""
-PROGRAMS = frozenset({ONLINE, "sft", "dpo", "kto", "reward", "rloo", "distillation"})
-"""Programs of TRL that train, also those that are not read."""
+
+@cache
+def online() -> str:
+    """Of the trainers that are read the one whose policy generates; the others are in a table of their own."""
+    return load_table("trl").programs[0]
+
+
+@cache
+def programs() -> frozenset[str]:
+    """Programs of TRL that train, also those that are not read."""
+    return given_trainers() | frozenset(load_table("trl").programs)
 
 
 def read_trainers() -> tuple[str, ...]:
     """The trainers that are read."""
-    return (ONLINE, *sorted(given_trainers()))
+    return (online(), *sorted(given_trainers()))
 
 
 def trainer_of(given: Mapping[str, Given]) -> str:
@@ -27,7 +35,7 @@ def trainer_of(given: Mapping[str, Given]) -> str:
     for name, keys in load_table("trl_given").own_keys.items():
         if not given.keys().isdisjoint(keys):
             return name
-    return "" if given.keys().isdisjoint(load_table("trl").roots) else ONLINE
+    return "" if given.keys().isdisjoint(load_table("trl").roots) else online()
 
 
 def is_of_trl(given: Mapping[str, Given]) -> bool:
@@ -48,6 +56,6 @@ def of_trainer(given: Mapping[str, Given], where: str) -> tuple[Table, dict[str,
             else "describe the job in rlplan's own words: rlplan init",
         )
     keys = {key: one for key, one in given.items() if key != "trainer"}
-    if name == ONLINE:
+    if name == online():
         return load_table("trl"), keys
     return load_table("trl_given"), keys | {"trainer": given.get("trainer", Given(name, where))}
