@@ -13,17 +13,22 @@ from rlplan.foreign.settings import Given
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import read_yaml
 
+BELOW = "defaults"
+"""The key of the files that one stands on."""
 MAX_CHAIN = 8
 """Files that one may stand on."""
 
 
 def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
-    """The keys of a file and of those below it, and notes. Raises: SpecError."""
+    """The keys of a file and of those below it, and notes; a file below that is not there is the key BELOW's.
+
+    Raises: SpecError.
+    """
     return _read(path, 0)
 
 
 def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
-    data = read_yaml(path, "the file")
+    data = read_yaml(path, "the file", may_repeat=True)
     if not isinstance(data, dict) or depth > MAX_CHAIN:
         raise SpecError(
             f"the file is {type(data).__name__}, not a mapping of keys to values"
@@ -33,7 +38,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             rule=f"a configuration has keys, and at most {MAX_CHAIN} base configurations",
             way_out="give the configuration, or the script that starts the training",
         )
-    below, notes = data.pop("defaults", None), []
+    below, notes = data.pop(BELOW, None), []
     found: dict[str, Given] = {}
     for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
         file = path.parent / str(name)
@@ -42,7 +47,8 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             found |= inner
             notes += more
         elif name != "_self_":
-            notes.append(f"{path.name}: defaults: '{name}' is not beside it; the table's defaults hold in its place")
+            found[BELOW] = Given(name, f"{path.name}: {BELOW}")
+            notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
     given = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
     return found | given, notes
 

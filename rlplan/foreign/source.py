@@ -4,20 +4,21 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: the grammar of bash
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import flat, read_document
+from rlplan.foreign.documents import BELOW, flat, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, given_trainers, load_table, table_name
 from rlplan.foreign.training_arguments import with_accelerate
 from rlplan.reading import is_file
+from rlplan.spec.base import shorten
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.spec.parts.algorithm import ALGORITHMS
 
@@ -31,18 +32,48 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
     tables = _tables(source)
     given = _pairs(outside)
     variables = {name: value for name, value in given.items() if "." not in name}
-    is_document = path.suffix in _DOCUMENTS
+    names: Set[str] = frozenset()
     if path.suffix == ".py":
         script = read_python(path, given)
+        names = given.keys()  # which were looked for there
         table = load_table("trl_given" if "trainer" in script.given else "trl")
         settings = Settings(table, str(path), _plain(script.given, table), dict(table.defaults), script.notes)
+    elif path.suffix in _DOCUMENTS:
+        settings = _of_document(path, tables, source)
     else:
-        settings = _of_document(path, tables, source) if is_document else _of_script(path, tables, variables)
+        settings, names = _of_script(path, tables, variables)
     if settings.table.syntax == "python":
         with_files, notes = with_accelerate(settings.given, path.parent)
         settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
-    keys = {name: value for name, value in given.items() if "." in name or name in settings.table.keys}
-    return settings.with_values({name: typed(value) for name, value in keys.items()}) if keys else settings
+    return _with_outside(settings, given, names)
+
+
+def _with_outside(settings: Settings, given: Mapping[str, str], names: Set[str]) -> Settings:
+    """With the keys that `--set` says. names: what may be a variable of the script. Raises: SpecError for a word that
+    is neither.
+    """
+    table, said = settings.table, dict[str, Any]()
+    for name, value in given.items():
+        key = _spelled(name, table)
+        if key in table.keys or key in settings.given:
+            said[key] = typed(value)
+        elif name not in names:
+            hint = did_you_mean(key, table.keys | settings.given.keys())
+            raise SpecError(
+                f"--set {shorten(name)} has no effect: {table.title}'s keys that are read have none of that name",
+                where="command line: --set",
+                rule=f"a variable of the script, or a key that is read or that the file gives.{hint}",
+                way_out="leave it out, or correct it",
+            )
+    return settings.with_values(said) if said else settings
+
+
+def _spelled(name: str, table: Table) -> str:
+    """A key as the table has it, of `+key` and `++key`, which Hydra adds, and of `--the-key`."""
+    if table.syntax in ("flags", "python"):
+        key = name.lstrip("-").replace("-", "_")
+        return table.older.get(key, key)
+    return name.lstrip("+")
 
 
 def _tables(source: str | None) -> dict[str, Table]:
@@ -73,7 +104,10 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]) -> Settings:
+def _of_script(
+    path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]
+) -> tuple[Settings, Set[str]]:
+    """What a script says, and all its words that may be a variable's."""
     script = read_script(path, variables)
     for table in tables.values():
         commands = [(one, at) for one in script.commands if (at := _entry(one, table)) is not None]
@@ -92,7 +126,8 @@ def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, 
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            return Settings(table, str(path), _plain(given, table), _defaults(table, command.words), tuple(notes))
+            defaults = _defaults(table, command.words)
+            return Settings(table, str(path), _plain(given, table), defaults, tuple(notes)), script.names
     raise _no_command(path, script.commands, tables)
 
 
@@ -101,12 +136,7 @@ def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Ta
     unread = [(table, name) for table in tables.values() for name in table.unread]
     for table, program in unread:
         if any(_at(command, program) is not None for command in commands):
-            return SpecError(
-                f"{program} of {table.title} is not read",
-                where=str(path),
-                rule=f"of {table.title}: {', '.join(table.entries)}",
-                way_out=f"rlplan estimate --model MODEL --algorithm {table.unread[program]} --gpus 8xH100",
-            )
+            return _not_read(path, table, program)
     entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
     return SpecError(
         f"no command of this script starts one of {_titles(tables)}",
@@ -114,6 +144,38 @@ def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Ta
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it names",
     )
+
+
+def _not_read(path: Path, table: Table, name: str) -> SpecError:
+    return SpecError(
+        f"{name} of {table.title} is not read",
+        where=str(path),
+        rule=f"of {table.title}: {', '.join(table.entries)}, and their configurations",
+        way_out=f"rlplan estimate --model MODEL --algorithm {table.unread[name]} --gpus 8xH100",
+    )
+
+
+def _parts(path: Path, keys: dict[str, Given], table: Table) -> Set[str]:
+    """A document's parts, and the first word of the file that it stands on where that is not there, whose key is taken
+    away. Raises: SpecError where one of them is of a program that is not read.
+    """
+    below = keys.pop(BELOW, None)
+    parts = {key.partition(".")[0] for key in keys}
+    if below is not None:
+        parts.add(_first_word(Path(str(below.value)).stem))
+    for name in table.unread:
+        if name in parts:
+            raise _not_read(path, table, name)
+    return parts
+
+
+def _first_word(name: str) -> str:
+    """What a configuration's name begins with.
+
+    >>> _first_word("ppo_math_1B"), _first_word("sft-llama3.1-8b"), _first_word("grpo")
+    ('ppo', 'sft', 'grpo')
+    """
+    return re.split(r"[^a-z]", name, maxsplit=1)[0]
 
 
 def _titles(tables: Mapping[str, Table]) -> str:
@@ -250,6 +312,7 @@ def _beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Gi
         notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
         return {}
     given, more = read_document(file)
+    given.pop(BELOW, None)
     notes += more
     return given
 
@@ -292,10 +355,12 @@ def _flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
-def _defaults(table: Table, words: Sequence[str]) -> dict[str, Any]:
-    """Upstream's defaults, under the configuration or the program that a command line names."""
-    names = {_configuration(words)[0].name.removesuffix(".yaml")}
-    names |= {word.rpartition("/")[2] for word in words}
+def _defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
+    """Upstream's defaults, under the configuration or the program that a command line names. parts: of a document."""
+    configuration = _configuration(words)[0].name.removesuffix(".yaml")
+    programs = {word.rpartition("/")[2] for word in words}
+    names = {configuration, _first_word(configuration), *programs, *parts}
+    names |= {name.removeprefix("run_").removesuffix(".py") for name in programs if name.endswith(".py")}
     found = dict(table.defaults)
     for name, values in table.presets.items():
         if name in names:
@@ -308,8 +373,9 @@ def _of_document(path: Path, tables: Mapping[str, Table], source: str | None) ->
     for table in tables.values():
         keys = {key.replace("-", "_"): one for key, one in given.items()} if table.syntax == "flags" else given
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
+            parts = _parts(path, keys, table)
             found = _plain(keys, table)
-            return Settings(table, str(path), found, _defaults(table, (f"--config={path.stem}",)), tuple(notes))
+            return Settings(table, str(path), found, _defaults(table, (f"--config={path.stem}",), parts), tuple(notes))
     raise SpecError(
         f"none of its keys is one of {_titles(tables)}: " + ", ".join(list(given)[:5]),
         where=str(path),

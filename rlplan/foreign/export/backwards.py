@@ -65,7 +65,7 @@ def exported(plan: Plan, target: str) -> Export:
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
-    said |= {key: settings.value(key) for key, when in table.required.items() if settings.holds(when)}
+    said |= settings.required()
     return Export(table, said, dict(_unsaid(plan, wanted, back)))
 
 
@@ -253,7 +253,7 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
     counts = rows.get("hardware.num_devices", ())
     hosts, arrangement = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1, plan.choice.arrangement
     for row in counts:
-        if row.plus:
+        if row.plus or row.minus:
             continue
         if not row.times:
             return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
@@ -278,7 +278,8 @@ def _check_algorithm(settings: Settings, plan: Plan) -> None:
     """First of all: rows of other algorithms ask for roles that the plan does not have. Raises: EmitError."""
     table, wanted = settings.table, plan.job.algorithm.name
     rows = table.rows.get("algorithm.name", ())
-    names = sorted({str(name) for row in rows for name in (row.value, *(row.map or {}).values()) if name})
+    said = [row for row in rows if not row.is_only_read]
+    names = sorted({str(name) for row in said for name in (row.value, *(row.map or {}).values()) if name})
     if names and wanted not in names:
         raise EmitError(
             f"{table.title} cannot say algorithm.name = {wanted}",
