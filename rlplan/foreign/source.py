@@ -104,9 +104,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _of_script(
-    path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]
-) -> tuple[Settings, Set[str]]:
+def _of_script(path: Path, tables: Mapping[str, Table], variables: Mapping[str, str]) -> tuple[Settings, Set[str]]:
     """What a script says, and all its words that may be a variable's."""
     script = read_script(path, variables)
     for table in tables.values():

@@ -127,6 +127,8 @@ class Table(Spec):
     """Keys of a command line that a Python script says in other words, and these."""
     required: tuple[Required, ...] = ()
     """What has to be given where a condition holds."""
+    model_files: tuple[str, ...] = ()
+    """Files of upstream's with a model's shape each, which a command has to be given."""
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
     older: dict[str, str] = Field(default={})

@@ -30,7 +30,7 @@ class UnsaidError(EmitError):
     """What a stack cannot say of a plan. read_back: its own values for those of our keys."""
 
     def __init__(self, table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> None:
-        words = [f"{key} = {wanted[key]} ({word_of(value)} is read back)" for key, value in lost.items()]
+        words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
         said = ["training.lora=null" if key == _ADAPTERS else f"{key}={word_of(one)}" for key, one in lost.items()]
         super().__init__(
             f"{table.title} cannot say {', '.join(words[:4])}",
@@ -61,6 +61,7 @@ def exported(plan: Plan, target: str) -> Export:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
     settings = settings.with_values(_whole_lists(settings, wanted))
+    settings = settings.with_values(settings.required())
     settings = settings.with_values(_of_other_roles(settings, plan))
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
@@ -310,6 +311,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
     lost |= _silently_lost(plan, table, wanted, back)
+    lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS) if key in back and key not in wanted}
     if lost:
         raise UnsaidError(table, plan, lost, wanted)
     return back
