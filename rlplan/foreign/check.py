@@ -226,7 +226,7 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
     if not settings.holds(remedy.when):
         return
     if remedy.to:
-        yield from ({remedy.key: value, **remedy.with_} for value in remedy.to if value != now)
+        yield from (_whole(settings, {remedy.key: value, **remedy.with_}) for value in remedy.to if value != now)
         return
     for _ in range(MOST_STEPS):
         if isinstance(now, bool) or not isinstance(now, int | float):
@@ -237,6 +237,12 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
         if not remedy.least <= now <= remedy.most:
             return
         yield {remedy.key: now, **remedy.with_}
+
+
+def _whole(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+    """Values, and what the stack asks for beside them and not before."""
+    before, after = settings.required(), settings.with_values(values).required()
+    return values | {key: value for key, value in after.items() if key not in before}
 
 
 def _in_their_words(imported: Imported, error: SpecError) -> SpecError:

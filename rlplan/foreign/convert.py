@@ -138,7 +138,7 @@ def first_of(
             raise _refused(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
         if row.key:  # a model is known by the end of its path
-            theirs = settings.raw(row.key) if row.convert == "model" else settings.value(row.key)
+            theirs = settings.known(row.key) if row.convert == "model" else settings.value(row.key)
         value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
         if value is not None and (row.below is None or value < row.below):
             if row.note:

@@ -5,7 +5,7 @@ which settings.py follows, and what keys mean.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
@@ -13,17 +13,22 @@ from rlplan.foreign.settings import Given
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import read_yaml
 
+BELOW = "defaults"
+"""The key of the files that one stands on."""
 MAX_CHAIN = 8
 """Files that one may stand on."""
 
 
 def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
-    """The keys of a file and of those below it, and notes. Raises: SpecError."""
+    """The keys of a file and of those below it, and notes; a file below that is not there is the key BELOW's.
+
+    Raises: SpecError.
+    """
     return _read(path, 0)
 
 
 def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
-    data = read_yaml(path, "the file")
+    data = read_yaml(path, "the file", may_repeat=True)
     if not isinstance(data, dict) or depth > MAX_CHAIN:
         raise SpecError(
             f"the file is {type(data).__name__}, not a mapping of keys to values"
@@ -33,7 +38,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             rule=f"a configuration has keys, and at most {MAX_CHAIN} base configurations",
             way_out="give the configuration, or the script that starts the training",
         )
-    below, notes = data.pop("defaults", None), []
+    below, notes = data.pop(BELOW, None), []
     found: dict[str, Given] = {}
     for name in [below] if isinstance(below, str) else below if isinstance(below, list) else []:
         file = path.parent / str(name)
@@ -42,7 +47,8 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             found |= inner
             notes += more
         elif name != "_self_":
-            notes.append(f"{path.name}: defaults: '{name}' is not beside it; the table's defaults hold in its place")
+            found[BELOW] = Given(name, f"{path.name}: {BELOW}")
+            notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
     given = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
     return found | given, notes
 
@@ -67,10 +73,19 @@ def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str
     """The keys of a file that a command line names, with a note where it is not there."""
     if named is None:
         return {}
-    file = folder / str(named.value)
-    if not is_file(file):
+    file = _found(folder, str(named.value))
+    if file is None:
         notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
         return {}
     given, more = read_document(file)
+    given.pop(BELOW, None)
     notes += more
     return given
+
+
+def _found(folder: Path, named: str) -> Path | None:
+    """A file beside the script, or where the folder is one of those above it, in which the script was to be started."""
+    here, below = folder.resolve(), PurePosixPath(named)
+    below = below.relative_to(here) if below.is_relative_to(here) else below
+    above = () if below.is_absolute() else here.parents[:MAX_CHAIN]
+    return next((file for one in (folder, *above) if is_file(file := one / below)), None)

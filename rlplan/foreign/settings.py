@@ -16,6 +16,8 @@ from rlplan.records import dataclass
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
 _PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
+AS_IT_IS = "as it is"
+"""Of a key that is required: the value that holds."""
 MAX_REFERENCES = 16
 _OF_SHELL = "variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed"
 _OF_PYTHON = "constants, functions of the script's own and defaults of its parser are followed; nothing is executed"
@@ -43,7 +45,7 @@ class Settings:
 
     def value(self, key: str) -> Any:
         """The value that holds, references followed. Raises: SpecError where only running would tell it."""
-        found = self._followed(self.raw(key))
+        found = self.known(key)
         if isinstance(found, str) and (not is_known(found) or "${" in found):
             given = self.given.get(key, Given(found, self.file))
             raise SpecError(
@@ -53,6 +55,10 @@ class Settings:
                 way_out=f"say it: {_variable(found)}--set {key}=VALUE",
             )
         return found
+
+    def known(self, key: str) -> Any:
+        """The value, references followed, with what only running would tell left in it."""
+        return self._followed(self.raw(key))
 
     def _followed(self, found: Any) -> Any:
         """A value with its references to other keys followed, and products of two."""
@@ -85,6 +91,12 @@ class Settings:
     def holds(self, condition: Condition) -> bool:
         """Whether every key of a condition has the value, one of the values, or one beyond the bound."""
         return all(matches(self.value(key), wanted) for key, wanted in condition.items())
+
+    def required(self) -> dict[str, Any]:
+        """What the stack asks for beside what is given, with values of its own where they are not given."""
+        asked = [pair for one in self.table.required if self.holds(one.when) for pair in one.keys.items()]
+        values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.given}
+        return {key: self.value(key) if value == AS_IT_IS else value for key, value in values.items()}
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
         """The same with other values."""

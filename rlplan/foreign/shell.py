@@ -56,10 +56,11 @@ class Command:
 
 @dataclass
 class Script:
-    """What a script comes to. notes: what could not be told, and was left out."""
+    """What a script comes to. notes: what could not be told, and was left out. names: all that may be a variable's."""
 
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> Script:
@@ -110,7 +111,9 @@ class _Reader:
 
     def source(self, path: Path, depth: int) -> None:
         """Read a file as if its lines stood here."""
-        data = _checked(path, read_text(path, "the script")).encode()
+        text = _checked(path, read_text(path, "the script"))
+        data = text.encode()
+        self.script.names.update(re.findall(r"\w+", text))
         before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
         self.path, self.first_line = path, 1
         self.words.variables.update({"BASH_SOURCE": str(path.resolve()), "PWD": str(path.resolve().parent)})

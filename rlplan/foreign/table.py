@@ -40,9 +40,9 @@ class Row(Spec):
     over: tuple[str, ...] = ()
     """Keys that it is divided by."""
     minus: tuple[str, ...] = ()
-    """Keys that are taken off it."""
+    """Keys that are taken off it, or products of keys, `a * b`."""
     plus: tuple[str, ...] = ()
-    """Keys that are added to it, after all else, or products of keys, `a * b`."""
+    """Keys that are added to it, after all else, or products of keys."""
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below, or quotients of keys rounded up, `a / b`."""
     part: float = 0
@@ -73,9 +73,9 @@ class Row(Spec):
     @property
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
-        added = (key for product in self.plus for key in product.split(" * "))
+        added = (key for product in (*self.plus, *self.minus) for key in product.split(" * "))
         least = (key for quotient in self.least for key in quotient.split(" / "))
-        return (self.key, *self.when, *self.times, *self.over, *self.minus, *added, *least)
+        return (self.key, *self.when, *self.times, *self.over, *added, *least)
 
 
 class Remedy(Spec):
@@ -90,6 +90,14 @@ class Remedy(Spec):
     most: float = 1 << 30
     with_: dict[str, Any] = Field(default={}, alias="with")
     """Keys that go with it."""
+    when: Condition = Field(default={})
+
+
+class Required(Spec):
+    """Keys that a stack asks for beside others, and that say nothing of ours."""
+
+    keys: dict[str, Any]
+    """Their values; `as it is` for the one that holds."""
     when: Condition = Field(default={})
 
 
@@ -111,13 +119,17 @@ class Table(Spec):
     entries: tuple[str, ...]
     """Words of a command line by which it is known; several in a row where one has a space."""
     unread: dict[str, str] = Field(default={})
-    """Programs of the stack that are not read, and the algorithms of ours that they run."""
+    """Programs of the stack that are not read, and parts of their documents, with the algorithm of ours that they run,
+    and what else a job of ours says for them.
+    """
     positional: str = ""
     """The key of a word that stands before all flags."""
     in_python: dict[str, str] = Field(default={})
     """Keys of a command line that a Python script says in other words, and these."""
-    required: dict[str, Condition] = Field(default={})
-    """Keys that have to be given where a condition holds, so that they are written also where the default does."""
+    required: tuple[Required, ...] = ()
+    """What has to be given where a condition holds."""
+    model_files: tuple[str, ...] = ()
+    """Files of upstream's with a model's shape each, which a command has to be given."""
     short: dict[str, str] = Field(default={})
     """Flags with one dash, and the keys that they stand for."""
     older: dict[str, str] = Field(default={})
@@ -142,6 +154,7 @@ class Table(Spec):
     """Keys by which one of the programs that share this table is known."""
     defaults: dict[str, Any]
     presets: dict[str, dict[str, Any]] = Field(default={})
+    """Other defaults, by the name of a configuration or of a program, or by a part of a document."""
     rows: dict[str, tuple[Row, ...]]
     without_counterpart: dict[str, tuple[str, ...]]
     remedies: tuple[Remedy, ...] = ()

@@ -102,6 +102,8 @@ def stage_refusal(job: SettledJob, choice: Choice) -> str:
 
 def model_refusals(job: SettledJob) -> Iterator[str]:
     """Why it does not run the job's models."""
+    if job.policy.max_position_embeddings is not None:
+        yield "policy.max_position_embeddings: the runtime takes a model as its config.json has it"
     yield from _models(job)
     yield from _towers(job)
     model = _policy(job) if job.device_kind == "cuda" else None

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from rlplan.spec.base import Spec
+from rlplan.spec.models.reading import MAX_POSITIONS
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from rlplan.spec.parts.conduct import (
     CheckpointsSpec,
@@ -37,6 +38,8 @@ class PolicySpec(Spec):
     """A Hugging Face folder, its config.json, or the id of a bundled model."""
     init: Literal["checkpoint", "random"] = "checkpoint"
     """`checkpoint` reads its safetensors; `random` needs only its config and draws the start weights from the seed."""
+    max_position_embeddings: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
+    """Tokens of its longest sequence where the trainer overrides what its config.json says; None for that."""
 
 
 class JobParts(Spec):

@@ -9,7 +9,7 @@ from typing import Literal
 from rlplan.errors import SpecError
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
-from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base
+from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base, with_positions
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
@@ -118,19 +118,26 @@ class JobRoles(JobParts):
         load = load_scalar_base if is_scalar else load_model
         model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
         model = with_scalar_head(model) if is_scalar else model
+        if self.policy.max_position_embeddings is not None:
+            model = with_positions(model, self.policy.max_position_embeddings)
         if self.workload.max_seq_len > model.max_position_embeddings:
-            limit = model.max_position_embeddings
-            raise SpecError(
-                f"prompt and response may reach {self.workload.max_seq_len:,} tokens, the model's limit is {limit:,}",
-                where="workload.max_prompt_len + workload.max_response_len",
-                rule="at most max_position_embeddings of the model's config.json: vLLM refuses more",
-                way_out=f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or "
-                "another model",
-            )
+            raise self._too_long(model.max_position_embeddings)
         self.adapter_parameters(model)
         if self.is_for_rlplan:
             check_sharing(self.training, model, "policy.path")
         return model
+
+    def _too_long(self, limit: int) -> SpecError:
+        prompt, response = limit // 4, limit - limit // 4
+        shorter = f"workload.max_prompt_len={prompt} workload.max_response_len={response}"
+        if self.algorithm.overlong_buffer > response:
+            shorter += f" algorithm.overlong_buffer={response // 4}"
+        return SpecError(
+            f"prompt and response may reach {self.workload.max_seq_len:,} tokens, the model's limit is {limit:,}",
+            where="workload.max_prompt_len + workload.max_response_len",
+            rule="at most max_position_embeddings of the model's config.json, or of the policy: vLLM refuses more",
+            way_out=f"{shorter}, or another model",
+        )
 
     def trained_parameters(self, role: Role, model: ModelSpec) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
         """(trained, frozen) parameters of a role's module, in its order. Raises: SpecError."""

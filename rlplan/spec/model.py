@@ -287,6 +287,12 @@ def load_scalar_base(folder: Path) -> ModelSpec:
     return model
 
 
+@lru_cache(maxsize=64)
+def with_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
+    """The same decoder for sequences of other lengths. A table of learned positions has as many rows."""
+    return type(model)(**{**model.model_dump(), "max_position_embeddings": max_position_embeddings})
+
+
 def _config_in(folder: Path) -> dict[str, Any]:
     """The folder's config, or the file itself; of a folder that is not there the bundled one, where its end is an id:
     `models/ORG/NAME`.

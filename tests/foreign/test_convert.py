@@ -190,6 +190,31 @@ def test_an_optimizer_of_8_bits_in_verl_is_counted_as_one(tmp_path: Path) -> Non
     assert job(tmp_path, {"actor_rollout_ref.actor.optim.optimizer": "AdamW8bit"})["training.optimizer"] == "adamw_8bit"
 
 
+def test_a_context_that_verl_overrides_is_the_model_s_limit(tmp_path: Path) -> None:
+    override = "+actor_rollout_ref.model.override_config."
+    assert job(tmp_path, {f"{override}max_position_embeddings": 32768})["policy.max_position_embeddings"] == 32768
+    scaled = job(tmp_path, {f"{override}rope_scaling.rope_type": "yarn"})
+    assert scaled["policy.max_position_embeddings"] == 512 + 1024
+    assert "policy.max_position_embeddings" not in job(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"use_megatron_fsdp": True}, "Megatron's FSDP is counted as its distributed optimizer"),
+        (
+            {"tensor_model_parallel_size": 2, "sequence_parallel": False},
+            "counted as with actor_rollout_ref.actor.megatron",
+        ),
+    ],
+)
+def test_what_megatron_does_otherwise_for_verl_is_said(settings: dict[str, Any], note: str, tmp_path: Path) -> None:
+    given = {f"actor_rollout_ref.actor.megatron.{key}": value for key, value in settings.items()}
+    found = imported(tmp_path, given, preset="ppo_megatron_trainer.yaml")
+    assert (found.data["target"], found.data["training"]["zero_stage"]) == ("megatron", 1)
+    assert any(note in one for one in found.notes)
+
+
 SLIME = (
     "python3 train.py --hf-checkpoint Qwen/Qwen3-4B --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 "
     "--global-batch-size 256 --rollout-max-response-len 1024 --sglang-mem-fraction-static 0.6 --load /ckpt "
@@ -215,6 +240,11 @@ def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: 
     assert flat(found.data)["training.offloads_optimizer"] is False
     assert any("part of the optimizer" in note for note in found.notes)
     assert flat(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
+
+
+def test_slime_without_sequence_parallelism_is_said_to_take_more(tmp_path: Path) -> None:
+    notes = [slime(tmp_path, f"--tensor-model-parallel-size 2 {more}").notes for more in ("", "--sequence-parallel")]
+    assert [any("as with --sequence-parallel" in note for note in one) for one in notes] == [True, False]
 
 
 def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_path: Path) -> None:

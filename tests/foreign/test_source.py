@@ -347,3 +347,17 @@ def test_a_program_of_a_known_stack_that_is_not_read_is_named(
     with pytest.raises(SpecError, match=f"{program} of .* is not read") as error:
         read_source(tmp_path / "run.sh", None)
     assert f"--algorithm {algorithm} " in error.value.way_out
+
+
+def test_a_configuration_is_found_below_the_folder_in_which_the_script_was_to_be_started(tmp_path: Path) -> None:
+    configs, scripts = tmp_path / "examples" / "config", tmp_path / "examples" / "multiturn"
+    configs.mkdir(parents=True)
+    scripts.mkdir()
+    (configs / "mine.yaml").write_text("actor_rollout_ref: {actor: {strategy: megatron}}\n")
+    (scripts / "run.sh").write_text(
+        'HERE="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$HERE/examples/config" --config-name=mine '
+        "data.train_batch_size=8\n"
+    )
+    found = read_source(scripts / "run.sh", None)
+    assert found.value("actor_rollout_ref.actor.strategy") == "megatron"
+    assert not any("was not read" in note for note in found.notes)

@@ -48,7 +48,7 @@ def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str)
         asked |= set(row.keys)
     for remedy in table.remedies:
         asked |= {remedy.key, *remedy.when, *remedy.with_}
-    asked |= set(table.required)
+    asked |= {key for one in table.required for key in (*one.keys, *one.when)}
     asked |= {key for mirrored in table.of_roles.values() for key in mirrored.values()}
     assert set(table.defaults) - asked == set()
 

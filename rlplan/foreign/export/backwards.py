@@ -30,7 +30,7 @@ class UnsaidError(EmitError):
     """What a stack cannot say of a plan. read_back: its own values for those of our keys."""
 
     def __init__(self, table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> None:
-        words = [f"{key} = {wanted[key]} ({word_of(value)} is read back)" for key, value in lost.items()]
+        words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
         said = ["training.lora=null" if key == _ADAPTERS else f"{key}={word_of(one)}" for key, one in lost.items()]
         super().__init__(
             f"{table.title} cannot say {', '.join(words[:4])}",
@@ -62,11 +62,12 @@ def exported(plan: Plan, target: str) -> Export:
         if ours in wanted and not ours.startswith("hardware."):
             settings = _said(settings, plan, ours, wanted)
     settings = settings.with_values(_whole_lists(settings, wanted))
+    settings = settings.with_values(settings.required())
     settings = settings.with_values(_of_other_roles(settings, plan))
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
-    said |= {key: settings.value(key) for key, when in table.required.items() if settings.holds(when)}
+    said |= settings.required()
     return Export(table, said, dict(_unsaid(plan, wanted, back)))
 
 
@@ -254,7 +255,7 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
     counts = rows.get("hardware.num_devices", ())
     hosts, arrangement = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1, plan.choice.arrangement
     for row in counts:
-        if row.plus:
+        if row.plus or row.minus:
             continue
         if not row.times:
             return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
@@ -279,7 +280,8 @@ def _check_algorithm(settings: Settings, plan: Plan) -> None:
     """First of all: rows of other algorithms ask for roles that the plan does not have. Raises: EmitError."""
     table, wanted = settings.table, plan.job.algorithm.name
     rows = table.rows.get("algorithm.name", ())
-    names = sorted({str(name) for row in rows for name in (row.value, *(row.map or {}).values()) if name})
+    said = [row for row in rows if not row.is_only_read]
+    names = sorted({str(name) for row in said for name in (row.value, *(row.map or {}).values()) if name})
     if names and wanted not in names:
         raise EmitError(
             f"{table.title} cannot say algorithm.name = {wanted}",
@@ -310,6 +312,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
     lost |= _silently_lost(plan, table, wanted, back)
+    lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS) if key in back and key not in wanted}
     if lost:
         raise UnsaidError(table, plan, lost, wanted)
     return back

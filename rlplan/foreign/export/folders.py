@@ -26,7 +26,8 @@ class _Form(NamedTuple):
     lacks: str = "with the data and rewards of your own in it"
 
 
-def _script(export: Export) -> dict[str, str]:
+def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]:
+    """The command. before: lines above it. shape: words behind the program that say a model's shape."""
     table, settings = export.table, export.settings
     words = [f"python3 -m {table.entries[0]}" if "." in table.entries[0].removesuffix(".py") else "python3 train.py"]
     preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
@@ -35,6 +36,7 @@ def _script(export: Export) -> dict[str, str]:
     elif preset is not None:  # a program of its own, which has no flags for these
         words = [f"python3 {preset}"]
         settings = {key: value for key, value in settings.items() if key not in table.presets[preset]}
+    words[0] += shape
     for key, value in settings.items():
         quoted = shlex.quote(str(value))
         if table.syntax == "overrides":
@@ -48,7 +50,39 @@ def _script(export: Export) -> dict[str, str]:
             words.append(
                 f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)
             )
-    return {"train.sh": "#!/bin/bash\nset -x\n" + " \\\n    ".join(words) + ' "$@"\n'}
+    return {"train.sh": f"#!/bin/bash\nset -x\n{before}" + " \\\n    ".join(words) + ' "$@"\n'}
+
+
+_REST_OF_A_NAME = ("", "base", "chat", "instruct", "it")
+"""How models of one shape differ in their names."""
+
+
+def _slime(export: Export) -> dict[str, str]:
+    """In slime's folder, with the file of the model's shape, which Megatron's flags ask for."""
+    name = _shape_file(str(export.settings["hf_checkpoint"]), export.table.model_files)
+    file = (
+        f"scripts/models/{name}.sh" if name else '"${MODEL_FILE:?one as in scripts/models, of the shape of the model}"'
+    )
+    before = f'cd "${{SLIME:?the folder of slime}}" || exit\nsource {file}\n'
+    return _script(export, before, ' "${MODEL_ARGS[@]}"')
+
+
+def _shape_file(model: str, files: Sequence[str]) -> str:
+    """The file of a model's shape, by its name; empty where none is certain.
+
+    >>> files = ("qwen3-4B", "qwen3-4B-Instruct-2507", "llama3.1-8B-Instruct")
+    >>> [_shape_file(name, files) for name in ("Qwen/Qwen3-4B-Base", "Qwen/Qwen3-4B-Instruct-2507")]
+    ['qwen3-4B', 'qwen3-4B-Instruct-2507']
+    >>> _shape_file("meta-llama/Llama-3.1-8B-Instruct", files), _shape_file("Qwen/Qwen3-4B-Thinking-2507", files)
+    ('llama3.1-8B-Instruct', '')
+    """
+
+    def plain(name: str) -> str:
+        return name.lower().replace("-", "")
+
+    name = plain(model.rstrip("/").rpartition("/")[2])
+    fitting = [file for file in files if name.startswith(plain(file)) and name[len(plain(file)) :] in _REST_OF_A_NAME]
+    return max(fitting, key=len, default="")
 
 
 def _yaml(settings: dict[str, Any]) -> str:
@@ -93,8 +127,18 @@ def _deepspeed(export: Export) -> dict[str, str]:
 _FORMS = {
     "verl": _Form(_script, "bash train.sh"),
     "openrlhf": _Form(_script, "bash train.sh"),
-    "slime": _Form(_script, "bash train.sh"),
-    "nemo_rl": _Form(_nemo_rl, "python examples/run_grpo.py --config train.yaml"),
+    "slime": _Form(
+        _slime,
+        "SLIME=FOLDER bash train.sh",
+        "FOLDER being slime's, with the data and rewards of your own in it and Megatron's checkpoints (--load, and "
+        "--ref-load where there is a KL)",
+    ),
+    "nemo_rl": _Form(
+        _nemo_rl,
+        'cp train.yaml "$NEMO_RL/examples/configs/rlplan.yaml" && cd "$NEMO_RL" && '
+        "python examples/run_grpo.py --config examples/configs/rlplan.yaml",
+        "NEMO_RL being the folder of NeMo-RL, with the data and rewards of your own in the file",
+    ),
     "trl": _Form(_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
     "vllm": _Form(_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
     "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "train.py being your own"),

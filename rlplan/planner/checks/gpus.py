@@ -28,14 +28,6 @@ def check_job(job: SettledJob, setting: GpuSetting) -> None:
 
 
 def _lengths(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    length, limit = job.workload.max_seq_len, setting.policy.max_position_embeddings
-    if length > limit:
-        yield (
-            f"prompt and response may reach {length:,} tokens, the model's limit is {limit:,}",
-            "workload.max_prompt_len + workload.max_response_len",
-            "at most max_position_embeddings of the model's config.json: vLLM refuses more",
-            f"workload.max_prompt_len={limit // 4} workload.max_response_len={limit - limit // 4}, or another model",
-        )
     lengths, longest = job.workload.response_lengths, job.workload.max_response_len
     if lengths != ConstantLengths.by_default() and lengths.quantile(0.0) > longest:
         yield (

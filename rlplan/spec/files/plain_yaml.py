@@ -1,4 +1,4 @@
-"""The parser of YAML, without what stands for something else: tags, anchors and aliases.
+"""The parser of YAML, without what stands for something else: tags, and in files of ours anchors and aliases.
 
 In: a text. Out: plain dicts, lists and scalars, or ruamel.yaml's errors, which yaml.py turns into messages. Left out:
 limits of a file's size (rlplan/reading.py).
@@ -26,19 +26,48 @@ class _PlainComposer(Composer):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.parser.peek_event()
         self.num_nodes += 1
+        self._check_anchor(event)
         if self.num_nodes > MAX_NODES:
             raise ComposerError(None, None, f"more than {MAX_NODES} keys and values", event.start_mark)
-        if isinstance(event, AliasEvent) or event.anchor is not None:
-            raise ComposerError(None, None, f"'{event.anchor}' is an anchor or an alias", event.start_mark)
         if getattr(event, "tag", None) is not None:
             raise ComposerError(None, None, f"'{event.tag}' is a tag", event.start_mark)
         if isinstance(parent, MappingNode) and index is None and not isinstance(event, ScalarEvent):
             raise ComposerError(None, None, "a list or a mapping as a key", event.start_mark)
         return super().compose_node(parent, index)
 
+    def _check_anchor(self, event: Any) -> None:
+        if isinstance(event, AliasEvent) or event.anchor is not None:
+            raise ComposerError(None, None, f"'{event.anchor}' is an anchor or an alias", event.start_mark)
 
-def load(text: str, max_depth: int) -> Any:
-    """The data in a text. Raises: MarkedYAMLError, YAMLError, RecursionError, ValueError."""
+
+class _ForeignComposer(_PlainComposer):
+    """Aliases too, each counted with all that it stands for, so that aliases of aliases reach the limit."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.sizes: dict[str, int] = {}
+        """Keys and values of what each anchor marks."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        anchor, before = self.parser.peek_event().anchor, self.num_nodes
+        found = super().compose_node(parent, index)
+        if anchor is not None:
+            self.sizes[anchor] = self.num_nodes - before
+        return found
+
+    def _check_anchor(self, event: Any) -> None:
+        if not isinstance(event, AliasEvent):
+            self.sizes.pop(event.anchor, None)  # until its end is reached it stands for nothing
+        elif event.anchor not in self.sizes:
+            raise ComposerError(None, None, f"'*{event.anchor}' stands for nothing before it", event.start_mark)
+        else:
+            self.num_nodes += self.sizes[event.anchor]
+
+
+def load(text: str, max_depth: int, *, may_repeat: bool = False) -> Any:
+    """The data in a text. may_repeat: whether aliases may stand for what an anchor marks. Raises: MarkedYAMLError,
+    YAMLError, RecursionError, ValueError.
+    """
     yaml = YAML(typ="safe", pure=True)
-    yaml.Composer, yaml.max_depth = _PlainComposer, max_depth
+    yaml.Composer, yaml.max_depth = _ForeignComposer if may_repeat else _PlainComposer, max_depth
     return yaml.load(text)

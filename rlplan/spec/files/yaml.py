@@ -1,4 +1,4 @@
-"""YAML 1.2 as data: `1e-5` is a float; duplicate keys, tags and aliases are refused.
+"""YAML 1.2 as data: `1e-5` is a float; duplicate keys and tags are refused, and so are aliases in files of ours.
 
 In: a file's text, and dotted overrides `workload.num_steps=5`. Out: plain dicts, lists and scalars, or a SpecError.
 """
@@ -17,31 +17,31 @@ MAX_DEPTH = 32
 _RULE = "YAML 1.2 without tags, aliases, tabs, duplicate keys, or lists and mappings as keys"
 
 
-def read_yaml(path: Path, what: str) -> Any:
-    """Parsed YAML of a small file. Raises: SpecError with the line and column."""
-    return parse_yaml(read_text(path, what), where=str(path), what=what)
+def read_yaml(path: Path, what: str, *, may_repeat: bool = False) -> Any:
+    """Parsed YAML of a small file. may_repeat: whether it may have aliases. Raises: SpecError with line and column."""
+    return parse_yaml(read_text(path, what), where=str(path), what=what, may_repeat=may_repeat)
 
 
-def parse_yaml(text: str, *, where: str, what: str) -> Any:
+def parse_yaml(text: str, *, where: str, what: str, may_repeat: bool = False) -> Any:
     """Parsed YAML of a text. Raises: SpecError."""
     from rlplan.spec.files.plain_yaml import MarkedYAMLError, YAMLError, load  # 30 modules, which few commands need
 
     try:
-        return load(text, MAX_DEPTH)
+        return load(text, MAX_DEPTH, may_repeat=may_repeat)
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
         raise SpecError(
             f"{what} is not YAML: {error.problem or error.context}",
             where=place,
-            rule=_RULE,
+            rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
             way_out="mend that line",
         ) from None
     except (YAMLError, RecursionError, ValueError) as error:
         raise SpecError(
             f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             where=where,
-            rule=_RULE,
+            rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
             way_out="mend the file",
         ) from None
 

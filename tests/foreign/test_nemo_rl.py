@@ -1,0 +1,152 @@
+"""NeMo-RL's documents as jobs: PPO, engines, the reference and the reward model; facts of the table's commit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.check import Asked, imported_job
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
+from rlplan.foreign.source import read_source
+from tests.foreign.scripts import write_yaml
+
+SMALL = {"policy.model_name": "Qwen/Qwen2.5-1.5B", "cluster.gpus_per_node": 8, "grpo.num_prompts_per_step": 32}
+PPO = {
+    "policy.model_name": "Qwen/Qwen2.5-1.5B",
+    "cluster.gpus_per_node": 8,
+    "ppo.num_prompts_per_step": 64,
+    "ppo.num_generations_per_prompt": 8,
+    "value.model_name": "${policy.model_name}",
+}
+APART = {
+    "cluster.num_nodes": 2,
+    "policy.generation.colocated.enabled": False,
+    "policy.generation.colocated.resources.num_nodes": 1,
+    "policy.generation.colocated.resources.gpus_per_node": 8,
+}
+
+
+def imported(folder: Path, settings: dict[str, Any]) -> Imported:
+    return convert(read_source(write_yaml(folder, settings), None), "H100", None)
+
+
+def job(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    return flat(imported(folder, settings).data)
+
+
+def test_ppo_has_a_critic_and_the_sizes_of_its_own_part(tmp_path: Path) -> None:
+    found = imported(tmp_path, PPO)
+    data = flat(found.data)
+    assert (data["algorithm.name"], data["roles.value.path"]) == ("ppo", "Qwen/Qwen2.5-1.5B")
+    assert (data["workload.num_prompts_per_step"], data["workload.num_samples_per_prompt"]) == (64, 8)
+    assert (data["workload.num_epochs_per_step"], data["algorithm.gae_lambda"]) == (4, 0.95)
+    assert (data["algorithm.kl_coef"], data["algorithm.value_learning_rate"]) == (0.0, 1e-5)
+    assert any("the critic is laid out as the policy" in note for note in found.notes)
+
+
+def test_a_file_that_stands_on_ppo_s_own_has_its_defaults(tmp_path: Path) -> None:
+    settings = {"defaults": "ppo_math_1B.yaml", "policy.model_name": "Qwen/Qwen2.5-1.5B", "cluster.gpus_per_node": 8}
+    found = job(tmp_path, settings)
+    assert (found["algorithm.name"], found["workload.num_epochs_per_step"]) == ("ppo", 4)
+    assert found["workload.max_prompt_len"] + found["workload.max_response_len"] == 16384
+
+
+def test_a_script_of_ppo_s_program_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "uv run examples/run_ppo.py --config examples/configs/ppo_math_1B.yaml policy.model_name=Qwen/Qwen2.5-7B\n"
+    )
+    found = convert(read_source(tmp_path / "train.sh", None), "8xH100", None)
+    assert found.data["algorithm"]["name"] == "ppo"
+    assert found.data["roles"]["value"]["path"] == "Qwen/Qwen2.5-7B"
+
+
+def test_a_reference_of_gpus_that_only_train_waits_on_the_host(tmp_path: Path) -> None:
+    found = imported(tmp_path, SMALL | APART)
+    data = flat(found.data)
+    assert (data["placement.offload"], data["placement.offload_roles"]) == ("host", "frozen")
+    assert any("keeps the reference in pinned memory" in note for note in found.notes)
+    alone = job(tmp_path, SMALL | APART | {"loss_fn.reference_policy_kl_penalty": 0.0})
+    assert (alone["placement.offload"], alone.get("placement.offload_roles")) == ("none", None)
+
+
+@pytest.mark.parametrize(("nodes", "counted"), [(1, 6), (2, 8)])
+def test_a_reward_model_has_gpus_of_its_own_which_no_policy_has(nodes: int, counted: int, tmp_path: Path) -> None:
+    """On one node they are taken off its GPUs, of several a whole node is (nemo_rl/algorithms/grpo.py)."""
+    reward = {
+        "data.default.env_name": "reward_model",
+        "env.reward_model.model_name": "Qwen/Qwen3-0.6B",
+        "env.reward_model.resources.gpus_per_node": 2,
+        "env.reward_model.resources.num_nodes": 1,
+    }
+    found = imported(tmp_path, SMALL | reward | {"cluster.num_nodes": nodes})
+    assert found.data["hardware"]["num_devices"] == counted
+    assert any(
+        "of the reward model" in note and "whether it fits there is not answered" in note for note in found.notes
+    )
+
+
+def test_sglang_has_a_share_and_ranks_of_its_own(tmp_path: Path) -> None:
+    sglang = {"mem_fraction_static": 0.7, "tp_size": 2, "max_running_requests": 128, "disable_cuda_graph": True}
+    settings = {f"policy.generation.sglang_cfg.{key}": value for key, value in sglang.items()}
+    found = imported(tmp_path, SMALL | settings | {"policy.generation.backend": "sglang"})
+    data = flat(found.data)
+    assert found.share is not None
+    assert (found.share.value, found.share.is_static, data["rollout.engine"]) == (0.7, True, "sglang")
+    assert (data["rollout.tp"], data["rollout.max_num_seqs"], data["rollout.has_cuda_graphs"]) == (2, 128, False)
+
+
+@pytest.mark.parametrize("backend", ["trtllm", "megatron", "dynamo"])
+def test_an_engine_whose_memory_is_not_counted_is_refused_with_what_is(backend: str, tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, SMALL | {"policy.generation.backend": backend})
+    with pytest.raises(SpecError, match=f"policy.generation.backend is '{backend}'") as caught:
+        convert(read_source(path, None), "H100", None)
+    override = caught.value.way_out.partition("--set ")[2].split()[0]
+    assert convert(read_source(path, None, [override]), "H100", None).data["rollout"]["engine"] == "vllm"
+
+
+def test_distillation_from_several_teachers_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="distillation from several teachers"):
+        imported(tmp_path, SMALL | {"on_policy_distillation.enabled": True})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"max_position_embeddings": 16384},
+        {"rope_scaling.rope_type": "yarn", "rope_scaling.factor": "${div:${policy.max_total_sequence_length},4096}"},
+    ],
+)
+def test_a_model_whose_context_is_overridden_has_that_context(override: dict[str, Any], tmp_path: Path) -> None:
+    settings = SMALL | {"policy.model_name": "Qwen/Qwen2.5-Math-7B", "policy.max_total_sequence_length": 16384}
+    with pytest.raises(SpecError, match="the model's limit is 4,096"):
+        imported_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))[1].load_model()
+    settings |= {f"policy.hf_config_overrides.{key}": value for key, value in override.items()}
+    _, found = imported_job(read_source(write_yaml(tmp_path, settings), None), Asked("H100"))
+    assert found.load_model().max_position_embeddings == 16384
+
+
+MEGATRON = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.activation_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"policy.megatron_cfg.recompute_granularity": "selective"}, "selective recomputation"),
+        ({"policy.megatron_cfg.tensor_model_parallel_size": 2}, "as with policy.megatron_cfg.sequence_parallel=true"),
+        (
+            {"policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp": True},
+            "Megatron's FSDP is counted as",
+        ),
+    ],
+)
+def test_what_megatron_does_otherwise_is_said(settings: dict[str, Any], note: str, tmp_path: Path) -> None:
+    usual, found = imported(tmp_path, SMALL | MEGATRON), imported(tmp_path, SMALL | MEGATRON | settings)
+    assert any(note in one for one in found.notes)
+    assert not any(note in one for one in usual.notes)
+
+
+def test_a_weight_decay_of_megatron_s_optimizer_is_its_own(tmp_path: Path) -> None:
+    found = job(tmp_path, SMALL | MEGATRON | {"policy.megatron_cfg.optimizer.weight_decay": 0.1})
+    assert found["algorithm.weight_decay"] == 0.1
