@@ -116,8 +116,9 @@ LONG = {"model_engine": "megatron", "data.max_response_length": 3584}
 def test_recomputation_is_tried_for_megatron_in_verl(tmp_path: Path) -> None:
     found = checked(tmp_path, {**LONG, **OFFLOADED, MICRO: 16})
     assert not found.fits
-    granularity = f"{MEGATRON}.override_transformer_config.recompute_granularity"
-    assert any(granularity in change.values for change in found.changes)
+    part = f"{MEGATRON}.override_transformer_config.recompute_"
+    [change] = [change.values for change in found.changes if f"{part}granularity" in change.values]
+    assert (change[f"{part}method"], change[f"{part}num_layers"]) == ("uniform", 1)
 
 
 def test_of_two_changes_that_help_together_neither_is_larger_than_it_must_be(tmp_path: Path) -> None:

@@ -69,5 +69,6 @@ def load(text: str, max_depth: int, *, may_repeat: bool = False) -> Any:
     YAMLError, RecursionError, ValueError.
     """
     yaml = YAML(typ="safe", pure=True)
-    yaml.Composer, yaml.max_depth = _ForeignComposer if may_repeat else _PlainComposer, max_depth
+    composer: Any = _ForeignComposer if may_repeat else _PlainComposer
+    yaml.Composer, yaml.max_depth = composer, max_depth
     return yaml.load(text)

@@ -80,7 +80,7 @@ def test_nemo_rl_s_command_finds_the_configuration_that_its_file_stands_on(tmp_p
 
 
 def test_nemo_rl_trains_with_one_backend_and_sequences_that_its_ranks_share(tmp_path: Path) -> None:
-    """nemo_rl/models/policy/lm_policy.py: 'Configure either Megatron or DTensor, not both'."""
+    """NeMo-RL's policy: 'Configure either Megatron or DTensor, not both'."""
     said = exported(plan_of(*MEGATRON, "training.tp=2"), "nemo_rl").settings
     assert said["policy.megatron_cfg.enabled"] is True
     assert said["policy.dtensor_cfg.enabled"] is False
@@ -94,7 +94,7 @@ def test_nemo_rl_trains_with_one_backend_and_sequences_that_its_ranks_share(tmp_
 def test_gpus_of_nemo_rl_that_generate_are_a_part_of_one_node_or_whole_nodes(
     nodes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """nemo_rl/algorithms/grpo.py: of several nodes as many of each as cluster.gpus_per_node says."""
+    """NeMo-RL's own assertion: of several nodes as many of each as cluster.gpus_per_node says."""
     plan, said = of_nemo_rl(tmp_path, APART | nodes)
     resources = {
         key: said.get(f"policy.generation.colocated.resources.{key}") for key in ("gpus_per_node", "num_nodes")
@@ -107,7 +107,7 @@ def test_gpus_of_nemo_rl_that_generate_are_a_part_of_one_node_or_whole_nodes(
 
 
 def test_nemo_rl_generates_ahead_with_what_it_asserts_for_that(tmp_path: Path) -> None:
-    """nemo_rl/algorithms/grpo.py, async_grpo_train: an asynchronous engine, and a correction of the loss."""
+    """NeMo-RL's own assertions: an asynchronous engine, and a correction of the loss."""
     _, said = of_nemo_rl(tmp_path, APART | ONE_NODE)
     assert said["policy.generation.vllm_cfg.async_engine"] is True
     assert said["loss_fn.use_importance_sampling_correction"] is True
