@@ -10,7 +10,8 @@ from rlplan.memory.model.frozen import Frozen, frozen_of
 from rlplan.memory.model.logits import Loss, rows_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, Recompute, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import score_peak_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_torch, rank_state_under_zero, sizes_of
 from rlplan.memory.trainers.step_peak import RankState, step_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates

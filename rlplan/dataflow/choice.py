@@ -79,9 +79,15 @@ class TrainerChoice:
         return self.ulysses * self.tp * self.pp * self.cp
 
     @property
+    def expert_tp(self) -> int:
+        """Ranks that share each expert's matrices: with ep experts are whole (`expert_tensor_parallel_size` 1), without
+        it each is cut over tp, as Megatron does where nothing is said."""
+        return 1 if self.ep > 1 else self.tp
+
+    @property
     def expert_ranks(self) -> int:
-        """Ranks of a stage over which the experts are cut: whole ones over ep, each one over tp where ep is 1."""
-        return self.ep if self.ep > 1 else self.tp
+        """Ranks of a stage over which the experts are cut."""
+        return self.ep * self.expert_tp
 
     @property
     def num_token_shards(self) -> int:

@@ -97,6 +97,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         yield [_changed(spec, "workload", micro_batch_size_per_gpu=size) for size in sizes]
     tried: list[tuple[bool, str, dict[str, Any]]] = [
         (training.gradient_checkpointing is False, "training", {"gradient_checkpointing": True}),
+        (not training.sequence_parallel and training.tp != 1, "training", {"sequence_parallel": True}),
         (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
         (training.logits != "fused" and spec.target != "rlplan", "training", {"logits": "fused"}),
         (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),

@@ -84,6 +84,10 @@ class SettledTraining(TrainingSpec):
         """Of weights between passes: FSDP2 keeps all of them, a frozen base too, as it keeps master weights."""
         return self.master_dtype if target == "fsdp2" else self.dtype
 
+    def shares_rows(self, target: Target) -> bool:
+        """Whether tensor parallel ranks share what lies between their matmuls; DeepSpeed's AutoTP cannot."""
+        return self.sequence_parallel and target != "rlplan"
+
     def sharding_ranks(self, num_ranks: int) -> int:
         """Of so many ranks that hold the same layers, those that share one copy of the states."""
         return min(num_ranks, self.fsdp_size or num_ranks)

@@ -127,7 +127,7 @@ def test_of_two_changes_that_help_together_neither_is_larger_than_it_must_be(tmp
         "actor_rollout_ref.model.path": "Qwen/Qwen3-14B",
         f"{MEGATRON}.tensor_model_parallel_size": 4,
         UTILIZATION: 0.6,
-        MICRO: 4,
+        MICRO: 8,
     }
     found = checked(tmp_path, settings)
     pairs = [change.values for change in found.changes if {UTILIZATION, MICRO} <= set(change.values)]

@@ -14,7 +14,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
 from rlplan.memory.model.block_families import block_of
-from rlplan.memory.trainers.micro_batch import MicroBatchShape
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import step_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates

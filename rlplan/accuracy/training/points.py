@@ -19,10 +19,12 @@ from rlplan.accuracy.training.states import expert_shards, rank_state_of
 from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
-from rlplan.memory.model.block import Layers
+from rlplan.memory.model.layer_cut import layer_cut
 from rlplan.memory.model.logits import ROWS_ON_GPU, Loss
+from rlplan.memory.roles.gpu.process import add
 from rlplan.memory.roles.gpu.rank import CAPPED
-from rlplan.memory.trainers.micro_batch import IN_A_LAYER, MicroBatchShape, Place, layer_bytes
+from rlplan.memory.trainers.micro_batch import IN_A_LAYER, Place, gather_buffer_bytes, layer_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.step_peak import UPDATE, MemorySnapshot, RankState, snapshots
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import MemoryKind
@@ -83,6 +85,8 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
         named[place] |= {MemoryKind.ACTIVATIONS: named[place].get(MemoryKind.ACTIVATIONS, 0) + pairs}
     if run.statistic is Statistic.MEAN_ALLOCATED:
         return [named[Place.STEP] | {MemoryKind.COMM_BUFFERS: 0, MemoryKind.LOGITS: 0}]
+    if kept := gather_buffer_bytes(shape):
+        named = {place: add(found, {MemoryKind.COMM_BUFFERS: kept}) for place, found in named.items()}
     if run.trainer.holds_engine:
         if num_updates(run.settings) == 1:  # moments come with the only step
             named |= {place: named[place] | {MemoryKind.OPTIMIZER: 0} for place in named.keys() - set(UPDATE)}
@@ -158,9 +162,10 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
     """What a rank computes in one micro-batch: of a pipeline its first stage, which holds the most micro-batches, and
     its last, which has the head."""
     trainer, num_tokens = run.trainer, run.tokens.num // (run.cp * run.ulysses)
-    whole = run.tp > 1 and expert_shards(run) == 1
-    blocks = [kind.block.sharded(run.tp, has_whole_experts=whole) for kind in run.layers]
-    first, *others = (Layers(ceil_div(kind.num, run.pp), block) for kind, block in zip(run.layers, blocks, strict=True))
+    cut = layer_cut(
+        run.tp, expert_shards(run), is_megatron=trainer is MEGATRON, has_sequence_parallel=run.splits_sequence
+    )
+    first, *others = cut.layers_of(replace(kind, num=ceil_div(kind.num, run.pp)) for kind in run.layers)
     shape = MicroBatchShape(
         block=first.block,
         num_layers=first.num,
@@ -178,8 +183,8 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
         views_fused=trainer.views_fused,
         is_compiled=run.is_compiled,
         held_logit_bytes=trainer.held_logit_bytes,
-        sequence_shards=run.tp if run.splits_sequence else 1,
-        gathers_again=run.splits_sequence and trainer is MEGATRON,
+        sequence_shards=cut.sequence_shards,
+        gathers_again=cut.gathers_again,
         has_dropout=run.has_dropout,
         ulysses=run.ulysses,
         softcaps_logits=run.model.architecture in CAPPED,

@@ -44,8 +44,8 @@ from rlplan.memory.model.block import Block, Layers, Norm
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import HQQ, NF4, NF4_DOUBLE, WeightFormat
-from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
@@ -131,9 +131,10 @@ class Run:
     @property
     def splits_sequence(self) -> bool:
         """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron but for
-        GPT, whose papers came before it.
+        GPT, whose papers came before it, unless the mode of the run names it (SP, arXiv 2205.05198, table 5).
         """
         does = self.trainer is TORCHTITAN or (self.trainer is MEGATRON and not self.has_dropout)
+        does = does or re.search(r"\bSP\b", str(self.settings.raw("mode"))) is not None
         said = self.settings.says("sequence_parallel")
         return self.tp > 1 and (does if said is None else said)
 

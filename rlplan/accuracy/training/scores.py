@@ -14,7 +14,8 @@ from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_preci
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import score_peak_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import value_head_parameters

@@ -12,8 +12,8 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
 from rlplan.memory.model.recomputed import MODULES
-from rlplan.memory.trainers.micro_batch import Recompute
 from rlplan.memory.trainers.optimizers import Optimizer
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 

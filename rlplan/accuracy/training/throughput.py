@@ -23,7 +23,7 @@ from rlplan.accuracy.training.settings import (
 from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.job_parts import Target
 from rlplan.spec.models.parts import NONE
@@ -229,7 +229,8 @@ def _setting(run: Run) -> TrainSetting:
     if trainer is PRIME_RL:  # operator by operator; in RL taken anew in the backward pass
         logits = "by_rows" if run.loss is Loss.COMPILED_ROWS else "plain"
     lora = run.adapters.lora if run.adapters else None
-    training = SettledTraining.model_validate({"logits": logits, "lora": lora})
+    shares_rows = run.tp == 1 or run.splits_sequence
+    training = SettledTraining.model_validate({"logits": logits, "lora": lora, "sequence_parallel": shares_rows})
     target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
     kernels = kernels_for(trainer, settings, run)
     return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, target, kernels)

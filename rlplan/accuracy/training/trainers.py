@@ -9,7 +9,7 @@ import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 
 QV = ("q_proj", "v_proj")

@@ -81,11 +81,19 @@ def latent_saved_bytes(block: Block, element_bytes: int) -> int:
     """
     latent, e, a = block.latent, element_bytes, block.num_heads
     assert latent is not None
-    ranks = sum(norm_saved_bytes(block.norm, width, e) for width in (latent.q_rank, latent.kv_rank) if width)
     values = 2 * latent.qk_head_dim if latent.v_head_dim < latent.qk_head_dim else latent.nope_head_dim
     if latent.v_head_dim >= latent.qk_head_dim:
         values += latent.v_head_dim
-    return ranks + e * a * (2 * latent.qk_head_dim + values + latent.v_head_dim) + FLOAT_BYTES * a
+    heads = e * a * (2 * latent.qk_head_dim + values + latent.v_head_dim) + FLOAT_BYTES * a
+    return compressed_saved_bytes(block, e) + heads
+
+
+def compressed_saved_bytes(block: Block, element_bytes: int) -> int:
+    """Bytes of the two compressed norms of latent attention, for one token."""
+    latent = block.latent
+    assert latent is not None
+    widths = (latent.q_rank, latent.kv_rank)
+    return sum(norm_saved_bytes(block.norm, width, element_bytes) for width in widths if width)
 
 
 def delta_rule_saved_bytes(rule: DeltaRule, element_bytes: int) -> int:
@@ -133,9 +141,39 @@ def mlp_saved_bytes(block: Block, element_bytes: int) -> int:
         return block.mlp_saved_widths * e * block.intermediate
     width = experts.row_width or block.hidden
     rows = experts.top_k * (experts.saved_widths * e * experts.width + (2 * e * width + 40) // experts.row_shards)
-    router = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
-    gate = e * (block.hidden + 1) if experts.gates_shared else 0
-    return rows + router + min(4, experts.saved_widths) * e * experts.shared_width + gate
+    return rows + router_saved_bytes(block, e) + min(4, experts.saved_widths) * e * experts.shared_width
+
+
+def router_saved_bytes(block: Block, element_bytes: int) -> int:
+    """The part of `mlp_saved_bytes` that is of the router, for one token: the scores of all experts, an fp32 copy of
+    what it reads; of the shared experts their gate and what it scales.
+    """
+    experts = block.experts
+    if experts is None:
+        return 0
+    scores = FLOAT_BYTES * experts.num + (FLOAT_BYTES * block.hidden if experts.has_fp32_router else 0)
+    return scores + (element_bytes * (block.hidden + 1) if experts.gates_shared else 0)
+
+
+def between_saved_bytes(block: Block, element_bytes: int, *, has_outputs: bool) -> int:
+    """The part of a layer's bytes of one token that lies between the matmuls that tensor parallelism cuts.
+
+    Counts: inputs of the norms. has_outputs (Megatron): also the rows that linear layers read, the router's, and the
+    two compressed norms of latent attention.
+    Source: Megatron-Core main of 2026-08, transformer/multi_latent_attention.py (`kv_compressed: [s / TP, b, ...]`),
+    moe/router.py; Transformer Engine 2026-08, module/layernorm_linear.py.
+
+    >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128, norm=Norm.FUSED)
+    >>> [between_saved_bytes(block, 2, has_outputs=has_outputs) for has_outputs in (False, True)]  # 2*(2*64+4); 4*128
+    [264, 520]
+    """
+    e = element_bytes
+    inputs = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
+    if not has_outputs:
+        return inputs
+    outputs = block.norms_feed_linears * e * block.hidden
+    latent = compressed_saved_bytes(block, e) if block.latent and block.has_attention else 0
+    return inputs + outputs + latent + router_saved_bytes(block, e)
 
 
 def block_saved_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
@@ -201,12 +239,14 @@ def final_saved_bytes(block: Block, num_tokens: int, num_head_tokens: int, eleme
 def working_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
     """Bytes of gradients in flight inside one layer's backward pass, at most.
 
-    Counts, for a token: gradients of two tensors of the MLP 2eI, of the residual 2eh; experts in their own width.
+    Counts, for a token: gradients of two tensors of the MLP 2eI, of the residual 2eh; experts in their own width, and
+    of a rank's share of the rows.
     Assumes: autograd frees each when its last reader is done.
     """
     experts, e = block.experts, element_bytes
     if experts is not None:
-        inner = 3 * e * experts.top_k * (experts.width + (experts.row_width or block.hidden))
+        rows = (experts.row_width or block.hidden) // experts.row_shards
+        inner = 3 * e * experts.top_k * (experts.width + rows)
         return num_tokens * (inner + 2 * e * block.hidden)
     return num_tokens * e * (2 * block.intermediate + 2 * block.hidden)
 
@@ -233,12 +273,12 @@ def forward_layer_bytes(block: Block, element_bytes: int) -> int:
     return rows + max(inner, attention_saved_bytes(block, e))
 
 
-def mlp_freed_bytes(block: Block, num_tokens: int, element_bytes: int) -> int:
+def mlp_freed_bytes(block: Block, num_tokens: int, element_bytes: int, *, row_shards: int = 1) -> int:
     """The part of `block_saved_bytes` that is free once the backward pass has left a layer's MLP.
 
-    Counts: what the MLP saves, and two of its norm's three tensors 2eh.
+    Counts: what the MLP saves, and two of its norm's three tensors 2eh. row_shards: ranks that share these.
     """
-    return num_tokens * (mlp_saved_bytes(block, element_bytes) + 2 * element_bytes * block.hidden)
+    return num_tokens * (mlp_saved_bytes(block, element_bytes) + 2 * element_bytes * block.hidden // row_shards)
 
 
 def forward_working_bytes(model: ModelSpec, num_tokens: int) -> int:

@@ -55,7 +55,8 @@ class Experts:
     """Of the rows that go to experts and back; 0 for the model's."""
 
     row_shards: int = 1
-    """Tensor parallel ranks that each send their own tokens' rows to experts that are whole."""
+    """Shares into which tensor parallel ranks cut the rows that go to experts: each sends its own tokens' to experts
+    that are whole, or to those that fewer of them share."""
 
     gates_shared: bool = False
     """The shared experts' output is scaled by a gate of its own (Qwen)."""
@@ -198,15 +199,20 @@ class Block:
         gated = self.mlp_saved_widths == 4
         return replace(self, norm=norm, mlp_saved_widths=3 if gated else self.mlp_saved_widths, experts=experts)
 
-    def sharded(self, tp_size: int, *, has_whole_experts: bool = False) -> "Block":
+    def sharded(self, tp_size: int, expert_tp: int | None = None) -> "Block":
         """The part that tensor parallelism splits: heads, MLP and experts over `tp_size` ranks; norms are whole.
 
-        has_whole_experts: each rank sends its share of the rows to whole experts, instead of all rows to shares.
+        expert_tp: ranks that share an expert's matrices, None for all. A rank sends its share of the rows to experts
+        that are whole (1), and has all rows where it has a share of each expert: for each of the pass's tokens the
+        same widths, and of the rows themselves expert_tp / tp_size.
         """
+        if tp_size == 1:
+            return self
         experts = self.experts
         if experts is not None:
-            sizes = (experts.width // tp_size, experts.shared_width // tp_size, tp_size if has_whole_experts else 1)
-            experts = replace(experts, width=sizes[0], shared_width=sizes[1], row_shards=sizes[2])
+            widths = experts.width // tp_size, experts.shared_width // tp_size
+            shares = max(1, tp_size // (expert_tp or tp_size))
+            experts = replace(experts, width=widths[0], shared_width=widths[1], row_shards=shares)
         rule = self.delta_rule
         if rule is not None:
             heads, keys, values = rule.num_heads // tp_size, rule.keys // tp_size, rule.values // tp_size

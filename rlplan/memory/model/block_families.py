@@ -13,6 +13,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.block import Block, DeltaRule, Experts, Latent, Layers, Norm, StateSpace
+from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.spec.model import FAMILIES, ModelSpec
 from rlplan.spec.models.parts import FULL, LINEAR, NONE
 
@@ -242,7 +243,7 @@ def _refuse_unknown(model: ModelSpec) -> None:
 
 
 @lru_cache(maxsize=1024)
-def cut_layers(model: ModelSpec, layers: range | None, tp: int, *, is_fused: bool = False) -> tuple[Layers, ...]:
-    """The kinds of layers of a stage (None: of all), cut over tp. is_fused: under fused kernels. Raises: SpecError."""
+def cut_layers(model: ModelSpec, layers: range | None, cut: LayerCut, *, is_fused: bool = False) -> tuple[Layers, ...]:
+    """The kinds of layers of a stage (None: of all) on one rank. is_fused: under fused kernels. Raises: SpecError."""
     kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
-    return tuple(replace(kind, block=kind.block.sharded(tp)) if tp > 1 else kind for kind in kinds)
+    return cut.layers_of(kinds)

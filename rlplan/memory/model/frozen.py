@@ -122,7 +122,7 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
         (width, int(frozen.adapts_down), True),
     ]
     if frozen.adapts_experts and block.experts is not None:
-        rows = block.experts.top_k * (2 * block.hidden + block.experts.width)
+        rows = block.experts.top_k * (2 * block.hidden // block.experts.row_shards + block.experts.width)
         modules.append((rows, 1, True))
     if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
         each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
@@ -145,7 +145,8 @@ def _mlp_bytes(block: Block, element_bytes: int) -> int:
     experts, e = block.experts, element_bytes
     if experts is None:
         return (block.mlp_saved_widths - 1) * e * block.intermediate
-    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + e * block.hidden + 40)
+    sent = (e * block.hidden + 40) // experts.row_shards
+    rows = experts.top_k * ((experts.saved_widths - 1) * e * experts.width + sent)
     return rows + FLOAT_BYTES * experts.num + 3 * e * experts.shared_width
 
 

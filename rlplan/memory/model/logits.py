@@ -33,7 +33,10 @@ class Loss(StrEnum):
     UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
     SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
     PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
-    its gradient in place. NONE: no vocabulary (a value or reward head).
+    its gradient in place. UNCAST: logits and what they are over the temperature, in the model's type, with the gradient
+    in place (verl's FSDP). COPIED: fp32 logits and their softmax, which becomes the gradient (slime). KEPT: fp32 logits
+    that the training loop holds to the end of the backward pass, and their gradient beside (OpenRLHF). NONE: no
+    vocabulary (a value or reward head).
     """
 
     PLAIN = "plain"
@@ -47,18 +50,38 @@ class Loss(StrEnum):
     SHIFTED = "shifted"
     PARALLEL = "parallel"
     MEGATRON = "megatron"
+    UNCAST = "uncast"
+    COPIED = "copied"
+    KEPT = "kept"
     NONE = "none"
 
 
 def loss_named(word: str, target: Target) -> Loss:
-    """The loss that `training.logits` says; of `auto` the target's own. Source: `rlplan.runtime.models.logprob_model`.
+    """The loss that `training.logits` says; of `auto` the target's own.
 
-    >>> loss_named("auto", "rlplan"), loss_named("auto", "fsdp2"), loss_named("plain", "rlplan")
-    (<Loss.BY_ROWS: 'by_rows'>, <Loss.IN_PLACE: 'in_place'>, <Loss.PLAIN: 'plain'>)
+    Source: `rlplan.runtime.models.logprob_model`; verl of 2026-08, workers/engine/fsdp/transformer_impl.py
+    (`logprobs_from_logits`, `inplace_backward`); Megatron-Core since June 2024, tensor_parallel/cross_entropy.py (in
+    place), which verl's Megatron engine calls.
+
+    >>> loss_named("auto", "rlplan"), loss_named("auto", "fsdp2"), loss_named("auto", "megatron")
+    (<Loss.BY_ROWS: 'by_rows'>, <Loss.UNCAST: 'uncast'>, <Loss.IN_PLACE: 'in_place'>)
     """
     if word != "auto":
         return Loss(word)
-    return Loss.BY_ROWS if target == "rlplan" else Loss.IN_PLACE
+    own: dict[Target, Loss] = {"rlplan": Loss.BY_ROWS, "fsdp2": Loss.UNCAST, "megatron": Loss.IN_PLACE}
+    return own[target]
+
+
+def takes_all_rows(loss: Loss, target: Target) -> bool:
+    """Whether the head is multiplied with every token of a pass, prompts too, instead of the responses' alone.
+
+    Source: rlplan's runtime and TRL's fused head select the rows first (`hidden_states[mask]`); verl (`total_nnz`),
+    slime (`[T, V]`), NeMo-RL and OpenRLHF (openrlhf/models/actor.py) drop the prompts' log-probs afterwards.
+
+    >>> takes_all_rows(Loss.BY_ROWS, "rlplan"), takes_all_rows(Loss.FUSED, "fsdp2"), takes_all_rows(Loss.KEPT, "rlplan")
+    (False, True, True)
+    """
+    return target != "rlplan" or loss not in (Loss.BY_ROWS, Loss.FUSED)
 
 
 def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:
@@ -66,7 +89,7 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
 
     Counts: log-probabilities (or logits) 4*V*n in fp32; e*V*n where the backward pass takes them anew, 2e*V*n where
     logits are kept beside them; shifted 8*V*n; fused: none, for the gradient is taken in the forward pass; by rows the
-    normalizers 4*n.
+    normalizers 4*n; uncast e*V*n.
     Source: torch 2.13 autograd (`_log_softmax`, `nll_loss`), traces.
 
     >>> held_bytes(Loss.PLAIN, 10, 1000, 2), held_bytes(Loss.COMPILED_CHUNKED, 10, 1000, 2)
@@ -77,7 +100,12 @@ def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int)
     if loss is Loss.BY_ROWS:
         return FLOAT_BYTES * num_tokens
     e = element_bytes
-    widths = {Loss.COMPILED_CHUNKED: e, Loss.UNCAST_CHUNKED: 2 * e, Loss.SHIFTED: 2 * FLOAT_BYTES}
+    widths = {
+        Loss.COMPILED_CHUNKED: e,
+        Loss.UNCAST: e,
+        Loss.UNCAST_CHUNKED: 2 * e,
+        Loss.SHIFTED: 2 * FLOAT_BYTES,
+    }
     return widths.get(loss, FLOAT_BYTES) * vocab_size * num_tokens
 
 
@@ -98,19 +126,24 @@ def loss_peak_bytes(
     Uncast chunks: logits and log-probabilities 2e, each replaced by its gradient, and one chunk. Shifted: 12, and the
     logits that the output keeps 4. Parallel: log-probabilities, their one-hot target, exponential and sum 16. Megatron:
     logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
-    type (4 + e, or 4 in fp32). Fused: one chunk of logits in e and fp32 with its gradient, and the rows' gradient e*h.
-    Compiled rows: those of min(n, rows_at_once) in e and fp32. By rows, with and without gradient: of
-    min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e, or 8), and normalizers 4*n. Without
+    type (4 + e, or 4 in fp32). Uncast: 2e, copied: 8, each with and without gradient. Kept: logits in fp32, their
+    gradient and its copy in the model's type 8 + e. Fused: one chunk of logits in e and fp32 with its gradient, and the
+    rows' gradient e*h. Compiled rows: those of min(n, rows_at_once) in e and fp32. By rows, with and without gradient:
+    of min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e, or 8), and normalizers 4*n. Without
     gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e, one chunk in fp32 and its
     log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
-    utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`).
+    utils.py (`chunked_cross_entropy`); transformers 4.38 modeling_llama.py (`shift_logits`); of 2026-08 verl
+    workers/engine/fsdp/transformer_impl.py, slime utils/ppo_utils.py (`_VocabParallelLogProbEntropy`), OpenRLHF
+    models/actor.py and trainer/ray/ppo_actor.py (`output`).
     Differs: Wijmans et al. 2024 count 8 for bf16 logits with fp32 gradient; `formulas.md` 10 to 14.
 
     >>> loss_peak_bytes(Loss.PLAIN, 10, 1000, 2), loss_peak_bytes(Loss.CHUNKED, 10, 1000, 2)
     (120000, 65000)
     >>> loss_peak_bytes(Loss.IN_PLACE, 10, 1000, 4)
     40000
+    >>> [loss_peak_bytes(loss, 10, 1000, 2) for loss in (Loss.UNCAST, Loss.COPIED, Loss.KEPT)]
+    [40000, 80000, 100000]
     >>> loss_peak_bytes(Loss.BY_ROWS, 2048, 1000, 2)  # 1024 * 1000 * (2 + 8) + 4 * 2048
     10248192
     """
@@ -127,6 +160,10 @@ def loss_peak_bytes(
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
     if not has_gradient and loss is Loss.CHUNKED:
         return words * e + 2 * ceil_div(words * FLOAT_BYTES, CHUNKS)
+    if loss is Loss.UNCAST:
+        return 2 * words * e
+    if loss is Loss.COPIED:
+        return 2 * words * FLOAT_BYTES
     if not has_gradient:
         return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
     if loss is Loss.CHUNKED:
@@ -139,6 +176,7 @@ def loss_peak_bytes(
         Loss.PARALLEL: 4 * FLOAT_BYTES,
         Loss.MEGATRON: 2 * FLOAT_BYTES + upcast,
         Loss.IN_PLACE: FLOAT_BYTES + upcast,
+        Loss.KEPT: 2 * FLOAT_BYTES + upcast,
     }
     return words * per_word[loss]
 

@@ -4,11 +4,11 @@ In: the sizes of a micro-batch (MicroBatchShape), how many layers still wait. Ou
 Left out: gradients, gathered weights and states (step_peak.py), pipelines (tokens in flight are a field).
 """
 
-from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
 from rlplan.memory.model.activations import (
+    between_saved_bytes,
     block_saved_bytes,
     checkpoint_bytes,
     exchanged_bytes,
@@ -18,97 +18,15 @@ from rlplan.memory.model.activations import (
     norm_saved_bytes,
     working_bytes,
 )
-from rlplan.memory.model.block import Block, Layers
-from rlplan.memory.model.frozen import Frozen, frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.model.logits import CHUNKS, ROWS_ON_GPU, Loss, held_bytes, loss_peak_bytes, rows_bytes
+from rlplan.memory.model.block import Block
+from rlplan.memory.model.frozen import frozen_final_bytes, frozen_layer_bytes
+from rlplan.memory.model.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
-from rlplan.records import dataclass
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 
 FLOAT_BYTES = 4
 MASKS = 2
 """Dropout masks of a layer, each of one byte an element (Korthikanti et al. 2022, section 4.1)."""
-
-
-class Recompute(StrEnum):
-    """What the backward pass computes anew.
-
-    FULL: every layer from its input. ALTERNATE: every other layer. SELECTIVE: within each layer all but every second
-    matmul and attention's output (torchtitan's `selective(op)`). ATTENTION: attention's core alone, which flash
-    attention does by itself.
-    """
-
-    NONE = "none"
-    FULL = "full"
-    ALTERNATE = "alternate"
-    SELECTIVE = "selective"
-    ATTENTION = "attention"
-
-
-@dataclass(frozen=True)
-class MicroBatchShape:
-    """What one rank computes in one micro-batch."""
-
-    block: Block
-    """Of its first layer."""
-    num_layers: int
-    """On this rank, of that kind."""
-    vocab_size: int
-    num_tokens: int
-    num_head_tokens: int
-    """Tokens with logits; 0 where another pipeline stage has the head."""
-    element_bytes: int = 2
-    recompute: Recompute = Recompute.NONE
-    modules: frozenset[str] = frozenset()
-    """Of a layer, which are recomputed alone (recomputed.py)."""
-    loss: Loss = Loss.PLAIN
-    offloads_activations: bool = False
-    frozen: Frozen | None = None
-    """What is trained beside frozen weights; None trains everything."""
-    repeats_keys: bool = False
-    """Keys and values are copied for every query head before attention (with a padding mask; torchtune)."""
-    views_fused: bool = False
-    """The values are a view of one fused projection, which they keep whole (litgpt)."""
-    is_compiled: bool = False
-    """Recomputed regions keep nothing that the backward pass does not read."""
-    held_logit_bytes: int = 0
-    """Of a word's logit, of the logits that the training loop keeps in a variable."""
-    sequence_shards: int = 1
-    """Tensor parallel ranks that share what lies between the sharded matmuls (sequence parallelism)."""
-    gathers_again: bool = False
-    """The rows that sharded matmuls read are kept as shares, and gathered once more going back (Megatron)."""
-    has_dropout: bool = False
-    """After attention and after the MLP."""
-    ulysses: int = 1
-    """Ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
-    passes_keys_on: bool = False
-    """Context parallelism, where keys and values go round the ranks."""
-    micro_batches_in_flight: int = 1
-    softcaps_logits: bool = False
-    more: tuple[Layers, ...] = ()
-    """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
-    rows_at_once: int = ROWS_ON_GPU
-    """Of logits, where they are taken by rows (`machine.Machine`)."""
-    selects_rows: bool = False
-    """The rows that the head reads are copied out of the hidden states, even where they are all."""
-    has_entropy_gradient: bool = False
-    """The backward pass holds some rows' probabilities beside their logits."""
-    residual_bytes: int = 0
-    """Of an element of the residual stream, where autocast leaves it wider than the passes; 0: as they are."""
-    dequantised: int = 0
-    """Elements of the largest frozen weight in 4 bits, which a matmul dequantises."""
-
-    @cached_property
-    def kinds(self) -> "tuple[MicroBatchShape, ...]":
-        """The same shape for each kind of layer alone."""
-        if not self.more:
-            return (self,)
-        others = (replace(self, block=kind.block, num_layers=kind.num, more=()) for kind in self.more)
-        return (replace(self, more=()), *others)
-
-    @cached_property
-    def total_layers(self) -> int:
-        """Layers of all kinds."""
-        return sum(kind.num_layers for kind in self.kinds)
 
 
 def layer_bytes(shape: MicroBatchShape) -> int:
@@ -116,7 +34,9 @@ def layer_bytes(shape: MicroBatchShape) -> int:
 
     Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
     width where they are repeated; queries and keys once more where the values keep the fused projection. Under
-    sequence parallelism the norms' inputs are shares; the rows that the matmuls read are gathered whole.
+    sequence parallelism what lies between the matmuls is a share (`between_saved_bytes`); what adapters read is whole.
+    Source: NeMo's and Megatron-Bridge's adapters ask Transformer Engine for the gathered output of the norm
+    (`return_layernorm_output_gathered`).
 
     >>> block = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
     >>> shape = MicroBatchShape(block, 1, 100, 1, 1)
@@ -130,16 +50,17 @@ def layer_bytes(shape: MicroBatchShape) -> int:
         saved = block_saved_bytes(block, tokens, e)
     else:
         saved = frozen_layer_bytes(block, shape.frozen, tokens, e)
+    has_outputs = shape.gathers_again and shape.frozen is None
+    between = tokens * between_saved_bytes(block, e, has_outputs=has_outputs)
+    saved -= between - between // shape.sequence_shards
     if block.latent is not None:
         return saved
     more = 2 * (block.q - block.k) if shape.repeats_keys else 0
     is_view = shape.views_fused and not block.packs_qkv and not more
     more += block.q + block.k if is_view else 0
-    between = block.num_norms * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=False)
-    between += block.norms_feed_linears * e * block.hidden if shape.gathers_again else 0
     saved += MASKS * tokens * block.hidden if shape.has_dropout else 0
     saved += exchanged_bytes(block, shape.ulysses, tokens, e)
-    return saved + tokens * (e * more - (between - between // shape.sequence_shards))
+    return saved + tokens * e * more
 
 
 def entry_bytes(shape: MicroBatchShape) -> int:
@@ -205,8 +126,8 @@ def _head_bytes(shape: MicroBatchShape) -> int:
 
 def _held_logits(shape: MicroBatchShape) -> int:
     """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
-    shifted = FLOAT_BYTES if shape.loss is Loss.SHIFTED else 0
-    return (shape.held_logit_bytes + shifted) * shape.num_head_tokens * shape.vocab_size
+    kept = FLOAT_BYTES if shape.loss in (Loss.SHIFTED, Loss.KEPT) else 0
+    return (shape.held_logit_bytes + kept) * shape.num_head_tokens * shape.vocab_size
 
 
 def all_kept_bytes(shape: MicroBatchShape) -> int:
@@ -255,12 +176,32 @@ def _recomputed_bytes(shape: MicroBatchShape) -> int:
 
 
 def _final_bytes(shape: MicroBatchShape) -> int:
-    """Bytes that wait outside the layers, where this rank has the head."""
-    rows, tokens = shape.num_head_tokens, shape.num_tokens
-    if rows and shape.frozen is not None and shape.loss not in HOLDS_HEAD_INPUT:
-        return frozen_final_bytes(shape.block, shape.frozen, tokens, shape.element_bytes)
-    copied = rows * shape.element_bytes * shape.block.hidden if shape.selects_rows and rows == tokens else 0
-    return copied + final_saved_bytes(shape.block, tokens, rows, shape.element_bytes) if rows else 0
+    """Bytes that wait outside the layers, where this rank has the head; the last norm's are shares as a layer's are.
+
+    A fused loss keeps the rows that it has gathered (verl's `mcore/model_forward_fused.py`).
+    """
+    rows, tokens, block, e = shape.num_head_tokens, shape.num_tokens, shape.block, shape.element_bytes
+    if not rows:
+        return 0
+    is_gathered = shape.gathers_again and shape.frozen is None
+    norm = tokens * norm_saved_bytes(block.norm, block.hidden, e, keeps_output=is_gathered)
+    shared = norm - norm // shape.sequence_shards
+    if shape.frozen is not None and shape.loss not in HOLDS_HEAD_INPUT:
+        return frozen_final_bytes(block, shape.frozen, tokens, e) - shared
+    copied = rows * e * block.hidden if shape.selects_rows and rows == tokens else 0
+    copied += tokens * e * block.hidden if is_gathered and shape.loss is Loss.FUSED else 0
+    return copied + final_saved_bytes(block, tokens, rows, e) - shared
+
+
+def gather_buffer_bytes(shape: MicroBatchShape) -> int:
+    """Bytes of the rows that Megatron's head reads under sequence parallelism: a buffer that stays from the first pass
+    on, whatever becomes of the role.
+
+    Source: Megatron-Core 0.14 tensor_parallel/layers.py (`get_global_memory_buffer().get_tensor(..., "mpu")`). Frozen
+    heads gather into tensors of their own, and so do heads of one output.
+    """
+    is_kept = shape.gathers_again and shape.frozen is None and shape.loss not in (Loss.NONE, Loss.FUSED)
+    return shape.element_bytes * shape.block.hidden * shape.num_tokens if is_kept and shape.num_head_tokens else 0
 
 
 def _loss_bytes(shape: MicroBatchShape) -> int:
@@ -376,4 +317,6 @@ class HeldAt:
 
     @cached_property
     def _left_mlp(self) -> int:
-        return mlp_freed_bytes(self.shape.block, self.shape.num_tokens, self.shape.element_bytes)
+        shape, tokens = self.shape, self.shape.num_tokens
+        shards = shape.sequence_shards if shape.gathers_again else 1
+        return mlp_freed_bytes(shape.block, tokens, shape.element_bytes, row_shards=shards)

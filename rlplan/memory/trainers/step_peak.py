@@ -12,7 +12,8 @@ embedding, or in the optimizer's step.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, MicroBatchShape, Place
+from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, Place
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.records import dataclass
 from rlplan.vocabulary import MemoryKind
 

@@ -86,6 +86,13 @@ def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
             "DeepSpeed's AutoTP cuts linear layers; stacked experts are none and would stay whole on every rank",
             "training.tp=1, or target=megatron",
         )
+    if job.target == "megatron" and model.experts is not None and not job.training.sequence_parallel:
+        yield (
+            f"training.sequence_parallel is false with training.tp {tp}, and the model has experts",
+            "training.sequence_parallel",
+            "Megatron-Core trains experts behind tensor parallel ranks under sequence parallelism only (moe_layer.py)",
+            "training.sequence_parallel=true, or training.tp=1",
+        )
 
 
 def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:

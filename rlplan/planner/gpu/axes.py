@@ -70,6 +70,8 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
     found = _axes(models[0], job.target, training, has_adapters, most_parts, rank_counts)
+    if job.target == "megatron" and models[0].experts and not wanted.sequence_parallel:
+        found = [axes for axes in found if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
     if wanted.tp != "auto":
         return tuple(found)
     return tuple(axes for axes in found if all(model.num_heads % axes.tp == 0 for model in models))

@@ -12,7 +12,7 @@ from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, E
 from rlplan.dataflow.placements import GENERATION, group_size
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
-from rlplan.memory.model.logits import loss_named
+from rlplan.memory.model.logits import loss_named, takes_all_rows
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.engine import EngineOnGpu
@@ -324,19 +324,18 @@ class GpuRoles:
         shards = candidate.arrangement.num_training // trainer.tp
         return saved_bytes(trained_rank(training, model, trainer.zero_stage, shards, 0, parameters).states)
 
+    @cached_property
+    def takes_all_rows(self) -> bool:
+        """Whether a trainer takes the logits of prompts too."""
+        return takes_all_rows(loss_named(self.job.training.logits, self.job.target), self.job.target)
+
     def micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
-        workload = self.job.workload
-        sequences = candidate.trainer.micro_batch
-        length = workload.usual_prompt_len + response_len
-        if response_len >= workload.max_response_len:
-            length = workload.max_seq_len
-        tokens = sequences * length
-        trainer = candidate.trainer
-        if trainer.max_tokens:
-            tokens = float(trainer.max_tokens)
-        tokens /= trainer.num_token_shards
-        head = tokens * response_len / length
+        workload, trainer = self.job.workload, candidate.trainer
+        is_longest = response_len >= workload.max_response_len
+        length = workload.max_seq_len if is_longest else workload.usual_prompt_len + response_len
+        tokens = (trainer.max_tokens or trainer.micro_batch * length) / trainer.num_token_shards
+        head = tokens if self.takes_all_rows else tokens * response_len / length
         share = self.job.num_trained_by(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)

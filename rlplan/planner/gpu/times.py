@@ -281,7 +281,7 @@ class GpuTimes:
             mean,
             mean * mean + lengths.variance,
             workload.max_seq_len,
-            lengths.mean,
+            mean if self.roles.takes_all_rows else lengths.mean,
             choice.max_tokens,
         )
 

@@ -111,7 +111,7 @@ class TrainingSpec(Spec):
     """Tokens that are packed into one pass; `auto` follows workload.micro_batch_size_per_gpu where that is given."""
     gradient_checkpointing: bool | Auto = "auto"
     """Whether activations are computed again in the backward pass."""
-    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "by_rows"] = "auto"
+    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "uncast", "copied", "kept", "by_rows"] = "auto"
     """How the loss is taken (memory/model/logits.py); `auto` as the target does."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """`adamw_8bit` keeps both moments in a byte each (bitsandbytes)."""
@@ -135,6 +135,8 @@ class TrainingSpec(Spec):
     """Ranks that share a sequence's attention (Megatron, FSDP2)."""
     ep: Ranks = "auto"
     """Ranks that share the experts of a layer (Megatron)."""
+    sequence_parallel: bool = True
+    """Whether tensor parallel ranks share the rows between their matmuls: norms, residual (Megatron, FSDP2)."""
     fsdp_size: int | None = Field(default=None, ge=1, le=1 << 20)
     """Ranks that share a copy of the states (FSDP2's hybrid sharding: every group of as many has one); None: all."""
     reduce_bucket_size: Annotated[int, Field(ge=1_000, le=MAX_COUNT)] | Auto = "auto"

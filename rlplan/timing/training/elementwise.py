@@ -89,6 +89,21 @@ def experts_bytes(model: ModelSpec, *, is_fused: bool = True, has_rows: bool = T
     return len(experts.layers) * (routed + per_width * experts.shared_intermediate_size)
 
 
+@lru_cache(maxsize=512)
+def between_bytes(model: ModelSpec, *, is_fused: bool) -> float:
+    """The part of `layers_bytes` that is of norms and sums, which tensor parallel ranks share under sequence
+    parallelism and each compute whole without it. Source: Korthikanti et al. 2022, section 4.2.2.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> between_bytes(find_model("Qwen/Qwen2.5-7B"), is_fused=True) / 28  # 2*(4 + 6)*3584
+    71680.0
+    """
+    num_norms: int = traits_of(model).get("num_norms", 2)
+    sums = 1 if NONE in model.attention_kinds else 2
+    each = model.hidden_size * (num_norms * _norm_bytes(model, is_fused) + sums * RESIDUAL)
+    return float(each * model.num_layers)
+
+
 def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
     return tuple(kinds_of_layers(model).items())
 
@@ -101,9 +116,7 @@ def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
 def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: bool) -> float:
     """Norms, sums and attention of one layer, a token."""
     traits, norm = traits_of(model), _norm_bytes(model, is_fused)
-    num_norms: int = traits.get("num_norms", 2)
-    sums = 1 if NONE in model.attention_kinds else 2
-    outer = float(model.hidden_size * (num_norms * norm + sums * RESIDUAL))
+    outer = between_bytes(model, is_fused=is_fused) / model.num_layers
     if kind == NONE:
         return outer
     if kind == LINEAR and (rule := model.linear_attention) is not None:
@@ -191,13 +204,18 @@ LOSS_BYTES = {
     Loss.SHIFTED: (26, 24),
     Loss.FUSED: (8, 0),
     Loss.IN_PLACE: (10, 8),
+    Loss.UNCAST: (6, 8),
+    Loss.COPIED: (38, 22),
+    Loss.KEPT: (10, 14),
     Loss.BY_ROWS: (46, 44),
     Loss.COMPILED_CHUNKED: (8, 6),
     Loss.NONE: (0, 0),
 }
 """Bytes of a logit, forward and backward. PLAIN: to fp32 6, log-softmax read twice and written 12; backward fp32 read
-twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. BY_ROWS: one operator of torch after
-the other (`rlplan.runtime.models.logprob_model`): cast 6, temperature 8, maximum 4, less it 8, exponent 8, sum 4,
+twice, written, cast 16 (torch 2.13). FUSED: read twice, its gradient written. UNCAST: over the temperature 4, read 2;
+backward in place 4, over the temperature 4. KEPT: cast 6, read 4; backward read, written, cast 14. COPIED: cast 6,
+maximum 4, less it 8, exponent 8, sum 4, quotient 8; backward turned 8, scaled 8, cast 6. BY_ROWS: one operator of torch
+after the other (`rlplan.runtime.models.logprob_model`): cast 6, temperature 8, maximum 4, less it 8, exponent 8, sum 4,
 entropy 8; backward cast 6, temperature 8, less the normalizer 8, exponential 8, scale 8, cast 6. What is not named is
 as PLAIN."""
 

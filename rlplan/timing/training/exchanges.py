@@ -7,7 +7,7 @@ Ranks of a stage are neighbours, stages lie behind one another: Megatron-Core 0.
 Experts have ranks of their own order in it: ep neighbours (`expert_tensor_parallel_size` 1), whatever tp and cp are.
 """
 
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_gather_cost, all_to_all_cost
@@ -77,13 +77,13 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
 def stage_transfer_cost(setting: TrainSetting, batch: MicroBatch, cluster: Cluster) -> Cost:
     """Seconds of a micro-batch's hidden states (or their gradients) from a rank of one stage to that of the next.
 
-    Counts: e h T / tp under sequence parallelism, by the rank's own adapter where stages lie on different hosts.
+    Counts: e h T, over tp under sequence parallelism, by the rank's own adapter where stages lie on different hosts.
     Source: Narayanan et al. 2021, section 4.1 (scatter/gather).
     """
     pp = setting.choice.pp
     if pp == 1:
         return NOTHING
-    rows = batch.num_tokens / setting.ranks_of_tokens / setting.choice.tp
+    rows = batch.num_tokens / setting.ranks_of_tokens / setting.row_shards
     route = link(cluster, 2, max(1, setting.num_ranks // pp))
     sent = setting.training.dtype.num_bytes * setting.model.hidden_size * rows
     return Cost({route.resource: sent / route.bytes_per_s, Resource.LATENCY: route.latency_s})

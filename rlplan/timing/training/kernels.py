@@ -8,7 +8,7 @@ Symbols: T rows (tokens), n columns of a matmul, w waves of tiles over the chip.
 from enum import StrEnum
 from functools import lru_cache
 
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job_parts import Target

@@ -18,6 +18,7 @@ from rlplan.timing.training.elementwise import (
     PERMUTED,
     SCATTERED,
     SCORES,
+    between_bytes,
     cast_bytes,
     layers_bytes,
     loss_bytes,
@@ -212,14 +213,15 @@ def _dense_matmuls(model: ModelSpec, tp: int) -> list[tuple[float, float]]:
 def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster: Cluster) -> Cost:
     """Seconds of the memory-bound elementwise operators of one rank.
 
-    Counts: `elementwise.layers_bytes` (norms and sums are cut over tp under sequence parallelism, which Megatron and
-    torchtitan have), casts, logits, stored scores; over the memory's rate. Source: Ivanov et al. 2021 (data movement is
-    all you need): these operators take a third of the time of a layer on a V100.
+    Counts: `elementwise.layers_bytes` (cut over tp; norms and sums under sequence parallelism alone), casts, logits,
+    stored scores; over the memory's rate. Source: Ivanov et al. 2021 (data movement is all you need): these operators
+    take a third of the time of a layer on a V100.
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     tokens = batch.num_tokens / ranks
     moved = layers_bytes(model, is_fused=runs.is_fused, has_plain_rotary=runs.has_plain_rotary)
     moved += repeat_bytes(model) if runs.repeats_keys else 0.0
+    moved += between_bytes(model, is_fused=runs.is_fused) * (setting.choice.tp / setting.row_shards - 1)
     moved *= times.elementwise * tokens
     if runs.has_fp8 or runs.has_fp4:
         tp, by_row = setting.choice.tp, runs.scales_rows

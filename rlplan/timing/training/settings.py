@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.model.logits import Loss, loss_named
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
@@ -52,6 +52,11 @@ class TrainSetting:
     def ranks_of_tokens(self) -> int:
         """Ranks over which a sequence's tokens are cut."""
         return self.choice.cp * self.choice.ulysses
+
+    @property
+    def row_shards(self) -> int:
+        """Tensor parallel ranks that share the rows between their matmuls (sequence parallelism)."""
+        return self.choice.tp if self.training.shares_rows(self.target) else 1
 
     @cached_property
     def recompute(self) -> Recompute:

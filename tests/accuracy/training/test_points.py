@@ -11,7 +11,7 @@ from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.registry import Prediction, Refusal
 from rlplan.accuracy.training.points import shapes_of
 from rlplan.accuracy.training.run import read_run
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 
 KINDS = ("train_peak", "train_steady", "max_model_size")
 POINTS = {point.id: point for point in bundled_points() if point.kind in KINDS}

@@ -13,8 +13,10 @@ from rlplan.memory.model.activations import (
     working_bytes,
 )
 from rlplan.memory.model.block_families import block_of, cut_layers
+from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, forward_end_bytes
+from rlplan.memory.trainers.micro_batch import forward_end_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import TrainSample
@@ -104,7 +106,7 @@ def test_a_whole_log_prob_pass_is_never_under_and_at_most_a_tenth_over(
     model = model_from_config(config, where="config.json")
     measured = saved_bytes(config, num_sequences, prompt_len, response_len)
     num_tokens, num_responses = num_sequences * (prompt_len + response_len), num_sequences * response_len
-    (layers,) = cut_layers(model, None, 1)
+    (layers,) = cut_layers(model, None, LayerCut())
     shape = MicroBatchShape(
         layers.block,
         layers.num,

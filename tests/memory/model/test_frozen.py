@@ -11,7 +11,8 @@ from benchmarks.gpu.meters import CountedTensors
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.block_families import block_of
 from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.trainers.micro_batch import HeldAt, MicroBatchShape, Recompute, entry_bytes, layer_bytes
+from rlplan.memory.trainers.micro_batch import HeldAt, entry_bytes, layer_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.spec.model import model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
 

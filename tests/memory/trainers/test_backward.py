@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from rlplan.memory.machine.machine import CPU, CUDA, Machine
 from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, forward_end_bytes
+from rlplan.memory.trainers.micro_batch import Place, forward_end_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
@@ -33,7 +35,7 @@ def state_of(
 
 
 def shape_of(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatchShape:
-    (layers,) = cut_layers(model, None, 1)
+    (layers,) = cut_layers(model, None, LayerCut())
     return MicroBatchShape(
         layers.block,
         layers.num,

@@ -119,7 +119,8 @@ class Oracle(RawSeconds):
         tokens = (choice.max_tokens or choice.micro_batch * length) / (choice.ulysses * choice.cp)
         share = self.work.rollouts_per_mini_batch // (arrangement.num_training // choice.ranks_per_sequence)
         num = -(-share // choice.micro_batch)
-        return MicroBatchTokens(int(tokens), int(tokens * response / length), num > 1, num)
+        head = tokens * response / length if self.selects_rows else tokens
+        return MicroBatchTokens(int(tokens), int(head), num > 1, num)
 
     def _others(self, arrangement: Arrangement, choice: TrainerChoice, name: str, response: float) -> Any:
         spec, setting, micro_batch = self.spec, self.setting, self._micro_batch_of(arrangement, choice, response)

@@ -160,7 +160,8 @@ class RawSeconds(RawAxes):
     def _mini_batch_shape(self, rollouts: int, trainer: TrainerChoice) -> MiniBatchShape:
         mean = self.work.usual_prompt_len + self.lengths.mean
         square = mean**2 + self.lengths.variance
-        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, self.lengths.mean, trainer.max_tokens)
+        head = self.lengths.mean if self.selects_rows else mean
+        return MiniBatchShape(rollouts, mean, square, self.work.max_seq_len, head, trainer.max_tokens)
 
     def _generate(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int) -> Cost:
         speed, one, num_engines = self._rollouts(arrangement, engine, kv_cache)

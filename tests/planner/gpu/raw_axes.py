@@ -77,6 +77,11 @@ class RawAxes:
             return True
         return generation == wants.num_generation_devices and not (is_open and scoring)
 
+    @property
+    def selects_rows(self) -> bool:
+        """Whether logits are of responses alone: in rlplan's runtime, and TRL's fused head."""
+        return self.spec.target == "rlplan" and self.spec.training.logits in ("auto", "by_rows", "fused")
+
     def _trainers(self, arrangement: Arrangement) -> Iterator[TrainerChoice]:
         wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
@@ -99,7 +104,11 @@ class RawAxes:
                 continue
             if wants.tp == "auto" and any(model.num_heads % tp for model in self.setting.models.values()):
                 continue
-            if experts % ep or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep)):
+            if (
+                (tp > 1 and self._lacks_rows(experts))
+                or experts % ep
+                or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep))
+            ):
                 continue
             size, groups = self.work.rollouts_per_mini_batch, ranks // ways
             if groups > size if target == "rlplan" else size % groups:
@@ -114,6 +123,10 @@ class RawAxes:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
                     yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
+
+    def _lacks_rows(self, experts: int) -> bool:
+        """Whether Megatron refuses to train experts behind tensor parallel ranks."""
+        return self.spec.target == "megatron" and experts > 1 and not self.spec.training.sequence_parallel
 
     def _can_share(self, ulysses: int, tp: int) -> bool:
         """Whether DeepSpeed's ranks can share the policy's micro_batch: with as many heads, and AutoTP as much of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlplan.accuracy.named_models import model_by_name
 from rlplan.dataflow.choice import TrainerChoice
-from rlplan.memory.trainers.micro_batch import Recompute
+from rlplan.memory.trainers.shape import Recompute
 from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining

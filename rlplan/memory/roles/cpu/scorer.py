@@ -10,10 +10,12 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import score_peak_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -34,7 +36,7 @@ def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, uly
 
 def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
     """What the runtime computes of a model on a CPU host, without tokens. tp: ranks that each have a part of it."""
-    first, *more = cut_layers(model, None, tp)
+    first, *more = cut_layers(model, None, LayerCut(tp, tp))
     return MicroBatchShape(
         first.block,
         first.num,

@@ -18,7 +18,8 @@ from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place, Recompute
+from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import largest_of, passes_peak, snapshots
 from rlplan.memory.trainers.training import held_parameters, merging_bytes, put_together_bytes, trained_rank

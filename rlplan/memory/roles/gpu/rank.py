@@ -14,19 +14,20 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.layer_cut import LayerCut, layer_cut
 from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.roles.gpu.states import FixedStates
 from rlplan.memory.trainers.micro_batch import (
-    MicroBatchShape,
     Place,
-    Recompute,
+    gather_buffer_bytes,
     kept_layer_bytes,
     layer_bytes,
     score_peak_bytes,
 )
 from rlplan.memory.trainers.nvme import left_on_host
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_parts
@@ -97,6 +98,17 @@ class TrainedRole:
         return process_overheads(self.overheads, self.num_ranks, in_transfer_group=self.in_transfer_group, axes=axes)
 
     @property
+    def layer_cut(self) -> LayerCut:
+        """How tensor parallel ranks share each of its layers. DeepSpeed's AutoTP shares no rows."""
+        choice = self.choice
+        return layer_cut(
+            choice.tp,
+            choice.expert_tp,
+            is_megatron=self.target == "megatron",
+            has_sequence_parallel=self.training.shares_rows(self.target),
+        )
+
+    @property
     def is_cut(self) -> bool:
         """Whether a rank lacks a part of the weights, which is gathered before it is handed over."""
         choice = self.choice
@@ -141,15 +153,15 @@ def stages_of(
 def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> MicroBatchShape:
     """What a rank of a stage computes in one micro-batch.
 
-    Counts: its layers, cut over tp. DeepSpeed's AutoTP gathers the logits and shares nothing between the matmuls;
-    FSDP2 and Megatron share the rows between them (sequence parallelism) and the vocabulary. Megatron's kernels are
-    fused. Only the last stage has a head.
+    Counts: its layers as `TrainedRole.layer_cut` has them. DeepSpeed's AutoTP gathers the logits; FSDP2 and Megatron
+    share the vocabulary. Megatron's kernels are fused. Only the last stage has a head.
     Assumes: routing that is balanced: as many rows for a rank's experts as it has tokens times top_k.
     """
     training, choice, micro_batch, model = trained.training, trained.choice, trained.micro_batch, trained.model
     is_value = trained.role in (Role.VALUE, Role.REWARD) or model.head_width == 1
     layers = stage.layers if choice.pp > 1 else None
-    first, *more = cut_layers(model, layers, choice.tp, is_fused=trained.target == "megatron")
+    cut = trained.layer_cut
+    first, *more = cut_layers(model, layers, cut, is_fused=trained.target == "megatron")
     exported = trained.target != "rlplan"
     vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
     return MicroBatchShape(
@@ -164,7 +176,8 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         offloads_activations=training.offloads_activations,
         frozen=fixed.frozen(training.dtype.num_bytes) if trained.lora else None,
         more=tuple(more),
-        sequence_shards=choice.tp if exported else 1,
+        sequence_shards=cut.sequence_shards,
+        gathers_again=cut.gathers_again,
         ulysses=choice.ulysses,
         passes_keys_on=choice.cp > 1,
         micro_batches_in_flight=stage.in_flight,
@@ -175,16 +188,13 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
 
 
 def loss_of(trained: TrainedRole) -> Loss:
-    """How the loss is taken: as the job says, where the vocabulary is not cut; else each trainer's own.
+    """How the loss is taken: as the job says; of a vocabulary that FSDP2 has cut as torch takes it.
 
-    Source: Megatron-Core 0.14 tensor_parallel/cross_entropy.py; torch 2.13 distributed/tensor/parallel/loss.py.
+    Source: torch 2.13 distributed/tensor/parallel/loss.py.
     """
     stated = loss_named(trained.training.logits, trained.target)
-    if stated is Loss.FUSED:
-        return stated
-    if trained.target == "megatron":
-        return Loss.MEGATRON
-    return Loss.PARALLEL if trained.target == "fsdp2" and trained.choice.tp > 1 else stated
+    is_torchs = trained.target == "fsdp2" and trained.choice.tp > 1 and stated is not Loss.FUSED
+    return Loss.PARALLEL if is_torchs else stated
 
 
 class RankOnGpu(Forecast):
@@ -195,22 +205,21 @@ class RankOnGpu(Forecast):
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
-        if action.kind is ActionKind.OFFLOAD_ROLE:
-            return dict(self.trained.process_overheads)
-        return self._with_overheads(self._states(action, run_phase).device)
+        held = {} if action.kind is ActionKind.OFFLOAD_ROLE else self._states(action, run_phase).device
+        return self._with_overheads(held, run_phase)
 
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held = self._with_overheads(self._largest_snapshot(run_phase))
+            held = self._with_overheads(self._largest_snapshot(run_phase), run_phase)
             total = sum(held.values())
             held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
             return held
         if action.kind is ActionKind.OPTIMIZER_STEP:
-            return self._with_overheads(update_peak(self.rank_state, self.shape))
+            return self._with_overheads(update_peak(self.rank_state, self.shape), run_phase)
         if action.kind is ActionKind.START_TRAINER:
             return self.resident(action, run_phase)
-        held = self._with_overheads(self._waiting.device)
+        held = self._with_overheads(self._waiting.device, run_phase)
         if action.kind is ActionKind.SCORE:
             held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
@@ -295,8 +304,9 @@ class RankOnGpu(Forecast):
             return self.fixed.after_step
         return States({kind: size for kind, size in self.moved.items() if kind not in _STATES})
 
-    def _with_overheads(self, held: Mapping[MemoryKind, int]) -> Bytes:
-        return add(held, self.trained.process_overheads)
+    def _with_overheads(self, held: Mapping[MemoryKind, int], run_phase: RunPhase) -> Bytes:
+        kept = gather_buffer_bytes(self.shape) if run_phase != "start" else 0
+        return add(add(held, self.trained.process_overheads), {MemoryKind.COMM_BUFFERS: kept} if kept else {})
 
 
 def _offloaded_activations(shape: MicroBatchShape) -> int:

@@ -20,7 +20,8 @@ from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
 from rlplan.memory.roles.gpu.states import FixedStates, with_role_head
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import score_peak_bytes
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
@@ -142,11 +143,9 @@ class ScorerOnGpu(Forecast):
 
     def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
-        training = SettledTraining(
-            dtype=_type_of(self.element_bytes),
-            master_dtype=_type_of(self.kept_bytes),
-            logits="fused" if self.loss is Loss.FUSED else "plain",
-        )
+        logits = "auto" if self.loss is Loss.NONE else self.loss.value
+        dtype, kept = _type_of(self.element_bytes), _type_of(self.kept_bytes)
+        training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": kept, "logits": logits})
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)
         return TrainedRole(
             self.role,

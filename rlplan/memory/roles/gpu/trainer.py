@@ -13,7 +13,8 @@ from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron
 from rlplan.memory.roles.gpu.process import Bytes
 from rlplan.memory.roles.gpu.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
 from rlplan.memory.roles.gpu.states import FixedStates, fixed_states, zero_settings
-from rlplan.memory.trainers.micro_batch import MicroBatchShape, Place
+from rlplan.memory.trainers.micro_batch import Place
+from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.step_peak import RankState
 
 __all__ = ["CAPPED", "MicroBatchTokens", "TrainerOnGpu", "parts_of"]
