@@ -1,0 +1,170 @@
+"""An update of adapters, replayed through torch's allocator: what it reserves at most.
+
+In: a model's stored tensors, a layer's sizes, a micro-batch, how logits are tiled (ReplayedUpdate). Out: bytes.
+Left out: several kinds of layers, gradients that accumulate, what another process or the driver holds.
+
+The order: stored weights come, each with its adapters; two passes without gradient (the reference's log-probs, then the
+policy's); for each micro-batch a forward pass that keeps the layers' entries, the log-probs by tiles of rows, the same
+going back, the layers from the last to the first, the step. Gradients and the optimizer's moments are a tensor for each
+adapter, small ones mostly, but some are larger than 1 MiB: they stay in blocks that a tile has left, and the next tile
+reserves anew. So does cuBLAS's workspace in autograd's thread; the engine has made that of the main one before.
+Source: AgileRL 2.8.2 algorithms/grpo.py (`learn`), core/base.py (`_fused_forward_no_grad`, `_get_logprobs`),
+core/llm_ops/fused_logprobs.py; the compiled tile's graph: logits in the model's type, going back a sparse gradient in
+fp32 beside them, then the logits' place is written over. torch 2.13 optim/adam.py (`_multi_tensor_adam`: a copy for the
+square roots).
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from rlplan.memory.machine.segments import Segments, Tensor
+from rlplan.memory.model.block import FLOAT_BYTES
+from rlplan.memory.trainers.replay_layer import CUBLAS_WORKSPACE, LayerPasses, LayerSizes
+from rlplan.records import dataclass
+
+UPDATES = 2
+"""Micro-batches that are replayed at most: the second finds the moments of the first in its way, later ones no more."""
+
+
+@dataclass(frozen=True)
+class ReplayedUpdate:
+    """One update."""
+
+    layer: LayerSizes
+    num_layers: int
+    vocab_size: int
+    sequences: int
+    """Of a micro-batch."""
+    stored: tuple[int, ...]
+    """Bytes of each stored tensor, in the order in which they come to the GPU."""
+    num_micro_batches: int
+    """Each with a step of its own."""
+    rows_at_once: int
+    """Of logits, in a tile."""
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens with logits: all but each sequence's last."""
+        return self.layer.num_tokens - self.sequences
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What an update came to, at most."""
+
+    reserved: int
+    allocated: int
+
+
+@lru_cache(maxsize=512)
+def replayed_peak(update: ReplayedUpdate) -> Reserved:
+    """Bytes reserved and allocated at most in an update.
+
+    Counts: every tensor of the update, in order, by the allocator's rules. Source: this module and replay_layer.py.
+    Assumes: the allocator is empty before; later segments lie at lower addresses, which decides which of two equal
+    blocks is broken into. By AgileRL's rig that is so: with rising addresses six updates of 0.5B lack one tile.
+    """
+    replay = _Replay(update, Segments(goes_down=True))
+    replay.run()
+    return Reserved(replay.segments.reserved, replay.segments.peak_allocated)
+
+
+class _Replay:
+    """One replay."""
+
+    def __init__(self, update: ReplayedUpdate, segments: Segments) -> None:
+        self.update, self.segments = update, segments
+        self.passes = LayerPasses(update.layer, segments)
+        self.moments: list[Tensor] = []
+        self.has_workspace = False
+
+    def run(self) -> None:
+        for size in self.update.stored:
+            self.segments.take(size)
+        for is_policy in (False, True):
+            self.passes.copies = [] if is_policy else None
+            hidden = self._forward([], has_gradient=False)
+            self._give_copies()
+            self.passes.give(self._tiles(), hidden)
+        for _ in range(min(self.update.num_micro_batches, UPDATES)):
+            self._micro_batch()
+
+    def _micro_batch(self) -> None:
+        entries: list[Tensor] = []
+        self.passes.copies = []
+        hidden = self._forward(entries, has_gradient=True)
+        self._give_copies()
+        self.passes.give(self._tiles())
+        of_rows = self._tiles(goes_back=True)
+        self.passes.give(hidden)
+        gradient = self._rows()
+        self.passes.give(of_rows, entries.pop())
+        while entries:
+            self.passes.backward(entries.pop())
+        self.passes.give(gradient)
+        self._step()
+
+    def _rows(self) -> Tensor:
+        return self.passes.take(self.update.layer.block.hidden, self.update.layer.element_bytes)
+
+    def _give_copies(self) -> None:
+        self.passes.give(*(self.passes.copies or ()))
+        self.passes.copies = None
+
+    def _forward(self, entries: list[Tensor], *, has_gradient: bool) -> Tensor:
+        """All layers and the last norm. Returns the hidden states; entries get the layers' inputs and the norm's."""
+        entry = self._rows()
+        for _ in range(self.update.num_layers):
+            output = self.passes.forward(has_gradient=has_gradient)
+            if has_gradient:
+                entries.append(entry)
+            else:
+                self.passes.give(entry)
+            entry = output
+        hidden = self._rows()
+        if has_gradient:
+            entries.append(entry)
+        else:
+            self.passes.give(entry)
+        return hidden
+
+    def _tiles(self, *, goes_back: bool = False) -> Tensor:
+        """Logits of some rows after the other. Returns the log-probs, or the gradient of the rows."""
+        update, take, give = self.update, self.segments.take, self.passes.give
+        e, hidden, vocab = update.layer.element_bytes, update.layer.block.hidden, update.vocab_size
+        copied = take(update.num_rows * hidden * e) if update.sequences > 1 else None
+        answer = take(update.num_rows * (hidden if goes_back else 1) * e)
+        for start in range(0, update.num_rows, update.rows_at_once):
+            rows = min(update.rows_at_once, update.num_rows - start)
+            logits = take(rows * vocab * e)
+            if goes_back:
+                self._take_workspace()
+                give(take(rows * vocab * FLOAT_BYTES))
+                give(take(rows * hidden * e))
+            give(logits)
+        give(copied)
+        return answer
+
+    def _take_workspace(self) -> None:
+        """Of the thread that goes back, when its first product runs."""
+        if not self.has_workspace:
+            self.has_workspace = True
+            self.segments.take(CUBLAS_WORKSPACE)
+
+    def _step(self) -> None:
+        if not self.moments:
+            self.moments = self._like_adapters(copies=2)
+        self.passes.give(*self._like_adapters())
+        self.passes.give(*self.passes.gradients)
+        self.passes.gradients = []
+
+    def _like_adapters(self, copies: int = 1) -> list[Tensor]:
+        """Tensors of the adapters' sizes, in fp32."""
+        sizes = [FLOAT_BYTES * self.update.layer.rank * width for width in _widths(self.update.layer)]
+        return [
+            self.segments.take(size) for _ in range(self.update.num_layers) for size in sizes for _ in range(copies)
+        ]
+
+
+def _widths(layer: LayerSizes) -> Iterable[int]:
+    return (width for module in layer.modules.values() for width in module)
