@@ -93,9 +93,9 @@ def _waits(point: MeasuredPoint) -> bool:
     return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
 
 
-def _is_agile(point: MeasuredPoint) -> bool:
-    begun_on_used_memory = "qwen2.5-0.5b-a100-s32768-mb1-g16"  # fixtures/pending/README.md of the source
-    return point.kind == "train_peak" and point.id.startswith("agilerl-") and begun_on_used_memory not in point.id
+def _is_counted_of_agile(point: MeasuredPoint) -> bool:
+    """An update that is not replayed tensor by tensor, of one of two versions of the trainer."""
+    return point.kind == "train_peak" and point.id.startswith("agilerl-") and _has(point, ("olmoe", "gemma-4"))
 
 
 def _is_asleep_with_wide_heads(point: MeasuredPoint) -> bool:
@@ -175,17 +175,9 @@ CONSTANTS = (
         "FIRST_KERNELS, MiB",
         ((colocated, "FIRST_KERNELS"),),
         0,
-        {
-            "smollm2": 110 * MIB,
-            "qwen2.5-0.5b": 120 * MIB,
-            "qwen2.5-1.5b": 210 * MIB,
-            "qwen2.5-7b": 240 * MIB,
-            "olmoe": 80 * MIB,
-            "gemma-4": 210 * MIB,
-            "now": 140 * MIB,
-        },
-        lambda point, fitted: fitted in point.id,
-        _is_agile,
+        {"2.8.0": 200 * MIB, "2.8.2": 130 * MIB, "now": 140 * MIB},
+        lambda point, fitted: f"AgileRL {fitted}" in str(point.settings.get("framework")),
+        _is_counted_of_agile,
         unit=MIB,
     ),
     Constant(

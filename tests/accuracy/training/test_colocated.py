@@ -94,13 +94,18 @@ def test_wide_heads_that_share_keys_store_the_scores_of_every_pair_where_nothing
 
 
 def test_moments_are_in_the_passes_from_the_second_micro_batch_on() -> None:
-    long = changed(SMALL, seq=4096)
-    assert parts_of(long).get("optimizer", 0) == 0  # one micro-batch: the peak is before the only step
-    assert parts_of(changed(long, group_size=8))["optimizer"] > 0.2
+    assert parts_of(WIDE_HEADS).get("optimizer", 0) == 0  # one micro-batch: the peak is before the only step
+    assert parts_of(changed(WIDE_HEADS, group_size=8))["optimizer"] > 0.01
 
 
 def test_context_counts_once_and_kernels_of_the_trainer_beside_it() -> None:
-    assert parts_of(SMALL)["context"] == FIRST_KERNELS / GIB
+    assert parts_of(WIDE_HEADS)["context"] == FIRST_KERNELS / GIB
+
+
+def test_a_replayed_update_has_no_constant_and_believes_no_residual_above_the_predicted_one() -> None:
+    parts = parts_of(changed(SMALL, sleeping_engine_residual_gib=3.0))
+    assert parts.keys() == {"weights", "activations", "fragmentation", "process"}
+    assert parts["process"] == pytest.approx(sum(asleep_parts(SMALL).values()) / GIB)
 
 
 def test_beside_a_base_in_four_bits_everything_else_is_in_fp32() -> None:

@@ -1,0 +1,87 @@
+"""Updates of AgileRL, replayed: what NVML showed more in an update than before it, on the rig's own measurements."""
+
+from typing import Any
+
+import pytest
+
+from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.training.replayed import is_replayed, replayed_bytes, stored_tensors
+from rlplan.accuracy.training.run import Run, read_run
+from rlplan.units import GIB, MIB
+from rlplan.vocabulary import MemoryKind
+
+RIG = {point.id: point for point in bundled_points() if point.id.startswith("agilerl-")}
+ROWS = 441
+"""256 MiB of fp32 logits over 151,936 words; 1,365 over SmolLM2's 49,152."""
+
+
+def run_of(name: str, **settings: Any) -> Run:
+    point = RIG[f"agilerl-{name}"]
+    return read_run(MeasuredPoint.model_validate(point.model_dump() | {"settings": point.settings | settings}))
+
+
+def grown(name: str) -> float:
+    """MiB between the peak and what was there before."""
+    point = RIG[f"agilerl-{name}"]
+    return (point.measured.value - point.settings["sleeping_engine_residual_gib"]) * 1024
+
+
+def replayed(name: str, rows: int = ROWS) -> float:
+    held = replayed_bytes(run_of(name), rows)
+    assert held is not None
+    return sum(held.values()) / MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("smollm2-1.7b-l4-s512-mb8-g4-r8-u450", 1365),
+        ("qwen2.5-0.5b-a100-s512-mb1-g4-r64-u200", 441),
+        ("qwen2.5-0.5b-a100-s4096-mb8-g4-r64-u200", 441),
+        ("qwen2.5-1.5b-a100-s512-mb8-g4-r8-u200", 441),
+        ("qwen2.5-7b-a100-s512-mb1-g4-r8-u550", 441),
+        ("qwen2.5-7b-a100-s4096-mb1-g4-r8-u550", 441),
+    ],
+)
+def test_an_update_grows_by_what_the_replay_reserves_within_30_mebibytes(name: str, rows: int) -> None:
+    assert replayed(name, rows) == pytest.approx(grown(name), abs=30)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "l4"])
+def test_the_tile_that_0_5b_reserves_twice_from_the_second_step_on_is_met(gpu: str) -> None:
+    name = f"qwen2.5-0.5b-{gpu}-s1024-mb4-g8-r16-u200"
+    assert replayed(name) == pytest.approx(grown(name), abs=30)
+    alone = replayed_bytes(run_of(name, group_size=4), ROWS)  # one step
+    assert alone is not None
+    assert replayed(name) - sum(alone.values()) / MIB == 256  # 441 rows of 151,936 words in fp32
+
+
+def test_stored_tensors_are_the_model_s_with_two_sets_of_adapters_in_fp32() -> None:
+    run = run_of("qwen2.5-0.5b-a100-s512-mb1-g4-r64-u200")
+    assert run.adapters is not None
+    trained = sum(adapter.numel for adapter in run.adapters.parameters)
+    assert sum(stored_tensors(run)) == 2 * run.model.num_parameters + 2 * 4 * trained
+
+
+def test_a_base_in_four_bits_is_smaller_and_its_update_takes_more() -> None:
+    name = "qwen2.5-0.5b-a100-s4096-mb8-g16-r8-nf4-u200"
+    four, plain = replayed_bytes(run_of(name), ROWS), replayed_bytes(run_of(name, quant="none"), ROWS)
+    assert four is not None
+    assert plain is not None
+    assert four[MemoryKind.WEIGHTS] < plain[MemoryKind.WEIGHTS]
+    assert four[MemoryKind.WEIGHTS] > 151_936 * 896 * 4  # the table alone
+    assert four[MemoryKind.ACTIVATIONS] - plain[MemoryKind.ACTIVATIONS] > GIB
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "olmoe-1b-7b-0924-a100-s512-mb1-g4-r8-u428",
+        "gemma-4-e2b-it-a100-s512-mb1-g4-r8-u450",
+        "qwen2.5-0.5b-a100-s32768-mb1-g4-r8-u200",
+    ],
+)
+def test_experts_other_layers_and_very_long_responses_are_not_replayed(name: str) -> None:
+    assert not is_replayed(run_of(name))
+    assert replayed_bytes(run_of(name), ROWS) is None
