@@ -1,6 +1,7 @@
 """A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
 
-In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer beside its tensors, of generation.
+In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer's tensors where its update is replayed
+through torch's allocator (memory/trainers/replay.py), of the trainer beside its tensors, of generation.
 Left out: trainers in processes of their own (points.py), engines of several ranks.
 
 Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
@@ -8,17 +9,25 @@ micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`); its rig measure
 `used`, which counts what the driver keeps (tools/memory_profiling/nvml.py).
 """
 
+from collections.abc import Iterator
+
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.run import Run
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
-from rlplan.memory.model.block import Block
+from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
+from rlplan.memory.model.frozen import Frozen
+from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.peaks import prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving.versions import VllmVersion, parse_version
+from rlplan.memory.trainers.replay import ReplayedUpdate, replayed_peak
+from rlplan.memory.trainers.replay_layer import HALF_BYTES, LayerSizes
+from rlplan.memory.trainers.step_peak import MemorySnapshot
 from rlplan.spec.hardware.profile import GpuProfile
+from rlplan.spec.model import Parameter
 from rlplan.units import GIB, MIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -35,6 +44,12 @@ falls from 0.18 to 0.10 GiB. No other such model was measured."""
 TOKENS_OF_A_SEQUENCE = 8192
 """Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
 RESIDUAL = "sleeping_engine_residual_gib"
+ALL_LINEAR = Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True, adapter_bytes=FLOAT_BYTES)
+"""Adapters in fp32 beside every linear layer."""
+LONGEST = 8192
+"""Tokens of a sequence that replays were held to. Longer responses may hold the padding token, which makes attention's
+mask real: one of two updates of 32,768 tokens had 3.08 GiB more allocated, a mask of 1 GiB, 2 in bf16 and 0.09 of keys
+and values repeated for it."""
 
 
 def num_updates(settings: RunSettings) -> int:
@@ -43,6 +58,72 @@ def num_updates(settings: RunSettings) -> int:
         return 2
     rows = settings.count("group_size") * settings.count("n_prompts", settings.count("num_prompts", 1))
     return ceil_div(rows, settings.count("micro_batch_effective", settings.count("micro_batch", 1)))
+
+
+def replayed_bytes(run: Run, rows_at_once: int) -> MemorySnapshot | None:
+    """What the trainer's tensors take of the GPU when most is reserved, segments' gaps included.
+
+    Counts: stored weights with their adapters; all else that is allocated at most; what is reserved beyond it.
+    Source: memory/trainers/replay.py.
+    """
+    if run.adapters is None or run.adapters.lora is None or not is_replayed(run):
+        return None
+    stored = tuple(stored_tensors(run))
+    layer = LayerSizes(
+        run.layers[0].block,
+        run.tokens.num,
+        run.adapters.lora.rank,
+        is_quantized=run.quantization is not None,
+        has_bias=any(parameter.name.endswith("q_proj.bias") for parameter in run.model.parameters),
+    )
+    update = ReplayedUpdate(
+        layer=layer,
+        num_layers=run.layers[0].num,
+        vocab_size=run.model.vocab_size,
+        sequences=run.tokens.sequences,
+        stored=stored,
+        num_micro_batches=num_updates(run.settings),
+        rows_at_once=rows_at_once,
+    )
+    peak, weights = replayed_peak(update), sum(stored)
+    return {
+        MemoryKind.WEIGHTS: weights,
+        MemoryKind.ACTIVATIONS: peak.allocated - weights,
+        MemoryKind.FRAGMENTATION: peak.reserved - peak.allocated,
+    }
+
+
+def is_replayed(run: Run) -> bool:
+    """Whether all layers are attention and a gated MLP between two RMS norms, for which Liger has kernels, with
+    adapters beside every linear layer, over bf16 or NF4.
+    """
+    if run.adapters is None or run.adapters.frozen != ALL_LINEAR or len(run.layers) != 1 or run.num_ranks > 1:
+        return False
+    block = run.layers[0].block
+    plain = Block(block.hidden, block.num_heads, block.num_kv_heads, block.head_dim, block.intermediate, norm=Norm.RMS)
+    return block == plain and run.quantization in (None, NF4_DOUBLE) and run.tokens.length <= LONGEST
+
+
+def stored_tensors(run: Run) -> Iterator[int]:
+    """Bytes of each tensor as it comes to the GPU: of each module its own, then its adapters, A before B and the
+    policy's before the reference's.
+
+    Source: PEFT 0.19 tuners/lora/layer.py, the order of a layer's children; bitsandbytes 0.50 `QuantState`.
+    """
+    beside: dict[str, list[Parameter]] = {}
+    for adapter in run.adapters.parameters if run.adapters else ():
+        beside.setdefault(adapter.name.split(".lora_")[0], []).append(adapter)
+    copies = 2 if run.adapters and run.adapters.reference_bytes else 1
+    scheme = None if run.quantization is None else Quantization(run.quantization)
+    for parameter in run.model.parameters:
+        if scheme is None or not scheme.covers(parameter):
+            yield parameter.numel * (HALF_BYTES if scheme is None else FLOAT_BYTES)
+        else:
+            codes = parameter.numel // 2
+            yield codes
+            yield scheme.form.num_bytes(parameter.shape) - codes + CODE_BYTES
+        for adapter in beside.get(parameter.name.removesuffix(".weight"), ()):
+            yield from [adapter.numel * FLOAT_BYTES] * copies
 
 
 def outside_tensors(point: MeasuredPoint, run: Run, block: Block) -> dict[MemoryKind, int]:

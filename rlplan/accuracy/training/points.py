@@ -12,8 +12,14 @@ from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training.colocated import RESIDUAL, asleep_bytes, asleep_parts, num_updates, outside_tensors
-from rlplan.accuracy.training.replayed import replayed_bytes
+from rlplan.accuracy.training.colocated import (
+    RESIDUAL,
+    asleep_bytes,
+    asleep_parts,
+    num_updates,
+    outside_tensors,
+    replayed_bytes,
+)
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.accuracy.training.states import expert_shards, rank_state_of

@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.training.replayed import is_replayed, replayed_bytes, stored_tensors
+from rlplan.accuracy.training.colocated import is_replayed, replayed_bytes, stored_tensors
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import MemoryKind
@@ -24,7 +24,7 @@ def run_of(name: str, **settings: Any) -> Run:
 def grown(name: str) -> float:
     """MiB between the peak and what was there before."""
     point = RIG[f"agilerl-{name}"]
-    return (point.measured.value - point.settings["sleeping_engine_residual_gib"]) * 1024
+    return (point.measured.value - float(point.settings["sleeping_engine_residual_gib"])) * 1024
 
 
 def replayed(name: str, rows: int = ROWS) -> float:
