@@ -6,8 +6,9 @@ import pytest
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.training.colocated import is_replayed, replayed_bytes, stored_tensors
+from rlplan.accuracy.training.colocated import RESIDUAL, is_replayed, replayed_bytes, stored_tensors
 from rlplan.accuracy.training.run import Run, read_run
+from rlplan.accuracy.training.settings import RunSettings
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import MemoryKind
 
@@ -24,7 +25,7 @@ def run_of(name: str, **settings: Any) -> Run:
 def grown(name: str) -> float:
     """MiB between the peak and what was there before."""
     point = RIG[f"agilerl-{name}"]
-    return (point.measured.value - float(point.settings["sleeping_engine_residual_gib"])) * 1024
+    return (float(str(point.measured.value)) - RunSettings(point).number(RESIDUAL, 0.0)) * 1024
 
 
 def replayed(name: str, rows: int = ROWS) -> float:
