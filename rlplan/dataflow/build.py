@@ -67,10 +67,14 @@ def _without_engine(graph: StepGraph, *, scores: bool) -> StepGraph:
 
 
 def _start_calls(job: SettledJob, takes_all: bool) -> tuple[Call, ...]:
-    """Processes come up side by side; the first sync makes the engine's weights the trainer's own."""
+    """Processes come up side by side; the first sync makes the engine's weights the trainer's own.
+
+    An engine without weights of its own waits for the trainer that holds them.
+    """
+    base = ("start_trainer",) if job.rollout.shares_base else ()
     calls = [
         Call("start_trainer", ActionKind.START_TRAINER, Role.POLICY, Phase.START),
-        Call("start_engine", ActionKind.START_ENGINE, Role.POLICY, Phase.START),
+        Call("start_engine", ActionKind.START_ENGINE, Role.POLICY, Phase.START, after=base),
     ]
     for role in job.trained_roles[1:]:
         calls.append(Call(f"start_trainer/{role}", ActionKind.START_TRAINER, role, Phase.START))

@@ -123,6 +123,8 @@ def ray_placement(plan: Plan) -> RayPlacement:
         for process, device in layout.processes:
             environment = {**COMMON_ENVIRONMENT, **heap, **WORKER_ENVIRONMENT[layout.worker]}
             environment["OMP_NUM_THREADS"] = str(threads)
+            if layout.worker == "rollout_engine" and job.rollout.shares_base:  # its matmuls are torch's, as a trainer's
+                environment |= _FEW_MATMULS
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(
                 WorkerPlacement(

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
 from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
+from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
 from rlplan.spec.models.families.image_sizes import WITH_IMAGES
@@ -61,6 +62,7 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
         return
     yield from _devices(job, choice)
     yield from _mini_batches(job, choice)
+    yield from shared_base_refusals(job, choice)
     if job.device_kind == "cuda":
         yield from _engines_on_gpus(job, choice)
         yield from _sync_on_gpus(job, choice)
@@ -97,7 +99,7 @@ def stage_refusal(job: SettledJob, choice: Choice) -> str:
     asked = job.training.combination(
         trainer.zero_stage, (trainer.ulysses, trainer.tp), (trainer.offloads_optimizer, trainer.offloads_parameters)
     )
-    return next((one.reason for one in asked.contradictions()), "")
+    return next((one.reason for one in asked.contradictions()), "") or shared_base_stage(job, choice)
 
 
 def model_refusals(job: SettledJob) -> Iterator[str]:

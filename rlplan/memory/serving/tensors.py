@@ -58,12 +58,23 @@ def engine_tensors(model: ModelSpec, tp: int = 1) -> tuple[Parameter, ...]:
 
 def _fuse(tensors: Iterable[Parameter]) -> list[Parameter]:
     """Tensors whose modules share a fused name below the same parent become one; a lonely one keeps its name."""
+    return [_stack(name, members) if len(members) > 1 else members[0] for name, members in _groups(tensors).items()]
+
+
+def _groups(tensors: Iterable[Parameter]) -> dict[str, list[Parameter]]:
+    """Tensors by their fused name, in the order in which they are stacked."""
     groups: dict[str, list[Parameter]] = {}
     for tensor in tensors:
         path, _, leaf = tensor.name.rpartition(".")
         parent, dot, module = path.rpartition(".")
         groups.setdefault(f"{parent}{dot}{_FUSED.get(module, module)}.{leaf}", []).append(tensor)
-    return [_stack(name, members) if len(members) > 1 else members[0] for name, members in groups.items()]
+    return groups
+
+
+def fused_members(model: ModelSpec) -> tuple[tuple[Parameter, tuple[Parameter, ...]], ...]:
+    """(tensor, what it is stacked of) for each of `engine_tensors` on one rank; a lonely one is stacked of itself."""
+    members = _groups(model.held_tensors(Layout(tp=1, vocab_multiple=VOCABULARY_MULTIPLE))).values()
+    return tuple(zip(engine_tensors(model), map(tuple, members), strict=True))
 
 
 def _stack(name: str, members: list[Parameter]) -> Parameter:

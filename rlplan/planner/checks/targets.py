@@ -71,6 +71,17 @@ def losses(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
+def shared_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """A base that only rlplan's own runtime shares."""
+    if job.rollout.shares_base and job.target != "rlplan":
+        yield (
+            f"rollout.shares_base with {NAMES[job.target]}",
+            "rollout.shares_base",
+            "rlplan's own runtime alone lets an engine compute with the trainer's base",
+            "rollout.shares_base=false, or target=rlplan",
+        )
+
+
 def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     tp = given_ranks(job.training.tp)
     if tp == 1:
@@ -381,5 +392,5 @@ def links(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             return
 
 
-CHECKS = (axes, deepspeed, losses, trainer, placement, transport, engine, links)
+CHECKS = (axes, deepspeed, losses, shared_base, trainer, placement, transport, engine, links)
 """All of them, in order."""

@@ -61,7 +61,7 @@ class ActionRunner:
         self.best = BestSoFar(spec.job, resumption.state if resumption else None)
         self.weight_sync = WeightSync(spec, worker_group)
         self._handed_over: list[Measurement] | None = None
-        self.fleet = Fleet(worker_group, spec.schedule)
+        self.fleet = Fleet(worker_group, spec.schedule, shares_base=spec.job.rollout.shares_base)
         self.switches = Switches(worker_group, recorder.folder, spec.job)
         self.checkpoints = Checkpointer(spec, worker_group, recorder)
         self.worker_group, self.deadline_s = worker_group, worker_group.deadline_s

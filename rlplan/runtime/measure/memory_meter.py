@@ -71,10 +71,10 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """Largest resident size since `reset_peak`, as the kernel saw it."""
+    """Largest resident size since `reset_peak`, as the kernel saw it, without what another process counts."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+            return int(line.split()[1]) * 1024 - _elsewhere
     raise OSError("/proc/self/status has no VmHWM line")
 
 
@@ -87,6 +87,8 @@ class Peak:
 
 _peaks_lock = threading.Lock()
 _open_peaks: list[Peak] = []
+_elsewhere = 0
+"""Bytes of pages that are mapped here and counted by another process."""
 
 
 @contextmanager
@@ -111,8 +113,24 @@ def _note_peak() -> None:
         peak.num_bytes = max(peak.num_bytes, seen)
 
 
+@contextmanager
+def counted_elsewhere(num_bytes: int) -> Iterator[None]:
+    """For a block that maps so many bytes which another process of the run counts: they are left out from then on.
+
+    All of them are to be mapped when the block ends: the kernel counts a page in each process that has touched it. A
+    negative number is for a block that unmaps them.
+    """
+    global _elsewhere
+    with _peaks_lock:
+        _note_peak()
+        yield
+        _elsewhere += num_bytes
+        reset_peak()
+
+
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    """What this process holds, without what another one counts."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE - _elsewhere
 
 
 def touched_length(address: int, num_bytes: int) -> int:

@@ -51,8 +51,9 @@ class Fleet:
     num_begun_anew: requests that a lost engine had begun, since it was last set to 0.
     """
 
-    def __init__(self, worker_group: WorkerGroup, schedule: Schedule) -> None:
-        self.worker_group = worker_group
+    def __init__(self, worker_group: WorkerGroup, schedule: Schedule, *, shares_base: bool = False) -> None:
+        """shares_base: engines have no weights, but those of the trainer on their device."""
+        self.worker_group, self.schedule, self.shares_base = worker_group, schedule, shares_base
         self.engines: list[tuple[str, ...]] = []
         for layout in schedule.layouts:
             if layout.worker == "rollout_engine":
@@ -103,12 +104,22 @@ class Fleet:
                 for ranks, address in zip(engines, addresses, strict=True)
             ]
             meetings = list(zip(addresses, self.worker_group.gather(listening, timeout_s), strict=True))
+        bases = self._bases([process for ranks in engines for process in ranks], timeout_s)
         calls = [
-            self.worker_group.perform(process, "start", model_folder, rank, meeting, version)
+            self.worker_group.perform(process, "start", model_folder, rank, meeting, version, bases.get(process))
             for ranks, meeting in zip(engines, meetings, strict=True)
             for rank, process in enumerate(ranks)
         ]
         return self.worker_group.measured(calls, timeout_s)[1]
+
+    def _bases(self, processes: Sequence[str], timeout_s: float) -> dict[str, Any]:
+        """What opens the frozen base of the trainer on the same device, for processes without weights of their own."""
+        if not self.shares_base:
+            return {}
+        device_of = dict(self.schedule.processes)
+        holders = {device_of[process]: process for process, _ in self.schedule.layout("policy_trainer").processes}
+        calls = [self.worker_group.submit(holders[device_of[process]], "share_base") for process in processes]
+        return dict(zip(processes, self.worker_group.gather(calls, timeout_s), strict=True))
 
     def generate(
         self, requests: Sequence[RolloutRequest], timeout_s: float

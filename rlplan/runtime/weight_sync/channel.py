@@ -121,6 +121,19 @@ class Endpoint:
     """Of device memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class BaseHandle:
+    """What opens a trainer's base in another process on the same device."""
+
+    num_bytes: int
+    process_id: int
+    descriptor: int = -1
+    """Of the file, in that process; -1 where the memory is a GPU's."""
+
+    on_device: bytes = field(default=b"", repr=False)
+    """The GPU's id and the IPC handle there, as bytes: they pass through the driver, which has no torch."""
+
+
 class _Side(Protocol):
     """Either side of a transport. num_bytes: of the memory that payloads take here."""
 

@@ -53,6 +53,9 @@ class RolloutSpec(Spec):
     """What answers the policy between its turns."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Of the KV cache: `auto` is the weights', `fp8` halves it (GPUs only)."""
+    shares_base: bool = False
+    """Whether an engine computes with the frozen base that the trainer on its device holds, and has no weights of its
+    own (LoRA whose adapters alone are handed over)."""
     has_cuda_graphs: bool | Auto = "auto"
     """Whether steps are CUDA graphs; false is vLLM's `enforce_eager`."""
     has_expert_parallel: bool | Auto = "auto"

@@ -71,9 +71,16 @@ class Live:
         self.engine.invoke("import_libraries")
         if address and rank == 0:
             self.engine.invoke("open_rendezvous", *address)
-        self.engine.invoke("start", str(SORTER), rank, address)
         dtype = self.job.rollout.dtype.value
-        self.model = AutoModelForCausalLM.from_pretrained(SORTER, dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype).eval()
+        self.start(rank, address)
+
+    @property
+    def folder(self) -> str:
+        return str(SORTER)
+
+    def start(self, rank: int = 0, address: tuple[str, int] | None = None) -> None:
+        self.engine.invoke("start", self.folder, rank, address)
 
     def update(self, version: int) -> None:
         """Hand the comparison model's weights over, as a run does it."""
@@ -369,10 +376,20 @@ def adapters(*_: int) -> dict[str, Any]:
 
 def alone(*_: int) -> dict[str, Any]:
     """What engines on one rank are asked for, one engine after the other in one process."""
-    return {"generation": generation(), "limits": limits(), "speculative_decoding": speculative_decoding()}
+    from tests.runtime.live.live_base import shared_base
+
+    found = {"generation": generation(), "limits": limits(), "shared_base": shared_base()}
+    return found | {"speculative_decoding": speculative_decoding()}
 
 
-SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters}
+def memory(*arguments: Any) -> dict[str, Any]:
+    """What a larger base takes, shared and not."""
+    from tests.runtime.live.live_base import memory_of_base
+
+    return memory_of_base(*arguments[3:])
+
+
+SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters, "base memory": memory}
 
 
 def main(path: str, scenario: str, *arguments: Any) -> None:

@@ -72,9 +72,10 @@ class EngineForecast(Forecast):
             loading, largest = self._loaded_bytes, max(largest, widening)
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
             if loading + largest > settled:
-                # Every parameter as loaded, and the first pack; the KV cache comes later.
+                # Every parameter as loaded, and the first pack; the KV cache comes later. Of a shared base
+                # the one parameter that is compared with it.
                 held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
-        elif action.kind is ActionKind.SYNC_WEIGHTS:
+        elif action.kind is ActionKind.SYNC_WEIGHTS and not self.job.rollout.shares_base:
             # The reload materialises a weight (of experts a layer's) and packs it before it lets go of the old pack.
             fresh = max((largest, largest), (widening + narrowing, widening), key=sum)
             held[MemoryKind.WEIGHTS] += fresh[0]
@@ -95,14 +96,19 @@ class EngineForecast(Forecast):
     @cached_property
     def _settled(self) -> dict[MemoryKind, int]:
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
+        cache = kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp)
+        if rollout.shares_base:  # the trainer's row counts it (serving/shared_base.py)
+            return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
         return {
             MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp),
             MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, self.profile.weight_packing, tp),
-            MemoryKind.KV_CACHE: kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp),
+            MemoryKind.KV_CACHE: cache,
         }
 
     @cached_property
     def _loaded_bytes(self) -> int:
+        if self.job.rollout.shares_base:
+            return 0
         return engine_parameter_bytes(self.model, self.element_bytes, self.tp)
 
     @cached_property

@@ -17,6 +17,7 @@ from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_mic
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
+from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
@@ -28,7 +29,7 @@ from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, MemoryKind
+from rlplan.vocabulary import ActionKind, MemoryKind, Role
 
 STATE_KINDS = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER)
 
@@ -62,6 +63,9 @@ class TrainerForecast(Forecast):
         parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
         shard = rank // layout.tp
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
+        if job.rollout.shares_base and layout.role is Role.POLICY:
+            base = shared_base_bytes(model, job.training.dtype.num_bytes)
+            self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
         accumulates = self._num_micro_batches > 1
         self.rank_state = replace(

@@ -18,6 +18,7 @@ from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
@@ -66,9 +67,16 @@ class EngineOnGpu(Forecast):
         if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
             held.pop(MemoryKind.FRAGMENTATION, None)
             held = add(held, {MemoryKind.ACTIVATIONS: self.activation_bytes})
+            if action.kind is ActionKind.START_ENGINE and self.rollout.shares_base:
+                held = self._while_compared(held)
         elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:
             held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
         return held
+
+    def _while_compared(self, started: Bytes) -> Bytes:
+        """The larger of what has started and weights of its own, which are there until each was found in the base."""
+        compared = {**started, MemoryKind.WEIGHTS: self._own_bytes, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
+        return max(started, compared, key=lambda held: sum(held.values()))
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held in the host's memory: the weights of an engine that sleeps at level 1."""
@@ -77,7 +85,14 @@ class EngineOnGpu(Forecast):
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Parameters and rotary table of the rank."""
+        """Parameters and rotary table of the rank; of a base that the trainer holds, the table and the padding."""
+        e = self.rollout.dtype.num_bytes
+        if not self.rollout.shares_base:
+            return self._own_bytes
+        return rotary_table_bytes(self.model, e) + shared_base_bytes(self.model, e) - e * self.model.num_parameters
+
+    @property
+    def _own_bytes(self) -> int:
         choice, e = self.choice, self.rollout.dtype.num_bytes
         cut = choice.tp, choice.expert_ranks, choice.attention_dp
         return loaded_bytes(self.model, cut, e, choice.quantization or "")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplan.memory.weight_sync.packets import policy_packets
 from rlplan.runtime.host.engine_keys import check_vllm
@@ -22,7 +22,7 @@ from rlplan.runtime.images.in_vllm import ARCHITECTURE, engine_prompt, register_
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
-from rlplan.runtime.weight_sync.channel import Endpoint, ReceiveReport, Update, sync_error
+from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, ReceiveReport, Update, sync_error
 from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, take_adapter
 from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
@@ -32,6 +32,9 @@ from rlplan.runtime.workers.worker import Worker, no_collections
 from rlplan.spec.model import read_model
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
+
+if TYPE_CHECKING:
+    from rlplan.runtime.weight_sync.shared_base import OpenedBase
 
 
 class RolloutEngine(Worker):
@@ -47,6 +50,7 @@ class RolloutEngine(Worker):
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
         self.adapter: Any = None
+        self.base: OpenedBase | None = None
         self.adapter_checksums: dict[str, int] = {}
         self.dirty = False
         self.paused = False
@@ -88,15 +92,25 @@ class RolloutEngine(Worker):
         warm_up(architecture, backward=False)
         check_vllm(self.arguments, "vllm/policy.json")
 
-    def start(self, model_folder: str, rank: int = 0, address: tuple[str, int] | None = None, version: int = 0) -> None:
+    def start(
+        self,
+        model_folder: str,
+        rank: int = 0,
+        address: tuple[str, int] | None = None,
+        version: int = 0,
+        base: BaseHandle | None = None,
+    ) -> None:
         """Load the model and allocate the KV cache; also again, after `stop`.
 
-        address: where the ranks meet, when there are several. version: that of the weights in the folder. An engine
-        that is there already goes first: the caller does not know of it.
+        address: where the ranks meet, when there are several. version: that of the weights in the folder. base: of the
+        trainer, whose weights are these. An engine that is there already goes first: the caller does not know of it.
         """
+        import torch
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from rlplan.runtime.weight_sync.shared_base import OpenedBase
+        from rlplan.runtime.workers.engine.base_loading import loading_base
         from rlplan.runtime.workers.engine.lock_step import named_by_port
         from rlplan.runtime.workers.engine.weight_packing import watch_weight_packing
         from rlplan.runtime.workers.worker_device import worker_device
@@ -106,7 +120,11 @@ class RolloutEngine(Worker):
         arguments = self.arguments | ({} if self.job.is_on_gpus else cpu_arguments(read_model(Path(model_folder))))
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         store = self._join(rank, address)
-        with watch_weight_packing() as packing, named_by_port(address[1]) if address else nullcontext():
+        self._let_go_of_base()  # of a start that failed
+        if base is not None:
+            self.base = OpenedBase(base, self.job.load_model(), getattr(torch, self.job.rollout.dtype.value))
+        meeting = named_by_port(address[1]) if address else nullcontext()
+        with watch_weight_packing(self.base) as packing, loading_base(self.base), meeting:
             llm = LLM(model=model_folder, **arguments)
         self.packing, self.llm, self.just_started, self.dirty = packing, llm, True, False
         if "speculative_config" in arguments:
@@ -132,8 +150,15 @@ class RolloutEngine(Worker):
         self.llm.llm_engine.engine_core.shutdown()
         self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
         cleanup_dist_env_and_memory()  # which collects what the engine was
+        self._let_go_of_base()
         gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
         give_memory_back()
+
+    def _let_go_of_base(self) -> None:
+        if self.base is not None:
+            gc.collect()  # a table in a cycle of vLLM's would keep all of it
+            self.base.close()
+            self.base = None
 
     def sleep(self, level: int) -> None:
         """CUDA: give weights and KV cache back and keep the process. Level 2 drops the weights: they are sent again.

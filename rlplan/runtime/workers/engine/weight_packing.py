@@ -9,9 +9,12 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplan.runtime.measure.memory_meter import storage_bytes
+
+if TYPE_CHECKING:
+    from rlplan.runtime.weight_sync.shared_base import OpenedBase
 
 
 class _MallInfo2(ctypes.Structure):
@@ -32,21 +35,24 @@ class WeightPacking:
 
 
 @contextmanager
-def watch_weight_packing() -> Iterator[WeightPacking]:
-    """Fill in a WeightPacking while a model is loaded inside the `with` block."""
+def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPacking]:
+    """Fill in a WeightPacking while a model is loaded inside the `with` block. base: what the trainer counts."""
     from vllm.model_executor.model_loader import base_loader
 
     packing = WeightPacking()
     original = base_loader.process_weights_after_loading
 
+    def own(model: Any) -> int:
+        return storage_bytes(p for p in model.parameters() if base is None or not base.holds(p))
+
     def watched(model: Any, *arguments: Any, **keywords: Any) -> Any:
-        packing.loaded_bytes = storage_bytes(model.parameters())
+        packing.loaded_bytes = own(model)
         before = _allocated_bytes()
         result = original(model, *arguments, **keywords)
-        packing.kept_bytes = storage_bytes(model.parameters())
+        packing.kept_bytes = own(model)
         is_packed = next(model.parameters()).device.type == "cpu"  # on a GPU weights stay tensors
         handed_out = _allocated_bytes() - before if is_packed else packing.kept_bytes - packing.loaded_bytes
-        packing.packed_bytes = handed_out + packing.loaded_bytes - packing.kept_bytes
+        packing.packed_bytes = 0 if base else handed_out + packing.loaded_bytes - packing.kept_bytes
         return result
 
     base_loader.process_weights_after_loading = watched

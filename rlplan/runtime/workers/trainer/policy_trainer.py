@@ -31,8 +31,9 @@ from rlplan.runtime.models.start_checkpoint import load_language_model, merge_in
 from rlplan.runtime.models.tensor_parallel import PartWeights
 from rlplan.runtime.models.value_model import PolicyValueModel
 from rlplan.runtime.rollout.experience import SequencePair, TrainSample, blank_sample
-from rlplan.runtime.weight_sync.channel import Endpoint, SendReport, Update
+from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, SendReport, Update
 from rlplan.runtime.weight_sync.sender import PolicySender
+from rlplan.runtime.weight_sync.shared_base import HeldBase
 from rlplan.runtime.weight_sync.source import WeightSource, gathered
 from rlplan.runtime.workers.trainer.deepspeed_engine import (
     TORCH_DTYPES,
@@ -71,6 +72,7 @@ class PolicyTrainer(Worker):
         self.offloaded = OffloadedStates()
         self.saver = StateSaver()
         self.device = torch.device("cpu")
+        self.base: HeldBase | None = None
 
     @no_collections()
     def import_libraries(self) -> None:
@@ -99,7 +101,10 @@ class PolicyTrainer(Worker):
             )
         else:
             language_model = self.load(model_folder)
-            own_storages(language_model)
+            if self.job.rollout.shares_base:
+                self.base = self.base or HeldBase(self.job.load_model(), language_model.dtype, self.device)
+                self.base.take_in(language_model)
+            own_storages(language_model, self.base)
         if self.job.training.gradient_checkpointing:
             recompute_layers(language_model)
         self.engine = build_engine(self.wrap(language_model), self.config)
@@ -117,6 +122,11 @@ class PolicyTrainer(Worker):
             self.engine.destroy()
             self.engine = None
             gc.collect()
+
+    def share_base(self) -> BaseHandle:
+        """What opens the frozen base in the engine on this device."""
+        assert self.base is not None, "the job shares the base, and the trainer was started"
+        return self.base.handle()
 
     def rehearse(self) -> None:
         """One step at its largest, of sequences that count nothing; `begin_anew` comes next.

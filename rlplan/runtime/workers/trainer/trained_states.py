@@ -5,13 +5,16 @@ Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, runtime/fp16
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlplan.runtime.measure.memory_meter import touched_bytes
 from rlplan.runtime.models.quantized_base import scales_of
 from rlplan.vocabulary import MemoryKind
+
+if TYPE_CHECKING:
+    from rlplan.runtime.weight_sync.shared_base import HeldBase
 
 STATE_KINDS = (
     MemoryKind.WEIGHTS,
@@ -82,10 +85,13 @@ def _held_bytes(storage: torch.UntypedStorage, kind: MemoryKind) -> int:
     return touched_bytes(storage.data_ptr(), num_bytes)
 
 
-def own_storages(module: torch.nn.Module) -> None:
-    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are offloaded."""
+def own_storages(module: torch.nn.Module, base: "HeldBase | None" = None) -> None:
+    """Give parameters that lie in a mapped file memory of their own, which can be emptied while they are offloaded.
+
+    base: what an engine shares, which stays where it is.
+    """
     for parameter in module.parameters():
-        if not parameter.untyped_storage().resizable():
+        if not parameter.untyped_storage().resizable() and not (base and base.holds(parameter.data)):
             parameter.data = parameter.data.clone()
 
 

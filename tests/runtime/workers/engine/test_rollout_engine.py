@@ -1,14 +1,19 @@
 """The rollout engine, live: what it samples, what it says about it, and weights that change under open requests."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlplan.runtime.models.start_checkpoint import write_random_checkpoint
+from tests.factories import EXAMPLES
 from tests.runtime.live.live_engine import ask
 
 pytestmark = pytest.mark.engine
 ROUNDING = 1e-4
 """Between vLLM and transformers in fp32: 1e-6 to 1e-5 was seen."""
+BASE_TOLERANCE = 0.05
+"""Of the bytes that an engine's own weights take."""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,39 @@ def test_what_a_response_stops_at_comes_with_its_log_prob(limited: dict[str, Any
 def test_more_prompts_than_a_batch_holds_are_computed_whole_and_repeatably(limited: dict[str, Any]) -> None:
     assert limited["num_prompt_tokens"] > 270
     assert limited["repeats"]
+
+
+@pytest.fixture(scope="module")
+def shared(alone: dict[str, Any]) -> Any:
+    return alone["shared_base"]
+
+
+def test_an_engine_computes_with_the_trainer_s_base_and_with_each_adapter_beside_it(shared: dict[str, Any]) -> None:
+    assert shared["is_the_trainer_s"], "no parameter is the engine's own"
+    assert max(shared["before"], *shared["trained"]) < ROUNDING
+    assert shared["again"] < ROUNDING, "opened once more by an engine that was stopped"
+
+
+def test_an_engine_on_the_trainer_s_base_holds_what_is_predicted(shared: dict[str, Any]) -> None:
+    for kind in ("weights", "packed_weights", "kv_cache"):
+        assert shared["held"][kind] == shared["forecast"][kind]
+    assert shared["held"]["weights"] == 0
+
+
+def test_an_engine_whose_loader_makes_other_parameters_of_the_weights_refuses_them(shared: dict[str, Any]) -> None:
+    assert "the engine's weight model.layers.0.self_attn.qkv_proj.weight (" in shared["refused"]
+    assert "rollout.shares_base=false" in shared["refused"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_shared_base_takes_the_engine_s_own_weights_off_what_the_kernel_counts(dtype: str, tmp_path: Path) -> None:
+    """Measured: proportional pages of the process, which count once however often they are mapped."""
+    write_random_checkpoint(EXAMPLES / "models" / "decoder-62m", tmp_path / "drawn", 0)
+    (said,) = ask("base memory", 1, str(tmp_path / "drawn"), dtype)
+    _, (apart, own_apart), (together, own_together) = said["taken"]
+    assert apart - together == pytest.approx(said["own"], rel=BASE_TOLERANCE)
+    assert own_apart - own_together == pytest.approx(said["own"], rel=BASE_TOLERANCE)
 
 
 @pytest.fixture(scope="module")

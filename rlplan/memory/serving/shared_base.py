@@ -1,0 +1,80 @@
+"""The frozen base of a LoRA job where trainer and rollout engine hold it once: how its tensors lie in one memory.
+
+In: a ModelSpec and the bytes of an element. Out: where each tensor of vLLM begins and of which tensors of the trainer
+it is stacked, the bytes of all, or why a model's weights are not the same numbers on both sides. Left out: tensor
+parallelism, quantised weights, and what else a job must be for it (planner/shared_base.py).
+
+The trainer counts the memory; the engine's parameters are views of it. Each begins on a cache line. vLLM stacks
+projections of one input along their first dimension, so that each of them is a slice of rows, whole and contiguous.
+"""
+
+from functools import lru_cache
+
+from rlplan.memory.serving.tensors import fused_members
+from rlplan.records import dataclass
+from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.models.parts import LINEAR
+from rlplan.units import round_up
+
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """One parameter of the engine."""
+
+    name: str
+    """As `engine_tensors` has it."""
+    shape: tuple[int, ...]
+    start: int
+    """In bytes."""
+    num_bytes: int
+    members: tuple[Parameter, ...]
+    """What it is stacked of, by the trainer's names; rows of a vocabulary table are padded."""
+
+
+@lru_cache(maxsize=8)
+def shared_layout(model: ModelSpec, element_bytes: int) -> tuple[SharedTensor, ...]:
+    """Where each tensor lies. Source: `engine_tensors`, each behind the one before on the next cache line."""
+    layout, end = [], 0
+    for tensor, members in fused_members(model):
+        size = tensor.numel * element_bytes
+        layout.append(SharedTensor(tensor.name, tensor.shape, end, size, members))
+        end = round_up(end + size, CACHE_LINE)
+    return tuple(layout)
+
+
+def shared_base_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of the memory that trainer and engine share.
+
+    Counts: `engine_parameter_bytes`, each tensor rounded up to 64 bytes. Differs: the trainer's own base has no padded
+    rows in its vocabulary tables.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> shared_base_bytes(find_model("Qwen/Qwen3-0.6B"), 2)  # 2 * 596,049,920: 151,936 words are 64 * 2374
+    1192099840
+    """
+    last = shared_layout(model, element_bytes)[-1]
+    return round_up(last.start + last.num_bytes, CACHE_LINE)
+
+
+def why_not_shared(model: ModelSpec) -> str:
+    """What of a model vLLM keeps otherwise than the trainer; empty where every weight is the same on both sides.
+
+    Source: vLLM 0.32.0: fused_moe/ packs experts, attention/mla takes `kv_b_proj` apart, the convolutions of linear
+    attention are packed (layers/utils.py), models/gpt2.py transposes.
+    """
+    return next(
+        (
+            what
+            for what, has_it in (
+                ("experts", model.experts is not None),
+                ("latent attention", model.latent_attention is not None),
+                ("linear attention", LINEAR in model.attention_kinds),
+                ("transposed projections", model.architecture == "GPT2LMHeadModel"),
+                ("weights that are fp32 in every dtype", any(tensor.is_buffer for tensor in model.tensors)),
+            )
+            if has_it
+        ),
+        "",
+    )

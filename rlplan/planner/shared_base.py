@@ -1,0 +1,65 @@
+"""When trainer and engine can hold the frozen base once (`rollout.shares_base`): one list of reasons against it.
+
+In: a job and a choice. Out: reasons, part of those in rules.py. Left out: whether the model has room, and what only the
+two sides together can say: each weight is compared while the engine loads (runtime/workers/engine/base_loading.py).
+"""
+
+from collections.abc import Iterator
+
+from rlplan.dataflow.choice import Choice
+from rlplan.errors import SpecError
+from rlplan.memory.serving.shared_base import why_not_shared
+from rlplan.spec.resolved import SettledJob
+from rlplan.vocabulary import Placement
+
+KEY = "rollout.shares_base"
+
+
+def shared_base_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Why a choice cannot share the base, where the job asks for it."""
+    if job.rollout.shares_base:
+        yield from (f"{KEY}: {reason}" for reason in _of_the_job(job))
+        yield from (f"{KEY}: {reason}" for reason in _of_the_choice(choice))
+        if reason := shared_base_stage(job, choice):
+            yield reason
+
+
+def shared_base_stage(job: SettledJob, choice: Choice) -> str:
+    """Why the trainer's ZeRO stage does not go with it; empty where it does."""
+    cuts = choice.trainer.zero_stage == 3 or choice.trainer.offloads_parameters
+    is_refused = job.rollout.shares_base and cuts
+    return f"{KEY}: under ZeRO-3 the base lies in shares (training.zero_stage 0 to 2)" if is_refused else ""
+
+
+def _of_the_job(job: SettledJob) -> Iterator[str]:
+    training, rollout = job.training, job.rollout
+    if training.lora is None:
+        yield "without training.lora the trainer's weights change, and an engine's must not while it generates"
+    if not job.has_engine:
+        yield f"{job.algorithm.name} has no engine"
+    if training.has_packed_base:
+        yield "training.lora.base_dtype nf4: the engine has no kernel for the trainer's 4 bits"
+    if training.dtype is not rollout.dtype:
+        yield f"the trainer's base is in {training.dtype.value}, the engine's in {rollout.dtype.value}"
+    if job.takes_images:
+        yield "data.image_column: the tower's weights are not shared"
+    try:
+        has = why_not_shared(job.load_model())
+    except SpecError:
+        return  # who reads the model says what is wrong
+    if has:
+        yield f"the policy has {has}, which vLLM keeps otherwise than the trainer"
+
+
+def _of_the_choice(choice: Choice) -> Iterator[str]:
+    trainer, engine, placement = choice.trainer, choice.engine, choice.arrangement.placement
+    if choice.sync_mode and choice.sync_mode != "adapter":
+        yield "whole weights would be written over the base (placement.sync_content=adapter)"
+    if placement is Placement.COLOCATED:
+        yield "a colocated engine gives its weights up between phases (placement.placement=hybrid)"
+    elif placement is Placement.DISAGGREGATED:
+        yield "trainer and engine are on devices of their own (placement.placement=hybrid)"
+    if trainer.tp > 1 or engine.ranks > 1:
+        yield "ranks that share layers have parts of the base (training.tp=1, rollout.tp=1)"
+    if engine.quantization not in (None, "none"):
+        yield f"rollout.quantization {engine.quantization}: the trainer's base is not quantised"
