@@ -113,6 +113,24 @@ def test_hybrid_weights_go_by_ipc_and_a_rehearsal_that_runs_out_takes_smaller_mi
 
 
 @pytest.mark.nightly
+def test_an_engine_computes_with_the_base_that_the_trainer_holds_on_its_gpu(tmp_path: Path) -> None:
+    """By the handle through which weights go by IPC, too; the engine has its caches and no weights."""
+    adapters = {"placement": "hybrid", "sync_content": "adapter"}
+    rollout = {"has_cuda_graphs": False, "kv_cache_memory": CACHE, "block_size": 32}
+
+    def run(name: str, *, shares_base: bool) -> FinishedRun:
+        parts = {"training": {"lora": {"rank": 4}}, "rollout": rollout | {"shares_base": shares_base}}
+        return run_on_stand_ins(plan_of(adapters, **parts), tmp_path / name, 64 * MIB)
+
+    apart, shared = run("apart", shares_base=False), run("shared", shares_base=True)
+    for each in (apart, shared):
+        agrees(each)
+    weights = sum(parameter.numel for parameter in shared.plan.job.load_model().parameters) * 2
+    freed = held(apart, ENGINE, "generate") - held(shared, ENGINE, "generate")
+    assert weights <= freed <= weights * 1.02
+
+
+@pytest.mark.nightly
 def test_disaggregated_weights_are_broadcast_to_another_gpu(tmp_path: Path) -> None:
     plan = plan_of({"placement": "disaggregated"}, "2xh100-sxm", algorithm=WITHOUT_REFERENCE)
     assert plan.job.placement.transport is Transport.NCCL

@@ -1,5 +1,6 @@
 """A lost engine is restarted and its work done again; what cannot be restarted ends the run by name."""
 
+import json
 import os
 import re
 import signal
@@ -236,6 +237,29 @@ def test_a_killed_engine_comes_back_with_the_weights_of_now(how: str, tmp_path: 
     if "staleness/max" in run.metrics[-1]:
         assert max(row.get("staleness/max", 0) for row in run.metrics) <= 1
     assert alive([*killed, *children]) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_an_engine_and_a_trainer_that_share_a_base_come_back_with_it(tmp_path: Path) -> None:
+    """The engine opens the trainer's memory again; a lost trainer takes it along, and everything begins anew."""
+    folder = tmp_path / "run"
+    shares = ("placement.placement=hybrid", "placement.sync_content=adapter", "rollout.shares_base=true")
+    short = ("workload.num_steps=7", "workload.num_heldout_prompts=8", "checkpoints.every=1", "hardware.num_devices=1")
+    process = start("run", "examples/lora-tiny.yaml", *shares, *short, "--out", str(folder))
+    metrics, trainer = folder / "metrics.jsonl", folder / "logs" / "policy_trainer-0.log"
+    for num_rows in (2, 4):
+        wait_for(lambda least=num_rows: metrics.exists() and metrics.read_text().count("\n") >= least, 120)
+        victim = engine_pid(folder) if num_rows == 2 else int(re.findall(r"is process (\d+)", trainer.read_text())[-1])
+        os.kill(victim, signal.SIGKILL)
+    children = descendants_of(process.pid)
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    kinds = [json.loads(line)["kind"] for line in (folder / "alarms.jsonl").read_text().splitlines()]
+    assert kinds.count("restart") == 2
+    assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 8))
+    assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
+    assert alive(children) == []
 
 
 @pytest.mark.engine

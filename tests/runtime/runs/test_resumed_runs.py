@@ -237,6 +237,7 @@ OTHERS = {
     "time sharing": ("placement.placement=colocated", "placement.offload=disk", "rollout.kv_cache_memory=64MiB"),
     "values": ("algorithm.name=ppo",),
     "adapters": ("training.lora={rank: 4}", "placement.sync_content=adapter"),
+    "a shared base": ("training.lora={rank: 4}", "placement.sync_content=adapter", "rollout.shares_base=true"),
     "deltas": ("placement.sync_content=delta", "training.dtype=bfloat16", "rollout.dtype=bfloat16"),
     "shares": ("training.zero_stage=3",),
     "two engines": ("rollout.num_engines=2",),

@@ -48,6 +48,14 @@ def test_adapters_with_the_base_as_reference(run_job: Runner) -> None:
     assert (run.folder / "policy" / "adapter" / "adapter_model.safetensors").is_file()
 
 
+def test_adapters_over_a_base_that_trainer_and_engine_share(run_job: Runner) -> None:
+    shares = ("placement.placement=hybrid", "placement.sync_content=adapter", "rollout.shares_base=true")
+    run = run_job("examples/lora-tiny.yaml", *SHORT, *shares)
+    check_run(run, 2)
+    held = {row.kind.value for row in run.plan.ledger.rows_of("rollout_engine/0") if row.resident_bytes}
+    assert not {"weights", "packed_weights"} & held
+
+
 def test_a_teacher_without_rewards(run_job: Runner) -> None:
     run = run_job("examples/distill-tiny.yaml", *SHORT)
     check_run(run, 2)
