@@ -135,8 +135,8 @@ _FORMS = {
     ),
     "nemo_rl": _Form(
         _nemo_rl,
-        'cp train.yaml "$NEMO_RL/examples/configs/rlplan.yaml" && cd "$NEMO_RL" && '
-        "python examples/run_grpo.py --config examples/configs/rlplan.yaml",
+        'cp train.yaml "$NEMO_RL/examples/configs/planned.yaml" && cd "$NEMO_RL" && '
+        "python examples/run_grpo.py --config examples/configs/planned.yaml",
         "NEMO_RL being the folder of NeMo-RL, with the data and rewards of your own in the file",
     ),
     "trl": _Form(_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),

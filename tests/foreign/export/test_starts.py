@@ -76,7 +76,7 @@ def test_nemo_rl_s_command_finds_the_configuration_that_its_file_stands_on(tmp_p
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run([bash, "-c", command], cwd=folder, env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['rlplan.yaml', 'grpo_math_1B.yaml']"
+    assert done.stdout.strip() == "['planned.yaml', 'grpo_math_1B.yaml']"
 
 
 def test_nemo_rl_trains_with_one_backend_and_sequences_that_its_ranks_share(tmp_path: Path) -> None:
