@@ -47,7 +47,7 @@ def test_a_share_is_cut_into_micro_batches(num_tokens: int, limit: int, largest:
             4 + 4 + 2,
             4,
             2 + 4,
-        ),  # fp32 logits, their gradient, that in 16 bits; before, logits and their upcast
+        ),  # fp32 logits, their gradient, its cast; before, logits and their upcast
     ],
 )
 def test_losses_of_other_stacks_are_what_their_code_makes(
