@@ -11,6 +11,7 @@ from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.units import GIB
+from rlplan.vocabulary import MemoryKind
 from tests.foreign.scripts import verl_script
 
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
@@ -165,3 +166,16 @@ def test_trl_without_deepspeed_keeps_weights_gradients_and_moments_in_the_type_t
         assert plan is not None
         held.append(plan.binding.num_bytes)
     assert held[0] - held[1] == pytest.approx(bytes_fewer * 1_543_714_304, rel=0.15)
+
+
+def test_logits_of_prompts_are_counted_where_a_stack_takes_them(tmp_path: Path) -> None:
+    """OpenRLHF casts the logits of all packed tokens and slices their log-probs afterwards (models/actor.py)."""
+    (tmp_path / "train.sh").write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B --actor.num_gpus_per_node 8 "
+        "--vllm.num_engines 8 --train.colocate_all --ds.zero_stage 3 --data.max_len 2048 --rollout.max_new_tokens 1024 "
+        "--train.dynamic_batch_enable --train.max_tokens_per_gpu 16384\n"
+    )
+    plan = check(read_source(tmp_path / "train.sh", None), Asked("8xH100")).plan
+    assert plan is not None
+    rows = [row for row in plan.ledger.rows if row.process == "policy_trainer/0" and row.kind is MemoryKind.LOGITS]
+    assert max(row.peak_bytes for row in rows) == 10 * 16_384 * 152_064

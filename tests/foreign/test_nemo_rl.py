@@ -134,7 +134,6 @@ MEGATRON = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.activation
     ("settings", "note"),
     [
         ({"policy.megatron_cfg.recompute_granularity": "selective"}, "selective recomputation"),
-        ({"policy.megatron_cfg.tensor_model_parallel_size": 2}, "as with policy.megatron_cfg.sequence_parallel=true"),
         (
             {"policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp": True},
             "Megatron's FSDP is counted as",
@@ -145,6 +144,17 @@ def test_what_megatron_does_otherwise_is_said(settings: dict[str, Any], note: st
     usual, found = imported(tmp_path, SMALL | MEGATRON), imported(tmp_path, SMALL | MEGATRON | settings)
     assert any(note in one for one in found.notes)
     assert not any(note in one for one in usual.notes)
+
+
+@pytest.mark.parametrize(
+    ("shares", "trainer"), [(None, "megatron"), (True, "megatron"), (None, "dtensor"), (True, "dtensor")]
+)
+def test_rows_are_shared_where_nemo_rl_is_told_to(shares: bool | None, trainer: str, tmp_path: Path) -> None:
+    size = "tensor_model_parallel_size" if trainer == "megatron" else "tensor_parallel_size"
+    settings = SMALL | (MEGATRON if trainer == "megatron" else {}) | {f"policy.{trainer}_cfg.{size}": 2}
+    if shares is not None:
+        settings |= {f"policy.{trainer}_cfg.sequence_parallel": shares}
+    assert imported(tmp_path, settings).data["training"]["sequence_parallel"] is bool(shares)
 
 
 def test_a_weight_decay_of_megatron_s_optimizer_is_its_own(tmp_path: Path) -> None:

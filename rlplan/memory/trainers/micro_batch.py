@@ -42,7 +42,7 @@ def layer_bytes(shape: MicroBatchShape) -> int:
     >>> shape = MicroBatchShape(block, 1, 100, 1, 1)
     >>> layer_bytes(shape)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
     2456
-    >>> layer_bytes(replace(shape, repeats_keys=True))
+    >>> layer_bytes(MicroBatchShape(block, 1, 100, 1, 1, repeats_keys=True))
     2584
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens

@@ -4,6 +4,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.planner.checks.gpus import check_job
+from rlplan.planner.gpu.axes import parallel_axes
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.vocabulary import Placement
@@ -24,6 +25,7 @@ def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None
         check(DENSE, "8xH100", "placement.placement=disaggregated", algorithm="dpo")
 
 
+UNSHARED = ("target=megatron", "training.sequence_parallel=false")
 REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.pp=2",), "training.pp", "does not have"),
     (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not have"),
@@ -44,6 +46,7 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "64xH100", ("training.pp=64", "target=megatron"), "training.pp", "28 layers"),
     (DENSE, "8xH100", ("training.ep=2", "target=megatron"), "training.ep", "has no experts"),
     (MIXTURE, "8xH100", ("training.ep=3", "target=megatron"), "training.ep", "128 experts"),
+    (MIXTURE, "8xH100", (*UNSHARED, "training.tp=2"), "training.sequence_parallel", "the model has experts"),
     (MIXTURE, "8xH100", ("training.ep=8", "training.pp=2", "target=megatron"), "training.ep", "2 pipeline stages"),
     (DENSE, "8xH100", ("training.zero_stage=3", "target=megatron"), "training.zero_stage", "target is megatron"),
     (DENSE, "8xH100", ("training.zero_stage=2", "target=fsdp2"), "training.zero_stage", "target is fsdp2"),
@@ -136,3 +139,12 @@ def test_the_smaller_kind_binds_where_it_is_too_small() -> None:
     assert answer.shortage.of == "a rtx-4090"
     assert answer.shortage.available_bytes == read_setting(answer.job).pools[1].capacity
     assert answer.binding.scope in next(one.devices for one in answer.schedule.groups if one.name == "generation")
+
+
+def test_experts_without_sequence_parallelism_are_offered_no_tensor_parallel_ranks() -> None:
+    def offered(*overrides: str) -> set[int]:
+        job = gpu_job({"policy": MIXTURE, "hardware": "8xH100", "algorithm": "grpo"}, list(overrides))
+        return {axes.tp for axes in parallel_axes(job, [read_setting(job).policy], 8)}
+
+    assert offered(*UNSHARED) == {1}
+    assert offered("target=megatron") == {1, 2, 4, 8}

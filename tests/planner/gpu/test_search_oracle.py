@@ -51,6 +51,7 @@ SHARED_ATTENTION = [
     ("Qwen/Qwen3-30B-A3B", "8xH100", "training.ep=4", "placement.max_staleness=2", *APART),
     ("Qwen/Qwen3-30B-A3B", "8xH100", "rollout.attention_dp=4", "training.tp=2", "training.ep=auto", LONG),
     ("deepseek-ai/DeepSeek-V2-Lite", "8xH100", "training.tp=2", "training.ep=auto", "training.pp=auto", LONG),
+    ("Qwen/Qwen3-30B-A3B", "8xH100", "training.sequence_parallel=false", "training.tp=auto", "training.ep=auto", LONG),
 ]
 
 
@@ -155,3 +156,5 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
     yield from sometimes("hardware.memory", "16GiB", "40GiB", chance=0.3)
     yield from sometimes("hardware.host_memory", "128GiB", "256GiB", chance=0.2)
     yield from sometimes("rollout.kv_cache_memory", "2GiB", chance=0.1)
+    yield from sometimes("training.sequence_parallel", "false", chance=0.2)
+    yield from sometimes("training.logits", "plain", "fused", "kept", chance=0.2)

@@ -169,7 +169,7 @@ def test_what_does_not_go_with_it_is_refused(overrides: tuple[str, ...], words: 
 
 
 def test_an_engine_without_it_is_taken_where_it_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = LATENT, "8xH100", "workload.max_response_len=16384", "workload.num_prompts_per_step=256"
+    asked = LATENT, "8xH200", "workload.max_response_len=16384", "workload.num_prompts_per_step=256"
     assert planned(*asked).choice.engine.attention_dp > 1
     monkeypatch.setattr("rlplan.planner.gpu.search.SAME_SPEED", 100.0)
     assert planned(*asked).choice.engine.attention_dp == 1
