@@ -169,7 +169,7 @@ def test_trl_without_deepspeed_keeps_weights_gradients_and_moments_in_the_type_t
 
 
 def test_logits_of_prompts_are_counted_where_a_stack_takes_them(tmp_path: Path) -> None:
-    """OpenRLHF casts the logits of all packed tokens and slices their log-probs afterwards (models/actor.py)."""
+    """OpenRLHF casts the logits of all packed tokens and slices their log-probs afterwards."""
     (tmp_path / "train.sh").write_text(
         "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B --actor.num_gpus_per_node 8 "
         "--vllm.num_engines 8 --train.colocate_all --ds.zero_stage 3 --data.max_len 2048 --rollout.max_new_tokens 1024 "

@@ -148,7 +148,6 @@ def loss_peak_bytes(
     10248192
     """
     words, e = vocab_size * num_tokens, element_bytes
-    upcast = 0 if e == FLOAT_BYTES else e
     if loss is Loss.NONE:
         return 0
     if loss is Loss.BY_ROWS:
@@ -160,16 +159,22 @@ def loss_peak_bytes(
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
     if not has_gradient and loss is Loss.CHUNKED:
         return words * e + 2 * ceil_div(words * FLOAT_BYTES, CHUNKS)
-    if loss is Loss.UNCAST:
-        return 2 * words * e
-    if loss is Loss.COPIED:
-        return 2 * words * FLOAT_BYTES
-    if not has_gradient:
-        return words * (upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0))
-    if loss is Loss.CHUNKED:
+    if has_gradient and loss is Loss.CHUNKED:
         return words * (e + FLOAT_BYTES) + ceil_div(words * FLOAT_BYTES, CHUNKS)
-    if loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
+    if has_gradient and loss in (Loss.COMPILED_CHUNKED, Loss.UNCAST_CHUNKED):
         return held_bytes(loss, num_tokens, vocab_size, e) + ceil_div(words * e, CHUNKS)
+    return words * _word_bytes(loss, e, has_gradient=has_gradient)
+
+
+def _word_bytes(loss: Loss, element_bytes: int, *, has_gradient: bool) -> int:
+    """Bytes of a token and word at the largest moment of a loss that has all of them at once."""
+    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
+    if loss is Loss.UNCAST:
+        return 2 * element_bytes
+    if loss is Loss.COPIED:
+        return 2 * FLOAT_BYTES
+    if not has_gradient:
+        return upcast + FLOAT_BYTES + (FLOAT_BYTES if loss is Loss.PLAIN else 0)
     per_word = {
         Loss.PLAIN: 3 * FLOAT_BYTES,
         Loss.SHIFTED: 4 * FLOAT_BYTES,
@@ -178,7 +183,7 @@ def loss_peak_bytes(
         Loss.IN_PLACE: FLOAT_BYTES + upcast,
         Loss.KEPT: 2 * FLOAT_BYTES + upcast,
     }
-    return words * per_word[loss]
+    return per_word[loss]
 
 
 def rows_bytes(

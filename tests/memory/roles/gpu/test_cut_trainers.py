@@ -32,6 +32,7 @@ V3 = find_model("deepseek-ai/DeepSeek-V3")
 MIXTURE = find_model("Qwen/Qwen3-30B-A3B")
 STATES = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 ONE = MicroBatchTokens(4096, 3072, accumulates=True, num_micro_batches=16)
+APART: dict[str, int | bool] = {"sequence_parallel": False}
 ALL = MicroBatchTokens(4096, 4096, accumulates=True, num_micro_batches=16)
 
 
@@ -55,11 +56,9 @@ def trainer(
     model=SEVEN,  # type: ignore[no-untyped-def]
     micro_batch: MicroBatchTokens = ONE,
     lora: LoraSpec | None = None,
-    fsdp_size: int | None = None,
-    *,
-    sequence_parallel: bool = True,
+    given: dict[str, int | bool] | None = None,
 ) -> TrainerOnGpu:
-    training = SettledTraining(logits="plain", lora=lora, fsdp_size=fsdp_size, sequence_parallel=sequence_parallel)
+    training = SettledTraining.model_validate({"logits": "plain", "lora": lora, **(given or {})})
     return TrainerOnGpu(
         TrainedRole(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, target=target)
     )
@@ -174,7 +173,7 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
 def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> None:
     whole = trainer(overheads, choice(), 8, micro_batch=ALL)
     shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
-    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, sequence_parallel=False)
+    apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=APART)
     kept = [one.snapshots["loss"][MemoryKind.ACTIVATIONS] for one in (whole, shared, apart)]
     rotary = 4096 * 2 * 2 * 128
     assert kept[0] == kept[2] == 4096 * (28 * 2 * 3584 + 2 * 2 * 3584 + 4) + rotary  # inputs of layers, the last norm
@@ -182,9 +181,7 @@ def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> 
 
 
 def test_the_head_gathers_into_a_buffer_that_stays_while_the_role_is_offloaded(overheads: GpuOverheads) -> None:
-    shared, apart = (
-        trainer(overheads, choice(tp=4), 8, micro_batch=ALL, sequence_parallel=shares) for shares in (True, False)
-    )
+    shared, apart = (trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=given) for given in (None, APART))
     for run_phase, rows in (("start", 0), ("steady", 4096)):
         held = [one.resident(OFFLOAD, run_phase)[MemoryKind.COMM_BUFFERS] for one in (shared, apart)]
         assert held[0] - held[1] == rows * 2 * 3584
@@ -234,7 +231,7 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
 
 
 def test_groups_of_fsdp2_ranks_have_a_copy_of_the_states_each(overheads: GpuOverheads) -> None:
-    one = trainer(overheads, choice(3), 8, "fsdp2", fsdp_size=2)
+    one = trainer(overheads, choice(3), 8, "fsdp2", given={"fsdp_size": 2})
     assert states(one) == states(trainer(overheads, choice(3), 2, "fsdp2"))
     assert states(one)[MemoryKind.OPTIMIZER] == pytest.approx(4 * P7, rel=1e-3)  # 8 bytes over 2 of the 8 ranks
 
