@@ -110,7 +110,7 @@ def _question(plan: Plan) -> str:
     work, training = plan.job.workload, plan.job.training
     loss = loss_named(training.logits, plan.job.target).value
     words = [
-        f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} rollouts a step",
+        f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} {_sequences(plan)} a step",
         work.tokens_in_words,
         f"{training.dtype.value}, {training.optimizer}, {loss} loss",
     ]
@@ -122,10 +122,15 @@ def _question(plan: Plan) -> str:
     return ", ".join((*words, *(f"{one} not counted" for one in plan.not_counted)))
 
 
+def _sequences(plan: Plan, number: int = 2) -> str:
+    """What a step is made of: rollouts, or answers that are given."""
+    return ("rollout" if plan.job.has_rollouts else "sequence") + "s" * (number > 1)
+
+
 def choice_line(plan: Plan) -> str:
     """What was chosen, in a line."""
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
-    passes = f"{trainer.micro_batch} rollout{'s' * (trainer.micro_batch > 1)} a pass"
+    passes = f"{trainer.micro_batch} {_sequences(plan, trainer.micro_batch)} a pass"
     if trainer.max_tokens:
         passes = f"{trainer.max_tokens:,} tokens a pass"
     words = [
