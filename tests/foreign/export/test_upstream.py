@@ -113,7 +113,10 @@ def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) ->
         given = ["--config", str(folder / "train.yaml"), "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
         config, model = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config(given)
         work = plan.job.workload
-        assert config.generation_batch_size == work.num_rollouts_per_step
+        said = read_yaml(folder / "train.yaml")
+        # accelerate.yaml starts eight processes, and here there is one
+        of_a_process = config.per_device_train_batch_size * config.steps_per_generation
+        assert said.get("generation_batch_size", 8 * of_a_process) == work.num_rollouts_per_step
         assert (config.num_generations, config.temperature) == (work.num_samples_per_prompt, work.temperature)
         assert config.max_completion_length == work.max_response_len
         assert model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"
