@@ -361,3 +361,9 @@ def test_a_configuration_is_found_below_the_folder_in_which_the_script_was_to_be
     found = read_source(scripts / "run.sh", None)
     assert found.value("actor_rollout_ref.actor.strategy") == "megatron"
     assert not any("was not read" in note for note in found.notes)
+
+
+def test_a_command_of_bash_with_the_name_of_an_unread_configuration_is_none_of_its_programs(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("rm -rf /tmp/out\n./prepare\n")
+    with pytest.raises(SpecError, match="no command of this script starts one of"):
+        read_source(tmp_path / "run.sh", None)
