@@ -10,15 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplan.foreign.documents import flat, read_beside
+from rlplan.foreign.documents import SUFFIXES, flat, read_beside
 from rlplan.foreign.settings import Given, flags_of, typed
 from rlplan.foreign.shell import Command
 from rlplan.foreign.table import Table
 from rlplan.foreign.trl.launched import Launch, launched
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
-
-_DOCUMENTS = (".yaml", ".yml", ".json")
 
 
 def commanded(
@@ -125,7 +123,7 @@ def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     stem = named.name.removesuffix(".yaml")
     if not stem or stem in table.presets or any(stem in file for file in table.files):
         return {}
-    if named.suffix not in _DOCUMENTS:
+    if named.suffix not in SUFFIXES:
         named = named.with_name(f"{stem}.yaml")
     is_beside = not is_file(folder / named) and is_file(folder / named.name)
     return read_beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)

@@ -15,6 +15,8 @@ from rlplan.spec.files.yaml import read_yaml
 
 BELOW = "defaults"
 """The key of the files that one stands on."""
+SUFFIXES = (".yaml", ".yml", ".json")
+"""Of files that are read as documents."""
 MAX_CHAIN = 8
 """Files that one may stand on."""
 

@@ -29,6 +29,8 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose parts are statements."""
+_STARTERS = ("bash", "sh", "exec", "time", "nohup")
+"""Words before the name of a script that is started."""
 _ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
 """An argument of the script, which is empty where it is started without any."""
 _ACTS = {
@@ -189,11 +191,14 @@ class _Reader:
             self.script.commands.append(Command(tuple(words), tuple(places)))
 
     def _with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
-        kept = self.words.variables.get("@", [])
+        """Do what has arguments of its own, behind which those from before hold again."""
+        kept = {key: value for key, value in self.words.variables.items() if key == "@" or key.isdigit()}
         self.words.variables["@"] = arguments
         self.words.variables.update({str(index): word for index, word in enumerate(arguments, 1)})
         act()
-        self.words.variables["@"] = kept
+        for key in [key for key in self.words.variables if key == "@" or key.isdigit()]:
+            del self.words.variables[key]
+        self.words.variables.update(kept)
 
     def _beside(self, word: str) -> Path:
         return self.path.resolve().parent / word
@@ -368,14 +373,13 @@ def _text_at(words: list[str]) -> int | None:
 
 
 def _script_at(words: list[str]) -> list[int]:
-    """Where the name of another script may stand: first, or behind `bash`.
+    """Where the name of another script may stand: first, or behind words such as `bash` and their flags.
 
-    >>> _script_at(["bash", "-x", "inner.sh", "8"]), _script_at(["./inner.sh"]), _script_at(["echo", "a.sh"])
-    ([2], [0], [])
+    >>> _script_at(["nohup", "bash", "-x", "inner.sh", "8"]), _script_at(["./inner.sh"]), _script_at(["echo", "a.sh"])
+    ([3], [0], [])
     """
-    if words[0] in ("bash", "sh", "exec", "time", "nohup"):
-        return [at for at, word in enumerate(words) if at and not word.startswith("-")][:1]
-    return [0] if words[0].endswith(".sh") else []
+    at = next((at for at, word in enumerate(words) if word not in _STARTERS and not word.startswith("-")), None)
+    return [] if at is None or not (at or words[0].endswith(".sh")) else [at]
 
 
 def _commands_of(node: "Node") -> Iterable["Node"]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.command_lines import commanded, defaults_of, entry_at, first_word, plain, word_at
-from rlplan.foreign.documents import BELOW, read_document
+from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
 from rlplan.foreign.shell import Command, read_script
@@ -20,8 +20,6 @@ from rlplan.foreign.trl.launched import is_server, served, with_launcher
 from rlplan.foreign.trl.trainers import is_of_trl, of_trainer
 from rlplan.foreign.trl.training_arguments import with_accelerate
 from rlplan.spec.base import shorten
-
-_DOCUMENTS = (".yaml", ".yml", ".json")
 
 
 def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> Settings:
@@ -38,7 +36,7 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
         names = given.keys()  # which were looked for there
         table = load_table("trl_given" if "trainer" in script.given else "trl")
         settings = Settings(table, str(path), plain(script.given, table), dict(table.defaults), script.notes)
-    elif path.suffix in _DOCUMENTS:
+    elif path.suffix in SUFFIXES:
         settings = _of_document(path, tables, source, given)
     else:
         settings, names = _of_script(path, tables, given)

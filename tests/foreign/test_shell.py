@@ -139,10 +139,15 @@ def test_what_is_no_bash_is_skipped_with_a_note(tmp_path: Path) -> None:
     assert any("not bash" in note for note in script.notes)
 
 
-@pytest.mark.parametrize("call", ["bash inner.sh 8", "./inner.sh 8", "sh -x inner.sh 8", "nohup ./inner.sh 8 &"])
+@pytest.mark.parametrize("call", ["bash inner.sh 8", "./inner.sh 8", "sh -x inner.sh 8", "nohup bash ./inner.sh 8 &"])
 def test_a_script_beside_that_is_started_is_read_with_its_arguments(call: str, tmp_path: Path) -> None:
     (tmp_path / "inner.sh").write_text("run $1 $A\n")
     assert words(tmp_path, f"export A=2\n{call}") == ["8", "2"]
+
+
+def test_arguments_of_a_script_hold_again_behind_another_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text("echo $1\n")
+    assert words(tmp_path, "f() { bash inner.sh 8; run $1 $2; }\nf 3 4") == ["3", "4"]
 
 
 def test_a_script_that_starts_itself_for_ever_is_refused(tmp_path: Path) -> None:
