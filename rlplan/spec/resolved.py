@@ -144,7 +144,7 @@ class SettledJob(JobSpec):
     rollout: SettledRollout = SettledRollout.by_default()
     placement: SettledPlacement = SettledPlacement.by_default()
 
-    def kept_dtype(self, role: Role) -> Dtype:
+    def frozen_dtype(self, role: Role) -> Dtype:
         """What the weights of a frozen role are kept in."""
         of_reference = self.roles.reference.dtype if role is Role.REFERENCE else "auto"
         return self.training.dtype if of_reference == "auto" else of_reference

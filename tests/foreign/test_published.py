@@ -12,6 +12,7 @@ from rlplan.foreign.table import SOURCES, load_table
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.yaml import read_yaml
+from tests.factories import ROOT
 from tests.foreign.scripts import write_script, write_yaml
 
 FOLDER = Path(__file__).parent / "published"
@@ -71,3 +72,5 @@ def test_what_upstream_says_runs_fits() -> None:
     fits = [one for one in runs if "verdict" not in one]
     assert len(runs) >= LEAST_NUMBER
     assert len(fits) / len(runs) >= LEAST_SHARE
+    page = (ROOT / "docs" / "import.md").read_text("utf-8")
+    assert f"Of {len(runs)} published configurations that upstream runs, {len(fits)} fit" in page

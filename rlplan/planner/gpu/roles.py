@@ -288,7 +288,7 @@ class GpuRoles:
                     is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
                     target=job.target,
                     cut=candidate.trainer,
-                    kept_bytes=job.kept_dtype(role).num_bytes,
+                    kept_bytes=job.frozen_dtype(role).num_bytes,
                 )
             )
         role = Role(worker.removesuffix("_trainer"))
