@@ -4,9 +4,9 @@ In: Settings, hardware. Out: Imported: the job's keys, what each came from, and 
 Left out: how files are read (source.py), and what the job comes to (check.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from math import ceil, prod
+from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -140,7 +140,7 @@ def first_of(
         if row.key:  # a model is known by the end of its path
             theirs = settings.known(row.key) if row.convert == "model" else settings.value(row.key)
         value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
-        if value is not None and (row.below is None or value < row.below):
+        if value is not None and (row.below is None or value < row.below) and (row.above is None or value > row.above):
             if row.note:
                 notes.append(row.note)
             return Taken(ours, value, row.key, theirs, settings.place(row.key)), row
@@ -177,22 +177,22 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
         whole /= Fraction(_number(settings, key, settings.value(key)) or 1)
     if whole.denominator != 1:
         raise _undivided(settings, row, value)
-    sums = ((row.plus, 1), (row.minus, -1))
-    found = int(whole) + sum(sign * _product(settings, keys) for all_keys, sign in sums for keys in all_keys)
-    return max(found, sum(_quotient(settings, keys) for keys in row.least))
+    found = int(whole) + _sum(settings, row.plus) - _sum(settings, row.minus)
+    return max(found, _sum(settings, row.least))
 
 
-def _quotient(settings: Settings, keys: str) -> int:
-    """`a`, or `a / b` rounded up."""
-    key, *over = keys.split(" / ")
+def _sum(settings: Settings, terms: Iterable[str]) -> int:
+    """Of keys, products `a * b` of them, and quotients `a / b` of them, each rounded up."""
+    return sum(_term(settings, words) for words in terms)
+
+
+def _term(settings: Settings, words: str) -> int:
+    key, *rest = words.split(" ")
     found = Fraction(_number(settings, key, settings.value(key)))
-    for one in over:
-        found /= Fraction(_number(settings, one, settings.value(one)) or 1)
+    for sign, other in zip(rest[::2], rest[1::2], strict=True):
+        factor = Fraction(_number(settings, other, settings.value(other)))
+        found = found * factor if sign == "*" else found / (factor or 1)
     return ceil(found)
-
-
-def _product(settings: Settings, keys: str) -> int:
-    return prod(int(_number(settings, key, settings.value(key))) for key in keys.split(" * "))
 
 
 def _number(settings: Settings, key: str, value: Any) -> float:
@@ -266,7 +266,9 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
         )
     found = hardware_of(hardware if count is None or is_counted else f"{count[0].value}x{hardware}", where)
     second = found.get("generation", {}).get("num_devices", 0)
-    if count is not None and count[0].value != found["num_devices"] + second:
+    if count is not None and not second and found["num_devices"] == count[0].value + _sum(settings, count[1].aside):
+        found["num_devices"] = count[0].value
+    if count is not None and not table.serves and count[0].value != found["num_devices"] + second:
         notes.append(f"{settings.file} says {count[0].value} GPUs; --hardware {hardware} is what is counted with")
     elif hosts is not None and not second:
         found["num_hosts"] = hosts[0].value

@@ -40,11 +40,13 @@ class Row(Spec):
     over: tuple[str, ...] = ()
     """Keys that it is divided by."""
     minus: tuple[str, ...] = ()
-    """Keys that are taken off it, or products of keys, `a * b`."""
+    """Keys that are taken off it; here and below also products of keys, `a * b`, and quotients `a / b`, rounded up."""
     plus: tuple[str, ...] = ()
-    """Keys that are added to it, after all else, or products of keys."""
+    """Keys that are added to it, after all else."""
     least: tuple[str, ...] = ()
-    """Keys whose sum it is never below, or quotients of keys rounded up, `a / b`."""
+    """Keys whose sum it is never below."""
+    aside: tuple[str, ...] = ()
+    """Of GPUs: keys whose sum is there beside them and is not counted."""
     part: float = 0
     """The part of it that is ours, rounded down."""
     map: dict[str, Any] | None = None
@@ -53,6 +55,8 @@ class Row(Spec):
     """Our value for all others, with a note; without one they are refused."""
     below: float | None = None
     """Only values below it are ours."""
+    above: float | None = None
+    """Only values above it are ours."""
     is_only_read: bool = False
     """Whether it is read and never written: another name of another row's key, less than that row asks for, or what
     only comes close to ours, with a note.
@@ -73,9 +77,8 @@ class Row(Spec):
     @property
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
-        added = (key for product in (*self.plus, *self.minus) for key in product.split(" * "))
-        least = (key for quotient in self.least for key in quotient.split(" / "))
-        return (self.key, *self.when, *self.times, *self.over, *added, *least)
+        terms = (*self.plus, *self.minus, *self.least, *self.aside)
+        return (self.key, *self.when, *self.times, *self.over, *(key for one in terms for key in one.split(" ")[::2]))
 
 
 class Remedy(Spec):

@@ -215,38 +215,6 @@ def test_verl_s_megatron_shares_rows_unless_it_is_told_not_to(
     assert found.data["training"]["sequence_parallel"] is expected
 
 
-SLIME = (
-    "python3 train.py --hf-checkpoint Qwen/Qwen3-4B --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 "
-    "--global-batch-size 256 --rollout-max-response-len 1024 --sglang-mem-fraction-static 0.6 --load /ckpt "
-)
-
-
-def slime(folder: Path, flags: str) -> Imported:
-    script = folder / "slime.sh"
-    script.write_text(SLIME + flags + "\n")
-    return convert(read_source(script, None), "H100", None)
-
-
-def test_slime_s_flags_of_offloading_are_no_names_of_files(tmp_path: Path) -> None:
-    usual, found = flat(slime(tmp_path, "").data), slime(tmp_path, "--no-offload-train --no-offload-rollout")
-    keys = ("placement.placement", "placement.offload", "rollout.sleep_level")
-    assert [usual.get(key) for key in keys] == ["colocated", "host", 2]
-    assert [flat(found.data).get(key) for key in keys] == ["hybrid", "none", None]
-    assert [one.key for one in found.left] == ["load"]
-
-
-def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: Path) -> None:
-    found = slime(tmp_path, "--optimizer-cpu-offload --optimizer-offload-fraction 0.1")
-    assert flat(found.data)["training.offloads_optimizer"] is False
-    assert any("part of the optimizer" in note for note in found.notes)
-    assert flat(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
-
-
-def test_slime_shares_rows_where_its_flag_is_given(tmp_path: Path) -> None:
-    found = [slime(tmp_path, f"--tensor-model-parallel-size 2 {more}").data for more in ("", "--sequence-parallel")]
-    assert [one["training"]["sequence_parallel"] for one in found] == [False, True]
-
-
 def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"model_engine is 'torchtitan'(?s:.*)one of dp, megatron"):
         imported(tmp_path, {"model_engine": "torchtitan"})
@@ -255,60 +223,3 @@ def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_p
 def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"
     assert job(tmp_path, {f"+{key}": "fp8"})["rollout.kv_dtype"] == "fp8"
-
-
-def of_openrlhf(folder: Path, flags: str) -> Imported:
-    script = folder / "train.sh"
-    script.write_text(
-        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B-Instruct "
-        "--vllm.num_engines 2 --vllm.tensor_parallel_size 2 --actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 "
-        f"{flags}\n"
-    )
-    return convert(read_source(script, None), "H100", None)
-
-
-MODELS = "--reward.model_name_or_path Qwen/Qwen2.5-7B-Instruct --reward.num_gpus_per_node 1 "
-RLOO = "--algo.advantage.estimator rloo "
-
-
-@pytest.mark.parametrize(
-    ("flags", "of_scorers", "of_all"),
-    [
-        (RLOO, 2, 8),
-        (RLOO + "--algo.kl.init_coef 0", 0, 6),
-        (RLOO + "--train.colocate_actor_ref", 0, 6),
-        (RLOO + MODELS, 3, 9),
-        (RLOO + MODELS + "--train.colocate_critic_reward", 3, 9),
-        (RLOO + MODELS + "--train.colocate_actor_ref", 1, 7),
-        (RLOO + MODELS + "--reward.remote_url http://127.0.0.1:5000/get_reward", 2, 8),
-        (MODELS + "--train.colocate_critic_reward", 2, 8),
-        (MODELS + "--train.colocate_critic_reward --train.colocate_actor_ref", 0, 6),
-        (RLOO + MODELS + "--train.colocate_all", 0, 2),
-        (RLOO + MODELS + "--train.colocate_all --train.async_enable", 0, 6),
-    ],
-)
-def test_roles_of_openrlhf_have_gpus_of_their_own_unless_they_are_colocated(
-    flags: str, of_scorers: int, of_all: int, tmp_path: Path
-) -> None:
-    found = flat(of_openrlhf(tmp_path, flags).data)
-    assert (found["placement.num_scoring_devices"], found["hardware.num_devices"]) == (of_scorers, of_all)
-
-
-def test_a_critic_of_openrlhf_starts_as_the_reward_model_and_is_laid_on_the_actor_s_gpus(tmp_path: Path) -> None:
-    reward = "--reward.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
-    found = of_openrlhf(tmp_path, reward)
-    assert found.data["roles"]["value"]["path"] == "Qwen/Qwen2.5-1.5B-Instruct"
-    assert any(note.startswith("the critic's own GPUs") for note in found.notes)
-    together = of_openrlhf(tmp_path, f"{reward} --train.colocate_all")
-    assert not any("critic" in note for note in together.notes)
-
-
-def test_openrlhf_s_reward_model_is_not_loaded_where_rewards_come_from_elsewhere(tmp_path: Path) -> None:
-    found = of_openrlhf(tmp_path, f"{RLOO}{MODELS} --train.agent_func_path agent.py")
-    assert "roles.reward.path" not in flat(found.data)
-
-
-def test_engines_of_an_asynchronous_openrlhf_have_their_own_gpus_whatever_is_colocated(tmp_path: Path) -> None:
-    found = flat(of_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
-    assert found["placement.placement"] == "disaggregated"
-    assert found["placement.num_generation_devices"] == 4

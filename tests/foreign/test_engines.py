@@ -39,6 +39,12 @@ def test_a_server_is_judged_as_an_engine_alone(command: str, tmp_path: Path) -> 
     assert "serving" in found.as_json()
 
 
+def test_a_server_has_as_many_gpus_as_its_ranks(tmp_path: Path) -> None:
+    found = served(tmp_path, f"vllm serve {LLAMA} -tp 2 -dp 2 --max-model-len 4096", "A10G")
+    assert found.served is not None
+    assert (found.served.num_gpus, found.served.num_given) == (4, 4)
+
+
 def test_a_server_without_a_length_has_the_model_s_and_one_such_sequence_must_fit(tmp_path: Path) -> None:
     """vLLM 0.32.0, kv_cache_utils.py: 131,072 tokens of Llama 3.1 need 16 GiB, and it refuses to start."""
     found = served(tmp_path, f"vllm serve {LLAMA}")

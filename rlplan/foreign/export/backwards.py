@@ -138,6 +138,8 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     for key in ("algorithm.overlong_buffer", "placement.max_staleness"):
         if not found[key]:
             found.pop(key)
+    if "placement.max_staleness" not in found:
+        found.pop("placement.partial_rollouts", None)  # nothing runs while weights change
     if found["rollout.engine"] == "auto":
         found.pop("rollout.engine")  # the stack's own
     if not found["algorithm.kl_coef"]:  # verl and slime load a reference wherever `use_kl_loss` is set
@@ -252,7 +254,7 @@ def _same(one: Any, other: Any) -> bool:
 def _on_hosts(settings: Settings, plan: Plan) -> Settings:
     """With the number of hosts, and of GPUs on each or of all; of those that train, where others generate."""
     hardware, rows = plan.job.hardware, settings.table.rows
-    counts = rows.get("hardware.num_devices", ())
+    counts = [row for row in rows.get("hardware.num_devices", ()) if not row.is_only_read]
     hosts, arrangement = hardware.num_hosts if isinstance(hardware.num_hosts, int) else 1, plan.choice.arrangement
     for row in counts:
         if row.plus or row.minus:

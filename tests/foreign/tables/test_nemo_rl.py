@@ -80,8 +80,11 @@ def test_a_reward_model_has_gpus_of_its_own_which_no_policy_has(nodes: int, coun
         "env.reward_model.resources.gpus_per_node": 2,
         "env.reward_model.resources.num_nodes": 1,
     }
-    found = imported(tmp_path, SMALL | reward | {"cluster.num_nodes": nodes})
+    settings = SMALL | reward | {"cluster.num_nodes": nodes}
+    found = imported(tmp_path, settings)
     assert found.data["hardware"]["num_devices"] == counted
+    of_all = convert(read_source(write_yaml(tmp_path, settings), None), f"{8 * nodes}xH100", None)
+    assert of_all.data["hardware"]["num_devices"] == counted
     assert any(
         "of the reward model" in note and "whether it fits there is not answered" in note for note in found.notes
     )
@@ -160,3 +163,44 @@ def test_rows_are_shared_where_nemo_rl_is_told_to(shares: bool | None, trainer: 
 def test_a_weight_decay_of_megatron_s_optimizer_is_its_own(tmp_path: Path) -> None:
     found = job(tmp_path, SMALL | MEGATRON | {"policy.megatron_cfg.optimizer.weight_decay": 0.1})
     assert found["algorithm.weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        ({"cluster.num_nodes": 2}, 8),
+        ({"cluster.num_nodes": 2, "policy.dtensor_cfg.tensor_parallel_size": 2}, 4),
+        (APART, 4),
+        ({"policy.generation.colocated.enabled": False, "policy.generation.colocated.resources.gpus_per_node": 4}, 2),
+    ],
+)
+def test_copies_of_the_states_are_shared_by_the_ranks_between_them(
+    settings: dict[str, Any], ranks: int, tmp_path: Path
+) -> None:
+    found = job(tmp_path, {**SMALL, **settings, "policy.dtensor_cfg.dp_replicate_size": 2})
+    assert found["training.fsdp_size"] == ranks
+
+
+@pytest.mark.parametrize(("fraction", "lies_on_the_cpu"), [(None, False), (0.5, False), (1.0, True)])
+def test_nemo_rl_leaves_on_the_gpu_what_no_fraction_says_to_be_on_the_cpu(
+    fraction: float | None, lies_on_the_cpu: bool, tmp_path: Path
+) -> None:
+    optimizer = "policy.megatron_cfg.optimizer."
+    settings = {f"{optimizer}optimizer_cpu_offload": True, "policy.megatron_cfg.enabled": True}
+    if fraction is not None:
+        settings[f"{optimizer}optimizer_offload_fraction"] = fraction
+    found = imported(tmp_path, SMALL | settings)
+    assert found.data["training"]["offloads_optimizer"] is lies_on_the_cpu
+    assert any("optimizer_offload_fraction" in note for note in found.notes) is not lies_on_the_cpu
+
+
+@pytest.mark.parametrize(("new", "lengths"), [(1024, (3072, 1024)), (4096, (1024, 3072)), (None, (1024, 3072))])
+def test_responses_are_as_long_as_nemo_rl_generates(new: int | None, lengths: tuple[int, int], tmp_path: Path) -> None:
+    settings = {"policy.max_total_sequence_length": 4096, "policy.generation.max_new_tokens": new}
+    found = job(tmp_path, SMALL | settings)
+    assert (found["workload.max_prompt_len"], found["workload.max_response_len"]) == lengths
+
+
+def test_bytes_of_vllm_s_cache_are_taken_as_given(tmp_path: Path) -> None:
+    found = job(tmp_path, {**SMALL, "policy.generation.vllm_kwargs.kv_cache_memory_bytes": 4 << 30})
+    assert found["rollout.kv_cache_memory"] == 4 << 30

@@ -1,0 +1,93 @@
+"""OpenRLHF's flags as jobs; facts of the table's commit."""
+
+from pathlib import Path
+
+import pytest
+
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
+from rlplan.foreign.source import read_source
+
+
+def of_openrlhf(folder: Path, flags: str, hardware: str = "H100") -> Imported:
+    script = folder / "train.sh"
+    script.write_text(
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-7B-Instruct "
+        "--vllm.num_engines 2 --vllm.tensor_parallel_size 2 --actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 "
+        f"{flags}\n"
+    )
+    return convert(read_source(script, None), hardware, None)
+
+
+MODELS = "--reward.model_name_or_path Qwen/Qwen2.5-7B-Instruct --reward.num_gpus_per_node 1 "
+RLOO = "--algo.advantage.estimator rloo "
+
+
+@pytest.mark.parametrize(
+    ("flags", "of_scorers", "of_all"),
+    [
+        (RLOO, 2, 8),
+        (RLOO + "--algo.kl.init_coef 0", 0, 6),
+        (RLOO + "--train.colocate_actor_ref", 0, 6),
+        (RLOO + MODELS, 3, 9),
+        (RLOO + MODELS + "--train.colocate_critic_reward", 3, 9),
+        (RLOO + MODELS + "--train.colocate_actor_ref", 1, 7),
+        (RLOO + MODELS + "--reward.remote_url http://127.0.0.1:5000/get_reward", 2, 8),
+        (MODELS + "--train.colocate_critic_reward", 2, 8),
+        (MODELS + "--train.colocate_critic_reward --train.colocate_actor_ref", 0, 6),
+        (RLOO + MODELS + "--train.colocate_all", 0, 2),
+        (RLOO + MODELS + "--train.colocate_all --train.async_enable", 0, 6),
+    ],
+)
+def test_roles_of_openrlhf_have_gpus_of_their_own_unless_they_are_colocated(
+    flags: str, of_scorers: int, of_all: int, tmp_path: Path
+) -> None:
+    found = flat(of_openrlhf(tmp_path, flags).data)
+    assert (found["placement.num_scoring_devices"], found["hardware.num_devices"]) == (of_scorers, of_all)
+
+
+def test_a_critic_of_openrlhf_starts_as_the_reward_model_and_is_laid_on_the_actor_s_gpus(tmp_path: Path) -> None:
+    reward = "--reward.model_name_or_path Qwen/Qwen2.5-1.5B-Instruct "
+    found = of_openrlhf(tmp_path, reward)
+    assert found.data["roles"]["value"]["path"] == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert any(note.startswith("the critic's own GPUs") for note in found.notes)
+    together = of_openrlhf(tmp_path, f"{reward} --train.colocate_all")
+    assert not any("critic" in note for note in together.notes)
+
+
+def test_openrlhf_s_reward_model_is_not_loaded_where_rewards_come_from_elsewhere(tmp_path: Path) -> None:
+    found = of_openrlhf(tmp_path, f"{RLOO}{MODELS} --train.agent_func_path agent.py")
+    assert "roles.reward.path" not in flat(found.data)
+
+
+def test_engines_of_an_asynchronous_openrlhf_have_their_own_gpus_whatever_is_colocated(tmp_path: Path) -> None:
+    found = flat(of_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
+    assert found["placement.placement"] == "disaggregated"
+    assert found["placement.num_generation_devices"] == 4
+
+
+def test_a_host_with_the_critic_s_gpus_too_has_as_many_that_train_as_the_script_says(tmp_path: Path) -> None:
+    found = of_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "8xH100")
+    assert found.data["hardware"]["num_devices"] == 6
+    assert not any("is what is counted with" in note for note in found.notes)
+    other = of_openrlhf(tmp_path, "--critic.num_gpus_per_node 2 --train.colocate_actor_ref", "10xH100")
+    assert other.data["hardware"]["num_devices"] == 10
+    assert any("says 6 GPUs" in note for note in other.notes)
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("", False), ("--train.partial_rollout_enable", True)])
+def test_weights_interrupt_rollouts_of_an_asynchronous_run_where_it_says_so(
+    flag: str, expected: bool, tmp_path: Path
+) -> None:
+    found = flat(of_openrlhf(tmp_path, f"{RLOO} --train.async_enable {flag}").data)
+    assert found["placement.partial_rollouts"] is expected
+
+
+def test_muon_of_openrlhf_is_counted_as_such(tmp_path: Path) -> None:
+    assert of_openrlhf(tmp_path, RLOO + "--actor.optim muon").data["training"]["optimizer"] == "muon"
+
+
+def test_what_lies_on_the_host_or_twice_on_the_gpu_is_said_with_its_direction(tmp_path: Path) -> None:
+    left = {one.key: one.why for one in of_openrlhf(tmp_path, RLOO + "--ref.offload --ds.zpg 8").left}
+    assert left["ref.offload"].endswith("counted on the GPU, which takes more")
+    assert left["ds.zpg"].endswith("not counted, it takes more")

@@ -1,0 +1,56 @@
+"""slime's flags as jobs; facts of the table's commit."""
+
+from pathlib import Path
+
+from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.documents import flat
+from rlplan.foreign.source import read_source
+
+SLIME = (
+    "python3 train.py --hf-checkpoint Qwen/Qwen3-4B --colocate --rollout-batch-size 32 --n-samples-per-prompt 8 "
+    "--global-batch-size 256 --rollout-max-response-len 1024 --sglang-mem-fraction-static 0.6 --load /ckpt "
+)
+
+
+def slime(folder: Path, flags: str) -> Imported:
+    script = folder / "slime.sh"
+    script.write_text(SLIME + flags + "\n")
+    return convert(read_source(script, None), "H100", None)
+
+
+def test_slime_s_flags_of_offloading_are_no_names_of_files(tmp_path: Path) -> None:
+    usual, found = flat(slime(tmp_path, "").data), slime(tmp_path, "--no-offload-train --no-offload-rollout")
+    keys = ("placement.placement", "placement.offload", "rollout.sleep_level")
+    assert [usual.get(key) for key in keys] == ["colocated", "host", 2]
+    assert [flat(found.data).get(key) for key in keys] == ["hybrid", "none", None]
+    assert [one.key for one in found.left] == ["load"]
+
+
+def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: Path) -> None:
+    found = slime(tmp_path, "--optimizer-cpu-offload --optimizer-offload-fraction 0.1")
+    assert flat(found.data)["training.offloads_optimizer"] is False
+    assert any("part of the optimizer" in note for note in found.notes)
+    assert flat(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
+
+
+def test_slime_shares_rows_where_its_flag_is_given(tmp_path: Path) -> None:
+    found = [slime(tmp_path, f"--tensor-model-parallel-size 2 {more}").data for more in ("", "--sequence-parallel")]
+    assert [one["training"]["sequence_parallel"] for one in found] == [False, True]
+
+
+def test_a_context_that_slime_bounds_leaves_prompts_what_responses_do_not_take(tmp_path: Path) -> None:
+    found = slime(tmp_path, "--rollout-max-context-len 3072")
+    assert found.data["workload"]["max_prompt_len"] == 2048
+    assert not any("sets prompts no limit" in note for note in found.notes)
+    as_long_as_responses = slime(tmp_path, "--rollout-max-context-len 1024")
+    assert as_long_as_responses.data["workload"]["max_prompt_len"] == 1024
+
+
+def test_sglang_s_cache_in_fp8_is_one_for_slime(tmp_path: Path) -> None:
+    assert flat(slime(tmp_path, "--sglang-kv-cache-dtype fp8_e4m3").data)["rollout.kv_dtype"] == "fp8"
+
+
+def test_what_slime_counts_in_parts_is_said_with_its_direction(tmp_path: Path) -> None:
+    left = {one.key: one.why for one in slime(tmp_path, "--log-probs-chunk-size 1024 --mtp-num-layers 1").left}
+    assert left["log_probs_chunk_size"].endswith("counted whole, which takes more")
+    assert left["mtp_num_layers"].endswith("not counted, they take more")
