@@ -12,7 +12,7 @@ from typing import Any
 
 from rlplan.foreign.documents import SUFFIXES, flat, read_beside
 from rlplan.foreign.settings import Given, flags_of, typed
-from rlplan.foreign.shell import Command
+from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Table
 from rlplan.foreign.trl.launched import Launch, launched
 from rlplan.reading import is_file

@@ -14,7 +14,7 @@ from rlplan.foreign.command_lines import commanded, defaults_of, entry_at, first
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
 from rlplan.foreign.settings import Given, Settings, typed
-from rlplan.foreign.shell import Command, read_script
+from rlplan.foreign.shell.script import Command, read_script
 from rlplan.foreign.table import SOURCES, Table, load_table, table_name
 from rlplan.foreign.trl.launched import is_server, served, with_launcher
 from rlplan.foreign.trl.trainers import is_of_trl, of_trainer

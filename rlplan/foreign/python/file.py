@@ -16,8 +16,8 @@ from rlplan.foreign.python.text import parsed
 from rlplan.foreign.python.unsloth import LOADED, SHARED, keys_of
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
 from rlplan.foreign.settings import Given
+from rlplan.foreign.shell.words import is_known, shown
 from rlplan.foreign.table import given_trainers, load_table
-from rlplan.foreign.words import is_known, shown
 from rlplan.records import dataclass
 
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}

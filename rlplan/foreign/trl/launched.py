@@ -12,7 +12,7 @@ from pathlib import Path
 from rlplan.foreign.documents import read_beside
 from rlplan.foreign.python.file import PythonScript, read_python
 from rlplan.foreign.settings import Given, flags_of
-from rlplan.foreign.shell import Command
+from rlplan.foreign.shell.script import Command
 from rlplan.foreign.trl.shipped import shipped
 from rlplan.foreign.trl.trainers import is_of_trl, online, programs
 from rlplan.reading import is_file

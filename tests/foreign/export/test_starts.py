@@ -186,7 +186,7 @@ def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: 
 
 @pytest.mark.parametrize("target", ["verl", "nemo-rl"])
 def test_megatron_is_told_to_have_the_whole_optimizer_on_the_cpu(target: str, tmp_path: Path) -> None:
-    """Its own fraction is 0.0, with which nothing of the optimizer leaves the GPU (core/optimizer/optimizer_config.py)."""
+    """Its fraction is 0.0 by default, with which nothing leaves the GPU (Megatron's optimizer_config.py)."""
     plan = plan_of(*ASKED[target.replace("-", "_")], "target=megatron", "training.offloads_optimizer=true")
     said = exported(plan, target.replace("-", "_")).settings
     fractions = [value for key, value in said.items() if key.endswith("optimizer_offload_fraction")]

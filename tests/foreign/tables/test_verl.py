@@ -79,3 +79,15 @@ def test_a_trainer_that_is_chosen_as_a_group_of_the_configuration_is_that_traine
     assert imported(tmp_path, {group: "megatron_actor"}).data["target"] == "megatron"
     with pytest.raises(SpecError, match="one of dp_actor, megatron_actor"):
         imported(tmp_path, {group: "mlite_actor"})
+
+
+@pytest.mark.parametrize("settings", [{}, {"actor_rollout_ref.hybrid_engine": False, "rollout.nnodes": 1}])
+def test_a_reference_under_fsdp_lies_on_the_host_whatever_its_own_key_says(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = {f"{ACTOR}fsdp_config.param_offload": False, f"{ACTOR}fsdp_config.optimizer_offload": False}
+    apart = settings | {"rollout.n_gpus_per_node": 8} if settings else {}
+    found = flat(imported(tmp_path, {**kept, **apart, f"{ACTOR}use_kl_loss": True}).data)
+    assert (found["placement.offload"], found["placement.offload_roles"]) == ("host", "frozen")
+    alone = flat(imported(tmp_path, {**kept, **apart}).data)
+    assert alone["placement.offload"] == "none"

@@ -1,7 +1,8 @@
 """Commands of a shell script, as they would be typed: read with tree-sitter's grammar of bash, never run.
 
 In: a script and variables from outside. Out: its commands with their lines, and what could not be told.
-Left out: what only running would tell: `$(...)` beyond paths, loops without an end, tests of files.
+Left out: how words expand (words.py) and what tests come to (conditions.py); what only running would tell: `$(...)`
+beyond paths, loops without an end, tests of files.
 """
 
 import fnmatch
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.foreign.words import CLOSE, OPEN, Value, Words, folder_word, is_known, shown, text_of
+from rlplan.foreign.shell.conditions import verdict_of
+from rlplan.foreign.shell.started import script_at, text_at
+from rlplan.foreign.shell.words import Value, Words, folder_word, is_known, shown, text_of
 from rlplan.reading import is_file, read_text
 from rlplan.records import dataclass
 
@@ -29,10 +32,6 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose parts are statements."""
-_STARTERS = ("bash", "sh", "exec", "time", "nohup")
-"""Words before the name of a script that is started."""
-_ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
-"""An argument of the script, which is empty where it is started without any."""
 _ACTS = {
     "variable_assignment": "_assign",
     "command": "_command",
@@ -176,14 +175,14 @@ class _Reader:
                 if child.type == "variable_assignment":
                     self._assign(child)
             return
-        started = next((at for at in _script_at(words) if is_file(self._beside(words[at]))), None)
+        started = next((at for at in script_at(words) if is_file(self._beside(words[at]))), None)
         if words[0] in self.functions:
             self._with_arguments(words[1:], lambda: self.run(self.functions[words[0]], depth + 1))
         elif started is not None:
             self._with_arguments(words[started + 1 :], lambda: self.source(self._beside(words[started]), depth + 1))
         elif words[0] in ("source", ".") and len(words) > 1:
             self._sourced(node, words[1], depth)
-        elif (at := _text_at(words)) is not None:
+        elif (at := text_at(words)) is not None:
             before, self.first_line = self.first_line, int(places[at].rpartition(":")[2])
             self.run(self.parser.parse(_checked(self.path, words[at]).encode()).root_node, depth + 1)
             self.first_line = before
@@ -249,7 +248,7 @@ class _Reader:
     def _list(self, node: "Node", depth: int) -> None:
         """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""
         left, right = node.named_children[0], node.named_children[-1]
-        verdict = self._test(left)
+        verdict = verdict_of(left, self.words)
         if verdict is None and left.type != "test_command":
             self.run(left, depth + 1)
         is_and = any(child.type == "&&" for child in node.children)
@@ -278,47 +277,10 @@ class _Reader:
             self.run(child, depth + 1)
 
     def _decided(self, test: "Node") -> bool:
-        verdict = self._test(test)
+        verdict = verdict_of(test, self.words)
         if verdict is None:
             self._note(test, f"taken as false, for only running would tell: {text_of(test)[:80]}")
         return bool(verdict)
-
-    def _test(self, node: "Node") -> bool | None:
-        """What a test comes to; None where only running would tell."""
-        kind, children = node.type, node.named_children
-        if kind in ("test_command", "parenthesized_expression") and len(children) == 1:
-            return self._test(children[0])
-        if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
-            inner = self._test(children[-1])
-            return None if inner is None else not inner
-        if kind in ("list", "binary_expression") and len(node.children) == 3:
-            sign = text_of(node.children[1])
-            if sign in ("&&", "||", "-a", "-o"):
-                pair = [self._test(node.children[0]), self._test(node.children[2])]
-                decisive = sign in ("||", "-o")
-                return decisive if decisive in pair else None if None in pair else not decisive
-            return self._compared(node, sign)
-        if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
-            word = " ".join(self.words.fields(node.children[-1], quoted=True))
-            if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
-                word = ""  # of an unset variable
-            return bool(word) is (text_of(node.children[0]) == "-n")
-        return {"true": True, "false": False}.get(text_of(node))
-
-    def _compared(self, node: "Node", sign: str) -> bool | None:
-        left, right = ("" if _ARGUMENT.fullmatch(word) else word for word in map(self.words.one, node.children[::2]))
-        if not (is_known(left) and is_known(right)):
-            return None
-        if sign in ("=", "==", "!="):
-            return fnmatch.fnmatchcase(left, right) is (sign != "!=")
-        try:
-            pair = int(left), int(right)
-        except ValueError:
-            return None
-        found = {"-eq": pair[0] == pair[1], "-ne": pair[0] != pair[1], "-lt": pair[0] < pair[1]}
-        found |= {"-gt": pair[0] > pair[1], "-le": pair[0] <= pair[1], "-ge": pair[0] >= pair[1]}
-        found |= {"<": pair[0] < pair[1], ">": pair[0] > pair[1], "<=": pair[0] <= pair[1], ">=": pair[0] >= pair[1]}
-        return found.get(sign)
 
     def _case(self, node: "Node", depth: int) -> None:
         subject = self.words.one(node.named_children[0])
@@ -359,27 +321,6 @@ class _Reader:
         lines = (node.text or b"").split(b"\\\n")[:-1]  # a word begins behind the lines that are continued into it
         skipped = sum(1 for line in lines if not line.strip())
         return f"{self.path.name}:{node.start_point[0] + self.first_line + skipped}"
-
-
-def _text_at(words: list[str]) -> int | None:
-    """Where the text of `bash -c TEXT` stands, behind whatever starts it (srun, docker, ssh); None without one.
-
-    >>> _text_at(["srun", "-N", "1", "bash", "-lc", "echo 1"]), _text_at(["bash", "run.sh"])
-    (5, None)
-    """
-    shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
-    flags = ((at + 1, words[at + 1]) for at in shells)
-    return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
-
-
-def _script_at(words: list[str]) -> list[int]:
-    """Where the name of another script may stand: first, or behind words such as `bash` and their flags.
-
-    >>> _script_at(["nohup", "bash", "-x", "inner.sh", "8"]), _script_at(["./inner.sh"]), _script_at(["echo", "a.sh"])
-    ([3], [0], [])
-    """
-    at = next((at for at, word in enumerate(words) if word not in _STARTERS and not word.startswith("-")), None)
-    return [] if at is None or not (at or words[0].endswith(".sh")) else [at]
 
 
 def _commands_of(node: "Node") -> Iterable["Node"]:

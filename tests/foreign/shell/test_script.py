@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.shell import MAX_STATEMENTS, Script, read_script
-from rlplan.foreign.words import is_known, shown
+from rlplan.foreign.shell.script import MAX_STATEMENTS, Script, read_script
+from rlplan.foreign.shell.words import is_known, shown
 
 
 def read(folder: Path, text: str, **variables: str) -> Script:

@@ -1,0 +1,1 @@
+"""Shell scripts: read with tree-sitter's grammar of bash, never run."""

@@ -1,0 +1,56 @@
+"""What tests of a script come to: `[ ... ]`, `[[ ... ]]` and `(( ... ))`, also joined by `&&` and `||`.
+
+In: nodes of the grammar, words that are expanded. Out: true, false, or None where only running would tell.
+Left out: tests of files, commands in the place of tests.
+"""
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING
+
+from rlplan.foreign.shell.words import CLOSE, OPEN, Words, is_known, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
+"""An argument of the script, which is empty where it is started without any."""
+
+
+def verdict_of(node: "Node", words: Words) -> bool | None:
+    """What a test comes to; None where only running would tell."""
+    kind, children = node.type, node.named_children
+    if kind in ("test_command", "parenthesized_expression") and len(children) == 1:
+        return verdict_of(children[0], words)
+    if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
+        inner = verdict_of(children[-1], words)
+        return None if inner is None else not inner
+    if kind in ("list", "binary_expression") and len(node.children) == 3:
+        sign = text_of(node.children[1])
+        if sign in ("&&", "||", "-a", "-o"):
+            pair = [verdict_of(node.children[0], words), verdict_of(node.children[2], words)]
+            decisive = sign in ("||", "-o")
+            return decisive if decisive in pair else None if None in pair else not decisive
+        return _compared(node, sign, words)
+    if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
+        word = " ".join(words.fields(node.children[-1], quoted=True))
+        if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
+            word = ""  # of an unset variable
+        return bool(word) is (text_of(node.children[0]) == "-n")
+    return {"true": True, "false": False}.get(text_of(node))
+
+
+def _compared(node: "Node", sign: str, words: Words) -> bool | None:
+    left, right = ("" if _ARGUMENT.fullmatch(word) else word for word in map(words.one, node.children[::2]))
+    if not (is_known(left) and is_known(right)):
+        return None
+    if sign in ("=", "==", "!="):
+        return fnmatch.fnmatchcase(left, right) is (sign != "!=")
+    try:
+        pair = int(left), int(right)
+    except ValueError:
+        return None
+    found = {"-eq": pair[0] == pair[1], "-ne": pair[0] != pair[1], "-lt": pair[0] < pair[1]}
+    found |= {"-gt": pair[0] > pair[1], "-le": pair[0] <= pair[1], "-ge": pair[0] >= pair[1]}
+    found |= {"<": pair[0] < pair[1], ">": pair[0] > pair[1], "<=": pair[0] <= pair[1], ">=": pair[0] >= pair[1]}
+    return found.get(sign)

@@ -1,0 +1,28 @@
+"""Which words of a command name another script, or are the text of one.
+
+In: the words of a command. Out: where they stand. Left out: reading them (script.py).
+"""
+
+STARTERS = ("bash", "sh", "exec", "time", "nohup")
+"""Words before the name of a script that is started."""
+
+
+def text_at(words: list[str]) -> int | None:
+    """Where the text of `bash -c TEXT` stands, behind whatever starts it (srun, docker, ssh); None without one.
+
+    >>> text_at(["srun", "-N", "1", "bash", "-lc", "echo 1"]), text_at(["bash", "run.sh"])
+    (5, None)
+    """
+    shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
+    flags = ((at + 1, words[at + 1]) for at in shells)
+    return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
+
+
+def script_at(words: list[str]) -> list[int]:
+    """Where the name of another script may stand: first, or behind words such as `bash` and their flags.
+
+    >>> script_at(["nohup", "bash", "-x", "inner.sh", "8"]), script_at(["./inner.sh"]), script_at(["echo", "a.sh"])
+    ([3], [0], [])
+    """
+    at = next((at for at, word in enumerate(words) if word not in STARTERS and not word.startswith("-")), None)
+    return [] if at is None or not (at or words[0].endswith(".sh")) else [at]
