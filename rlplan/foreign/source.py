@@ -132,7 +132,7 @@ def _of_script(path: Path, tables: Mapping[str, Table], outside: Mapping[str, st
             if table.syntax == "python":
                 chosen, given = of_trainer(given, command.places[0])
                 given, defaults = served(script.commands) | given, dict(chosen.defaults)
-            return Settings(chosen, str(path), plain(given, chosen), defaults, tuple(notes)), script.names
+            return Settings(chosen, str(path), plain(given, chosen), defaults, tuple(notes)), script.names | read.used
     raise _no_command(path, script.commands, tables)
 
 

@@ -67,3 +67,21 @@ def test_a_word_that_names_nothing_of_a_yaml_file_is_refused(tmp_path: Path) -> 
     assert read_source(tmp_path / "job.yaml", None, ["grpo.seed=2"]).value("grpo.seed") == 2
     with pytest.raises(SpecError, match=r"Did you mean 'grpo\.num_prompts_per_step'"):
         read_source(tmp_path / "job.yaml", None, ["grpo.num_prompt_per_step=8"])
+
+
+TRAINER = (
+    "from trl import GRPOConfig, GRPOTrainer\nfrom argparse import ArgumentParser\n"
+    "p = ArgumentParser()\np.add_argument('--model')\nargs = p.parse_args()\nSIZE = read()\n"
+    "GRPOTrainer(args.model, len, GRPOConfig(num_generations=SIZE))\n"
+)
+LAUNCHER = "MODEL=${MODEL:-Qwen/Qwen2.5-7B}\naccelerate launch --num_processes 8 train.py --model $MODEL\n"
+
+
+def test_a_script_and_the_program_that_it_starts_have_names_to_set_each(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    (tmp_path / "train.sh").write_text(LAUNCHER)
+    settings = read_source(tmp_path / "train.sh", None, ["MODEL=Qwen/Qwen2.5-3B", "SIZE=4", "beta=0.1"])
+    said = [settings.value(key) for key in ("model_name_or_path", "num_generations", "beta")]
+    assert said == ["Qwen/Qwen2.5-3B", 4, 0.1]
+    with pytest.raises(SpecError, match="--set 'SIZZE' has no effect"):
+        read_source(tmp_path / "train.sh", None, ["SIZZE=4", "SIZE=4"])

@@ -32,7 +32,8 @@ _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 @dataclass(frozen=True)
 class PythonScript:
     """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_trainer: whether any is, or the
-    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's.
+    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's. used: names that were
+    said outside and that it has.
     """
 
     given: dict[str, Given]
@@ -40,11 +41,13 @@ class PythonScript:
     makes_grpo: bool
     has_trainer: bool
     has_own_flags: bool
+    used: frozenset[str]
 
 
 def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str] | None = None) -> PythonScript:
     """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
-    command line that starts it. Raises: SpecError where it is not Python, or a name is none of its own.
+    command line that starts it, whose script has names too. Raises: SpecError where it is not Python, or without flags a
+    name is none of its own.
     """
     tree = parsed(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
@@ -65,10 +68,12 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
             f"{path.name} is very long; what it does behind the trainer at line {script.followed_to} is not read"
         )
     found = dict(_told(script, trainer, config))
-    _check_used(path, unused, {*script.names, *found})
+    if flags is None:
+        _check_used(path, unused, {*script.names, *found})
     makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
     has_trainer = trainer is not None or config is not None
-    return PythonScript(found, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags)
+    used = frozenset(script.used)
+    return PythonScript(found, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
 
 
 def _names_a_trainer(tree: ast.Module) -> bool:
@@ -121,11 +126,11 @@ def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
     """Raises: SpecError where `--set` names nothing of the script."""
     keys = {key for stack in ("trl", "trl_given") for key in load_table(stack).keys}
     for name in unused:
-        if name not in keys and "." not in name:
+        if name not in keys:
             raise SpecError(
                 f"--set {name} names nothing of {path.name}",
                 where="command line: --set",
-                rule="a variable of the script, an option of its argument parser, or a key of TRL"
+                rule="a variable of the script, an option of its argument parser, or a key of TRL."
                 + did_you_mean(name, names | keys),
                 way_out="leave it out, or correct it",
             )

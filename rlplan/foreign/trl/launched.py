@@ -46,10 +46,11 @@ Words = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Launch:
-    """A command. given: its keys. is_known: whether it is one of TRL's."""
+    """A command. given: its keys. is_known: whether it is one of TRL's. used: names of its program that are said."""
 
     given: dict[str, Given]
     is_known: bool
+    used: frozenset[str] = frozenset()
 
 
 def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
@@ -67,14 +68,14 @@ def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str,
         notes += script.notes
         found |= script.given
         flags = {} if script.has_own_flags else flags
-    said = found | _counted(launcher) | flags
+    said, used = found | _counted(launcher) | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:
-        return Launch(said | {"trainer": Given(online(), words[at][1])}, is_known=True)
+        return Launch(said | {"trainer": Given(online(), words[at][1])}, is_known=True, used=used)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
     if "trainer" not in said and program in programs():
         said["trainer"] = Given(program, words[at][1])
     is_elsewhere = script is None or script.has_trainer
-    return Launch(said, "trainer" in said or (is_elsewhere and is_of_trl(said)))
+    return Launch(said, "trainer" in said or (is_elsewhere and is_of_trl(said)), used)
 
 
 def with_launcher(given: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:

@@ -207,6 +207,8 @@ def test_names_and_options_of_a_script_are_said_outside(tmp_path: Path) -> None:
     assert "--set a.beta=VALUE" in refused.value.way_out
     with pytest.raises(SpecError, match=r"--set MODLE names nothing of train\.py"):
         read(tmp_path, text, "MODLE=a/b")
+    with pytest.raises(SpecError, match=r"Did you mean 'accelerate\.deepspeed_config\.zero_stage'"):
+        read(tmp_path, text, "accelerate.deepspeed_config.zero_stag=3")
 
 
 def test_flags_of_a_script_s_own_parser_are_its_own(tmp_path: Path) -> None:
