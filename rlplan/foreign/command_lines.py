@@ -1,6 +1,6 @@
 """A stack's command lines: `key=value` of Hydra, flags, and what the files that they name say below them.
 
-In: the words of a command, a table. Out: keys with their places. Left out: which commands there are (shell.py,
+In: the words of a command, a table. Out: keys with their places. Left out: which commands there are (shell/script.py,
 source.py), TRL's launchers (trl/launched.py).
 """
 

@@ -1,7 +1,7 @@
 """Which stack a file is of, and what it says: scripts by their commands, YAML and JSON by their keys.
 
 In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (command_lines.py), the grammar of bash
-(shell.py), conversions (convert.py).
+(shell/script.py), conversions (convert.py).
 """
 
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,7 @@
 """The mapping table: for each of our keys the foreign key that says it, the conversion, and the version it is of.
 
 In: `tables/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
-Left out: conversions (convert.py), syntax (shell.py, source.py).
+Left out: conversions (convert.py), syntax (shell/script.py, source.py).
 
 A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for
 foreign keys and for ours that stand above; its values are one value, a list of them, a bound such as `>0`, or `*`,

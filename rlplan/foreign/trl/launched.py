@@ -1,7 +1,7 @@
 """Commands that start TRL: `trl sft`, and programs behind `accelerate launch`, `torchrun`, `deepspeed` or `python`.
 
 In: the words behind the launcher's name. Out: what they give, with the files that they name, and the trainer.
-Left out: Python (python/file.py), the grammar of bash (shell.py).
+Left out: Python (python/file.py), the grammar of bash (shell/script.py).
 """
 
 import re
