@@ -46,8 +46,8 @@ class PythonScript:
 
 def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str] | None = None) -> PythonScript:
     """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
-    command line that starts it, whose script has names too. Raises: SpecError where it is not Python, or, without flags,
-    a name is none of its own.
+    command line that starts it, whose script has names too. Raises: SpecError where it is not Python; without flags,
+    also where a name is none of its own.
     """
     tree = parsed(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
