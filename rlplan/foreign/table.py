@@ -61,6 +61,8 @@ class Row(Spec):
     """Whether it is read and never written: another name of another row's key, less than that row asks for, or what
     only comes close to ours, with a note.
     """
+    is_assumed: bool = False
+    """Whether it completes a job of ours with what the stack does not say, so that a plan may have it otherwise."""
     written: dict[str, tuple[str, ...]] = Field(default={})
     """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
     note: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError
-from rlplan.foreign.check import Asked, Checked, check, check_fits
+from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
@@ -107,3 +107,13 @@ def test_half_precision_that_is_filled_in_is_counted_with_a_note(tmp_path: Path)
 def test_a_large_count_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
     said = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}}
     assert flat(deepspeed(tmp_path, said).data)["training.reduce_bucket_size"] == 500_000_000
+
+
+@pytest.mark.parametrize("batch", [24, 64, 4096])
+def test_a_batch_of_deepspeed_s_is_one_optimizer_step_of_a_job_whatever_its_size(batch: int, tmp_path: Path) -> None:
+    """Its file says the trainer alone: a step of the job around it has whole ones, of passes that DeepSpeed derives."""
+    settings = {"train_batch_size": batch, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    _, job = imported_job(read_source(tmp_path / "ds.json", None), Asked("8xH100", "Qwen/Qwen2.5-1.5B"))
+    assert job.workload.rollouts_per_mini_batch == batch
+    assert job.workload.micro_batch_size_per_gpu == batch // 8

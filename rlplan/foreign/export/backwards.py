@@ -310,7 +310,8 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
             rule=error.rule,
             way_out="another target, of which `rlplan emit --help` has the list",
         ) from None
-    keys = [key for key in table.rows if key in wanted and not key.startswith("hardware.")]
+    rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
+    keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
     lost |= _silently_lost(plan, table, wanted, back)
