@@ -14,7 +14,9 @@ from rlplan.spec.base import validate
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import ModelSpec, load_model
+from rlplan.spec.models.adapters import ALL_LINEAR, adapted_modules, lora_parameters
+from rlplan.spec.parts.adapter_files import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE
 from rlplan.spec.resolved import ResolvedJob, SettledJob, on_a_cpu_host, settle
 from rlplan.units import MIB
 
@@ -71,6 +73,29 @@ def job_data(**overrides: Any) -> dict[str, Any]:
         else:
             part[last] = value
     return data
+
+
+def make_adapter(
+    folder: Path,
+    *,
+    rank: int,
+    alpha: float = 16.0,
+    targets: str | Sequence[str] = ALL_LINEAR,
+    scale: float = 0.1,
+    seed: int = 0,
+) -> Path:
+    """An adapter of the sorter in PEFT's layout, A and B drawn at random. scale: their deviation."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    parameters = lora_parameters(load_model(EXAMPLES / "models" / "sorter"), rank, targets)
+    generator = np.random.default_rng(seed)
+    drawn = {PEFT_PREFIX + p.name: generator.normal(0, scale, p.shape).astype("float32") for p in parameters}
+    folder.mkdir(parents=True)
+    save_file(drawn, folder / WEIGHTS_FILE)
+    names = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": adapted_modules(parameters)}
+    (folder / CONFIG_FILE).write_text(json.dumps(names), encoding="utf-8")
+    return folder
 
 
 def make_job(**overrides: Any) -> ResolvedJob:

@@ -340,21 +340,29 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield f"placement.sync_senders {choice.senders} with transport {sync_mode}: {wanted} is needed"
 
 
+def _started_again(job: SettledJob) -> Iterator[str]:
+    """What a colocated engine on a CPU host cannot begin with, for it is started again from files in every step."""
+    if job.takes_images:
+        yield "data.image_column: a colocated engine starts again from files of the language part, without the tower"
+    if job.training.lora is not None and job.training.lora.path is not None:
+        yield "training.lora.path: a colocated engine on a CPU host begins with files of the base, without the adapter"
+    if job.rollout.speculative_tokens:
+        yield (
+            "rollout.speculative_tokens: on a CPU a colocated engine is restarted in its process, which vLLM "
+            "cannot do after speculative decoding (Numba is loaded then)"
+        )
+
+
 def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
     sync_mode, place, placement = choice.sync_mode, job.placement, choice.arrangement.placement
-    if job.takes_images and placement is Placement.COLOCATED:
-        yield "data.image_column: a colocated engine starts again from files of the language part, without the tower"
+    if placement is Placement.COLOCATED:
+        yield from _started_again(job)
     if job.takes_images and choice.engine.tp > 1:
         yield f"rollout.tp {choice.engine.tp}: images go to engines of one rank"
     if job.takes_images and choice.trainer.ranks_per_sequence > 1:
         yield "training.ulysses, training.tp: with images every rank computes passes of its own"
     transport = place.transport if place.transport != "auto" else sync_mode
     content = place.sync_content
-    if job.rollout.speculative_tokens and placement is Placement.COLOCATED:
-        yield (
-            "rollout.speculative_tokens: on a CPU a colocated engine is restarted in its process, which vLLM "
-            "cannot do after speculative decoding (Numba is loaded then)"
-        )
     if transport in CUDA_TRANSPORTS:
         yield f"placement.transport {transport} moves weights between CUDA devices, and a CPU host has none"
     if place.sync_senders == "each" and placement is not Placement.COLOCATED:  # there it is a new start

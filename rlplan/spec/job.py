@@ -24,6 +24,7 @@ from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.parts.algorithm import ALGORITHMS
 from rlplan.spec.parts.rewards import FunctionSpec, RewardSpec
 from rlplan.spec.parts.roles import ValueSpec
+from rlplan.vocabulary import Role
 
 __all__ = ["JobSpec", "PolicySpec"]
 
@@ -189,8 +190,15 @@ class JobSpec(JobRoles):
             raise ValueError(f"roles.value: {self.algorithm.name} has no value model; {having} has")
         if self.algorithm.value_warmup_steps and self.roles.value.shares_backbone:
             raise ValueError("algorithm.value_warmup_steps: a value head on the policy's backbone is trained with it")
-        if self.roles.reference.path is not None and not self.algorithm.kl_coef:
+        reference = self.roles.reference
+        if (reference.path or reference.adapter) is not None and not self.algorithm.kl_coef:
             raise ValueError("roles.reference: algorithm.kl_coef is 0, so that nothing reads the reference")
+        for role in (Role.REFERENCE, Role.TEACHER):
+            if self.training.lora is None and getattr(self.roles, role).adapter is not None:
+                raise ValueError(
+                    f"roles.{role}.adapter: adapters of roles stand on the frozen base of training.lora, and there is "
+                    f"none. training.lora={{rank: 16}} trains one on it, roles.{role}.path=FOLDER is a model of its own"
+                )
         return self
 
     @model_validator(mode="after")
@@ -243,8 +251,11 @@ class JobSpec(JobRoles):
         policy = self.policy.model_copy(update={"path": of_model(self.policy.path)})
         file, _, name = (self.algorithm.path or "").rpartition(":")
         algorithm = self.algorithm.model_copy(update={"path": f"{change(file)}:{name}" if file else None})
-        roles = self.roles.with_paths({role: of_model(path) for role, path in self.roles.paths.items()})
+        roles = self.roles.with_paths(of_model, change)
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
+        if (lora := self.training.lora) is not None and lora.path is not None:
+            moved = lora.model_copy(update={"path": change(lora.path)})
+            changed["training"] = self.training.model_copy(update={"lora": moved})
         if self.data is not None:
             changed["data"] = self.data.with_paths(of_data)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)

@@ -10,11 +10,12 @@ from rlplan.errors import SpecError
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
 from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base, with_positions
-from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.models.adapters import adapted_modules, lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
+from rlplan.spec.parts.adapter_files import check_same_adapter, held_beside, read_adapter
 from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
 from rlplan.spec.parts.roles import load_role_model, with_scalar_head
-from rlplan.spec.parts.training import check_sharing
+from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 
@@ -123,6 +124,7 @@ class JobRoles(JobParts):
         if self.workload.max_seq_len > model.max_position_embeddings:
             raise self._too_long(model.max_position_embeddings)
         self.adapter_parameters(model)
+        self.frozen_adapter_parameters(model)
         if self.is_for_rlplan:
             check_sharing(self.training, model, "policy.path")
         return model
@@ -146,16 +148,40 @@ class JobRoles(JobParts):
         has_head = Role.VALUE in self.scored_roles and self.holder_of(Role.VALUE) is Role.POLICY
         head = (Parameter("value_head.weight", (1, model.hidden_size)),) if has_head else ()
         adapters = self.adapter_parameters(model)
-        return (*(adapters or model.parameters), *head), model.parameters if adapters else ()
+        frozen = (*model.parameters, *self.frozen_adapter_parameters(model)) if adapters else ()
+        return (*(adapters or model.parameters), *head), frozen
 
     def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
         """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
         lora = self.training.lora
-        return () if lora is None else lora_parameters(model, lora.rank, lora.target_modules)
+        if lora is None:
+            return ()
+        if lora.path is not None:
+            check_same_adapter(model, lora, read_adapter(Path(lora.path), where="training.lora.path"))
+        return lora_parameters(model, lora.rank, lora.target_modules)
+
+    @property
+    def frozen_adapters(self) -> dict[Role, LoraSpec]:
+        """Of each role that computes with an adapter of its own on the trained adapter's base: what it is.
+
+        Raises: SpecError.
+        """
+        lora, reference = self.training.lora, self.roles.reference
+        if lora is None:
+            return {}
+        folders = self.roles.adapters
+        if lora.path is not None and reference.path is None and reference.adapter is None:
+            folders[Role.REFERENCE] = lora.path
+        held = [role for role in self.scored_roles if role in folders]
+        return {role: read_adapter(Path(folders[role]), where=f"roles.{role}.adapter") for role in held}
+
+    def frozen_adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
+        """What these roles' adapters hold beside a model's linear layers. Raises: SpecError."""
+        return held_beside(model, {role.value: adapter for role, adapter in self.frozen_adapters.items()})
 
     def adapted_modules(self, model: ModelSpec) -> list[str]:
         """Names of the linear layers with an adapter, as PEFT's `target_modules` has them."""
-        return sorted({adapter.name.split(".")[-3] for adapter in self.adapter_parameters(model)})
+        return adapted_modules(self.adapter_parameters(model))
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:
@@ -168,7 +194,7 @@ class JobRoles(JobParts):
             Role.VALUE: self.algorithm.declaration.has_value,
             Role.REFERENCE: self.algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
             Role.REWARD: Role.REWARD in self.roles.paths,
-            Role.TEACHER: Role.TEACHER in self.roles.paths,
+            Role.TEACHER: Role.TEACHER in self.roles.paths or Role.TEACHER in self.roles.adapters,
         }
         return tuple(role for role, is_wanted in wanted.items() if is_wanted)
 
@@ -188,6 +214,8 @@ class JobRoles(JobParts):
         if role is Role.VALUE and self.roles.value.shares_backbone:
             return Role.POLICY
         if role is Role.REFERENCE and self.training.trains_adapters and self.roles.reference.path is None:
+            return Role.POLICY
+        if role is Role.TEACHER and role in self.roles.adapters:
             return Role.POLICY
         return role
 

@@ -128,7 +128,11 @@ MINE = Algorithm(name="mine", source="", advantage="group_mean", loss="clipped_r
 
 def test_a_key_of_a_job_names_code_only_where_it_is_said() -> None:
     paths = {key for key in keys_of(ResolvedJob) if key.rpartition(".")[2] in ("path", "module", "function", "cls")}
-    folders = {"policy.path", *(f"roles.{role}.path" for role in ("reference", "reward", "value", "teacher"))}
+    folders = {
+        "policy.path",
+        "training.lora.path",
+        *(f"roles.{role}.path" for role in ("reference", "reward", "value", "teacher")),
+    }
     assert paths - folders == {"algorithm.path", "rollout.environment.path"}
     kinds = [kind for kind in vars(rewards).values() if isinstance(kind, type) and issubclass(kind, Spec)]
     assert [kind for kind in kinds if "path" in kind.model_fields] == [rewards.FunctionSpec]

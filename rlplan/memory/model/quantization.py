@@ -146,6 +146,7 @@ class Quantization:
 _INSIDE = re.compile(r"(^|\.)(layers|h|blocks|block|decoder)\.\d+\.")
 _NEVER = re.compile(
     r"embed|lm_head|norm|(^|\.)(ln_\w+|router|gate|shared_expert_gate|wte|wpe)\.|vision|visual|conv|A_log"
+    r"|\.lora_[AB]\."
 )
 
 

@@ -174,6 +174,8 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         ("training.optimizer", training.optimizer not in OPTIMIZERS[target], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
         ("training.lora.base_dtype", training.has_packed_base, "nf4", "auto"),
+        *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
+        *(("training.lora.path", True, lora.path, "null") for lora in (training.lora,) if lora and lora.path),
     )
     for where, holds, value, instead in refused:
         if holds:

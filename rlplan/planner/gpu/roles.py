@@ -305,6 +305,7 @@ class GpuRoles:
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
                 target=job.target,
                 puts_states_away=job.target != "rlplan" and arrangement.offloaded == "all",
+                frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
             )
         )
         return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank

@@ -235,9 +235,8 @@ class GpuTimes:
         evaluated, rollouts = self.job.num_evaluated_responses, self.job.workload.num_rollouts_per_step
         work = self._work(evaluated if action.phase is Phase.EVALUATE else rollouts, choice)
         setting = self._train_setting(action.role, arrangement, choice)
-        is_base = action.role is Role.REFERENCE and action.role not in self._frozen
-        if is_base:
-            setting = replace(setting, training=self._adapters_off)
+        if action.role in (Role.REFERENCE, Role.TEACHER) and action.role not in self._frozen:
+            setting = replace(setting, training=self._on_the_base(action.role))
         if action.role not in self._frozen:
             return score_cost(setting, work, self._cluster(arrangement, TRAINING))
         if self.job.target == "rlplan":
@@ -256,11 +255,13 @@ class GpuTimes:
     def _without_adapters(self) -> SettledTraining:
         return self.job.training.model_copy(update={"lora": None})
 
-    @cached_property
-    def _adapters_off(self) -> SettledTraining:
-        lora = self.job.training.lora
-        off = lora.model_copy(update={"target_modules": ()}) if lora else None
-        return self.job.training.model_copy(update={"lora": off})
+    def _on_the_base(self, role: Role) -> SettledTraining:
+        """A frozen role on the policy's base: with its own adapter, or none; in 4 bits as that is."""
+        if (lora := self.job.training.lora) is None:
+            return self.job.training
+        own = self.job.frozen_adapters.get(role)
+        layers = {"rank": own.rank, "target_modules": own.target_modules} if own else {"target_modules": ()}
+        return self.job.training.model_copy(update={"lora": lora.model_copy(update=layers)})
 
     @cached_property
     def _frozen(self) -> tuple[Role, ...]:

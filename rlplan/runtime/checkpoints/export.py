@@ -22,7 +22,7 @@ from rlplan.runtime.checkpoints.finding import Resumption, find_best, find_check
 from rlplan.runtime.checkpoints.fragments import MASTER, part_name
 from rlplan.runtime.checkpoints.stored_states import StoredStates
 from rlplan.runtime.checkpoints.tensor_file import TensorFile
-from rlplan.runtime.models.adapters import MergedWeights, add_adapters, save_adapter
+from rlplan.runtime.models.adapters import MergedWeights, add_trained_adapter, save_adapter
 from rlplan.runtime.models.start_checkpoint import (
     load_language_model,
     load_scalar_model,
@@ -96,7 +96,7 @@ def _filled(folder: Path, job: ResolvedJob, paths: Sequence[str]) -> Any:
             way_out="put its files back",
         ) from None
     if job.training.trains_adapters:
-        add_adapters(model, job)
+        add_trained_adapter(model, job)
     with ExitStack() as stack:
         files = [stack.enter_context(TensorFile(Path(path))) for path in paths]
         _fill(model, [StoredStates(files, part_name(rank, tp)) for rank in range(tp)], held)

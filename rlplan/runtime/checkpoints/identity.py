@@ -5,13 +5,14 @@ placement, learning rate, number of steps.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.reading import opened
 from rlplan.runtime.models.snapshots import located
 from rlplan.spec.fingerprints import model_fingerprint
+from rlplan.spec.parts.adapter_files import WEIGHTS_FILE
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.resolved import ResolvedJob
 
@@ -48,7 +49,7 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
         "workload.num_prompts_per_step": str(job.workload.num_prompts_per_step),
         "workload.num_samples_per_prompt": str(job.workload.num_samples_per_prompt),
         "seed": str(job.seed),
-        "training.lora": job.training.lora.model_dump_json() if job.training.lora else "none",
+        "training.lora": job.training.lora.model_dump_json(exclude={"path"}) if job.training.lora else "none",
         "algorithm's trained roles": ", ".join(job.trained_roles),
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
@@ -86,7 +87,7 @@ def _said(job: ResolvedJob) -> dict[str, str]:
         if algorithm.custom is None
         else f"{algorithm.name} {_short(str(algorithm.custom))}",
         "rewards": ", ".join(f"{spec.label} {_short(spec.model_dump_json())}" for spec in job.rewards),
-        "roles": ", ".join(f"{role} {_model(path)}" for role, path in job.roles.paths.items()),
+        "roles": ", ".join((*_roles(job), *_adapters(job))),
         "data.prompt_column": str(job.needed_data.prompt_column),
         "data.answer_column": str(job.needed_data.answer_column),
         "data.system_prompt": _short(job.needed_data.system_prompt or ""),
@@ -103,6 +104,16 @@ def _prompts(data: DataSpec) -> str:
     if len(digests) == 1:
         return digests[0]
     return _short(str([(each.label, each.weight, digest) for each, digest in zip(data.sources, digests, strict=True)]))
+
+
+def _roles(job: ResolvedJob) -> Iterator[str]:
+    yield from (f"{role} {_model(path)}" for role, path in job.roles.paths.items())
+
+
+def _adapters(job: ResolvedJob) -> Iterator[str]:
+    """Those of frozen roles; the trained one has gone on since."""
+    for role, adapter in job.frozen_adapters.items():
+        yield f"{role} adapter {_digest(Path(str(adapter.path)) / WEIGHTS_FILE)}"
 
 
 def _model(path: str) -> str:

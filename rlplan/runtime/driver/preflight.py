@@ -20,6 +20,7 @@ from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.models.catalogue import bundled_id, cached_id
 from rlplan.spec.models.headers import has_weights
+from rlplan.spec.parts.adapter_files import check_tensors
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
 
@@ -33,6 +34,7 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_loggers(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
+    _check_adapters(spec.job)
     check_role_tokenizers(spec.job)
     check_algorithm(spec.job.algorithm)
 
@@ -61,6 +63,15 @@ def check_plan(plan: Plan) -> None:
             rule="a plan is run on the machine whose profile it was made with",
             way_out="plan the job again on this machine",
         )
+
+
+def _check_adapters(job: ResolvedJob) -> None:
+    """Adapters that are read have the tensors that their configurations say. Raises: SpecError."""
+    model, lora = job.load_model(), job.training.lora
+    if lora is not None and lora.path is not None:
+        check_tensors(lora, model, where="training.lora.path")
+    for role, adapter in job.frozen_adapters.items():
+        check_tensors(adapter, model, where=f"roles.{role}.adapter")
 
 
 def _no_folder(key: str, path: str) -> SpecError:

@@ -1,10 +1,12 @@
 """LoRA adapters in a trained module, by PEFT: added, switched off, merged into the weights, written in PEFT's layout.
 
 In: a Hugging Face module and the job's `training.lora`. Out: the same module with adapters beside its linear layers.
-The base is frozen and shared: with the adapters off it is the reference, to the bit. With a `lora.base_dtype` its
-linear layers are in 4 bits (quantized_base.py).
+The base is frozen and shared: with the adapters off it is the reference, to the bit, and frozen roles may have adapters
+of their own on it, one of which computes at a time. With a `lora.base_dtype` its linear layers are in 4 bits
+(quantized_base.py).
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +19,10 @@ from torch import nn
 from rlplan.memory.model.quantization import BASE_FORMATS
 from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
 from rlplan.runtime.run_folder.disk_errors import writing_file
-from rlplan.runtime.weight_sync.contents.adapter import ADAPTER_FILE, PEFT_PREFIX
 from rlplan.runtime.weight_sync.source import WeightSource
+from rlplan.spec.models.adapters import adapted_modules, lora_parameters
+from rlplan.spec.parts.adapter_files import PEFT_PREFIX, WEIGHTS_FILE, check_tensors
+from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import ResolvedJob
 
 ADAPTER = "default"
@@ -27,30 +31,87 @@ _BASE = ".base_layer."
 
 
 def add_adapters(model: Any, job: ResolvedJob) -> None:
-    """Put adapters beside the linear layers that the job names, and freeze everything else. B starts at zero."""
-    from peft import inject_adapter_in_model
+    """Put what is trained beside the frozen base, with the values that it starts from, and the roles' own adapters.
 
+    Raises: SpecError where a file has other tensors than its configuration says.
+    """
+    add_trained_adapter(model, job)
+    lora = job.training.lora
+    if lora is not None and lora.path is not None:
+        _read_values(model, ADAPTER, lora, job, "training.lora.path")
+    for role, adapter in job.frozen_adapters.items():
+        _inject(model, role.value, adapter, job)
+        _read_values(model, role.value, adapter, job, f"roles.{role}.adapter")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_is_trained(name))
+    for layer in _adapted_layers(model):
+        layer._active_adapter = [ADAPTER]
+
+
+def add_trained_adapter(model: Any, job: ResolvedJob) -> None:
+    """Put adapters beside the linear layers that the job names, and freeze everything else. B is zero."""
     model.requires_grad_(False)
     if job.training.quantization != "none":
         quantize_base(
             model, [p.name for p in job.load_model().parameters if BASE_FORMATS[job.training.quantization].covers(p)]
         )
-    inject_adapter_in_model(_config(job), model, adapter_name=ADAPTER)
+    assert job.training.lora is not None, "there are adapters"
+    _inject(model, ADAPTER, job.training.lora, job)
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside the block the module computes with its base alone."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def computing_as(model: nn.Module, role: str) -> Iterator[None]:
+    """Inside the block the module computes with the adapter of a frozen role, or with its base alone where it has none.
 
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    Which adapter is active is set as PEFT keeps it: its own `set_adapter` would make the adapter trainable.
+    """
+    layers = _adapted_layers(model)
+    has_adapter = any(role in layer.lora_A for layer in layers)
     for layer in layers:
-        layer.enable_adapters(False)
+        if has_adapter:
+            layer._active_adapter = [role]
+        else:
+            layer.enable_adapters(False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            if has_adapter:
+                layer._active_adapter = [ADAPTER]
+            else:
+                layer.enable_adapters(True)
+
+
+def _adapted_layers(model: nn.Module) -> list[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def _is_trained(name: str) -> bool:
+    """Whether a parameter is the trained adapter's: neither the base's nor one of a frozen role."""
+    return ".lora_" in name and f".{ADAPTER}." in name
+
+
+def _inject(model: Any, name: str, adapter: LoraSpec, job: ResolvedJob) -> None:
+    from peft import inject_adapter_in_model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are meant
+        inject_adapter_in_model(_config(adapter, job), model, adapter_name=name)
+
+
+@torch.no_grad()
+def _read_values(model: nn.Module, name: str, adapter: LoraSpec, job: ResolvedJob, where: str) -> None:
+    """Fill an adapter from its file, tensor by tensor. Raises: SpecError."""
+    from safetensors import safe_open
+
+    check_tensors(adapter, job.load_model(), where=where)
+    parameters = dict(model.named_parameters())
+    with safe_open(str(Path(str(adapter.path)) / WEIGHTS_FILE), framework="pt") as file:
+        for stored in file.keys():  # noqa: SIM118 - no mapping
+            mine = stored.removeprefix(PEFT_PREFIX).removesuffix("weight") + f"{name}.weight"
+            parameters[mine].copy_(file.get_tensor(stored))
 
 
 @dataclass(frozen=True)
@@ -83,7 +144,7 @@ class MergedWeights(WeightSource):
                 cast(Any, module.get_submodule(name.removesuffix(f"{_BASE}weight"))).scaling[ADAPTER],
             )
             for name in whole
-            if name.endswith(f"{_BASE}weight")
+            if name.endswith(f"{_BASE}weight") and name.replace(f"{_BASE}weight", f".lora_A.{ADAPTER}.weight") in whole
         }
         self._parameters = {name.replace(_BASE, "."): p for name, p in whole.items() if ".lora_" not in name}
 
@@ -103,7 +164,7 @@ class AdapterWeights(WeightSource):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         whole = self._parameters.items()
-        self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if ".lora_" in name}
+        self._parameters = {name.replace(f".{ADAPTER}.", "."): p for name, p in whole if _is_trained(name)}
 
 
 def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -111,7 +172,7 @@ def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {
         PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): parameter.detach()
         for name, parameter in module.named_parameters()
-        if ".lora_" in name
+        if _is_trained(name)
     }
 
 
@@ -121,21 +182,21 @@ def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
 
     # Copied, for under ZeRO they are all views of one buffer, which the format refuses.
     tensors = {name: tensor.clone().contiguous() for name, tensor in adapter_tensors(module).items()}
-    with writing_file(folder / ADAPTER_FILE, sum(tensor.nbytes for tensor in tensors.values())):
+    with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
-        _config(job).save_pretrained(str(folder))
+        save_file(tensors, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+        assert job.training.lora is not None, "there are adapters"
+        _config(job.training.lora, job).save_pretrained(str(folder))
 
 
-def _config(job: ResolvedJob) -> Any:
+def _config(adapter: LoraSpec, job: ResolvedJob) -> Any:
     from peft import LoraConfig
 
-    lora = job.training.lora
-    assert lora is not None, "there are adapters"
+    parameters = lora_parameters(job.load_model(), adapter.rank, adapter.target_modules)
     return LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules=job.adapted_modules(job.load_model()),
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=adapted_modules(parameters),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

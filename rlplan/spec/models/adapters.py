@@ -58,6 +58,11 @@ def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = 
     return _adapters(model, rank, targets if isinstance(targets, str) else tuple(targets))
 
 
+def adapted_modules(adapters: Iterable[Parameter]) -> list[str]:
+    """Names of the linear layers beside which adapters stand, as PEFT's `target_modules` has them."""
+    return sorted({adapter.name.split(".")[-3] for adapter in adapters})
+
+
 @lru_cache(maxsize=64)
 def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tuple[Parameter, ...]:
     layers = linear_layers(model)

@@ -4,8 +4,10 @@ In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape 
 Left out: which roles an algorithm trains (algorithm.py), and how a role computes (runtime/workers).
 """
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,15 +20,35 @@ SCALAR_HEAD = "score.weight"
 """The head of a value or reward model in transformers (`...ForSequenceClassification`, one label, no bias)."""
 
 
+NO_ADAPTER = "none"
+"""In place of an adapter's folder: the frozen base alone."""
+OnBase = TypeVar("OnBase", "ReferenceSpec", "TeacherSpec")
+
+
+def _either(spec: OnBase, role: Role) -> OnBase:
+    if spec.path is not None and spec.adapter is not None:
+        raise ValueError(
+            f"roles.{role}.path is a model of its own, roles.{role}.adapter one on the policy's base: drop one"
+        )
+    return spec
+
+
 class ReferenceSpec(Spec):
     """The KL anchor."""
 
     path: str | None = None
     """Its own model; None for the policy as it starts."""
+    adapter: str | None = None
+    """A folder in PEFT's layout with its adapter on the policy's frozen base; `none` for that base alone; None for the
+    policy as it starts."""
     dtype: Dtype | Auto = "auto"
     """What its weights are kept in; `auto`: as the policy's passes have them."""
     is_precomputed: bool = False
     """Its log-probs stand beside the given answers before training begins, so that nothing loads it."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "ReferenceSpec":
+        return _either(self, Role.REFERENCE)
 
 
 class RewardModelSpec(Spec):
@@ -55,9 +77,15 @@ class ValueSpec(Spec):
 
 
 class TeacherSpec(Spec):
-    """A model whose log-probs the policy is drawn to, by algorithm.teacher_coef. Without a path there is none."""
+    """A model whose log-probs the policy is drawn to, by algorithm.teacher_coef. Without either there is none."""
 
     path: str | None = None
+    adapter: str | None = None
+    """A folder in PEFT's layout with its adapter on the policy's frozen base."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "TeacherSpec":
+        return _either(self, Role.TEACHER)
 
 
 class RolesSpec(Spec):
@@ -79,12 +107,19 @@ class RolesSpec(Spec):
         }
         return {role: path for role, path in named.items() if path is not None}
 
-    def with_paths(self, paths: dict[Role, str]) -> "RolesSpec":
+    @property
+    def adapters(self) -> dict[Role, str]:
+        """The folder of every role's adapter on the policy's base that the job names."""
+        named = {Role.REFERENCE: self.reference.adapter, Role.TEACHER: self.teacher.adapter}
+        return {role: folder for role, folder in named.items() if folder not in (None, NO_ADAPTER)}
+
+    def with_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
         """The same roles in other folders."""
-        changed = {
-            role.value: getattr(self, role.value).model_copy(update={"path": path}) for role, path in paths.items()
-        }
-        return self.model_copy(update=changed)
+        places = {role: {"path": of_model(path)} for role, path in self.paths.items()}
+        places |= {role: {"adapter": of_adapter(folder)} for role, folder in self.adapters.items()}
+        return self.model_copy(
+            update={role.value: getattr(self, role.value).model_copy(update=place) for role, place in places.items()}
+        )
 
 
 class ScalarHeadModel(ModelSpec):

@@ -90,6 +90,8 @@ class LoraSpec(Spec):
     """Such as `q_proj`, or all linear layers."""
     base_dtype: Literal["auto", "nf4"] = "auto"
     """What the frozen weights are kept in: as they are trained, or `nf4` (QLoRA)."""
+    path: str | None = None
+    """A folder in PEFT's layout with the adapter that training starts from; None for one that changes nothing yet."""
 
 
 Ranks = Annotated[int, Field(ge=1, le=1024)] | Auto

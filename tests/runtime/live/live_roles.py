@@ -1,6 +1,7 @@
 """Exercises of a live trainer rank with adapters or a value head: what they say, before and after they were trained."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ class Learner:
         self.live, self.trainer = live, live.trainer
         self.micro_batches, self.weights = samples_of(live)
         self.pairs = [SequencePair(s.prompt_tokens, s.response_tokens) for batch in self.micro_batches for s in batch]
+
+    def take_in(self, role: str) -> None:
+        """What reference or teacher says of each sample, for the loss."""
+        said, key = iter(self.live.call("score", self.pairs, role)), f"{role}_logprobs"
+        self.micro_batches = [[replace(s, **{key: next(said)}) for s in batch] for batch in self.micro_batches]
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -47,8 +53,8 @@ class Learner:
         scorer.start(folder)
         return flat(scorer.score(self.pairs, "reference"))
 
-    def with_peft(self, folder: Path) -> list[float]:
-        """PEFT's own reading of what was written, on the untouched base."""
+    def with_peft(self, adapter: Path) -> list[float]:
+        """PEFT's own reading of an adapter, on the untouched base."""
         import torch
         from peft import PeftModel
 
@@ -56,7 +62,7 @@ class Learner:
         from rlplan.runtime.models.start_checkpoint import load_language_model
 
         job = self.live.job
-        model = PeftModel.from_pretrained(load_language_model(job.policy.path), str(folder / "adapter"))
+        model = PeftModel.from_pretrained(load_language_model(job.policy.path), str(adapter))
         judge = LogprobModel(model.base_model.model, 1.0, entropies="none")
         with torch.no_grad():
             return flat(score_packed(self.pairs, job.max_tokens_per_micro_batch, lambda batch: judge(batch)[0]))
@@ -92,9 +98,30 @@ def adapters(live: "LiveRank") -> dict[str, Any]:
     learner.train(3)
     with tempfile.TemporaryDirectory() as folder:
         live.call("save", folder, live.job.policy.path)
-        saved = {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder))}
+        saved = {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder) / "adapter")}
     reference = [before, learner.judged("reference")]
     return {"base": base, "reference": reference, "trained": learner.logprobs(), **saved, **learner.states()}
+
+
+def role_adapters(live: "LiveRank") -> dict[str, Any]:
+    """Three steps from a given adapter beside those of reference and teacher: what each says, and PEFT of each."""
+    learner, job = Learner(live), live.job
+    lora, teacher = job.training.lora, job.roles.teacher.adapter
+    assert lora is not None
+    assert teacher is not None
+    answer = {"start": learner.with_peft(Path(str(lora.path))), "other": learner.with_peft(Path(teacher))}
+    answer |= {"policy": [learner.logprobs()], "reference": [], "teacher": []}
+    for role in ("reference", "teacher"):
+        learner.take_in(role)
+    for num_steps in (0, 3):
+        learner.train(num_steps)
+        for role in ("reference", "teacher"):
+            answer[role].append(learner.judged(role))
+    answer["policy"].append(learner.logprobs())
+    with tempfile.TemporaryDirectory() as folder:
+        live.call("save", folder, live.job.policy.path)
+        answer |= {"merged": learner.scored(folder), "peft": learner.with_peft(Path(folder) / "adapter")}
+    return answer | learner.states()
 
 
 def value_head(live: "LiveRank") -> dict[str, Any]:

@@ -237,5 +237,8 @@ EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "agree": agree,
     **{name: elsewhere("tests.runtime.live.live_checkpoints", name) for name in ("resume", "take_over")},
     "scaled": scaled,
-    **{name: elsewhere("tests.runtime.live.live_roles", name) for name in ("adapted", "adapters", "value_head")},
+    **{
+        name: elsewhere("tests.runtime.live.live_roles", name)
+        for name in ("adapted", "adapters", "role_adapters", "value_head")
+    },
 }

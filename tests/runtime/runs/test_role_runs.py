@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.factories import EXAMPLES
+from tests.factories import EXAMPLES, make_adapter
 from tests.runtime.conftest import Runner
 from tests.runtime.runs.beside_the_plan import check_run
 
@@ -46,6 +46,18 @@ def test_adapters_with_the_base_as_reference(run_job: Runner) -> None:
     check_run(run, 2)
     assert not any(process.startswith("scorer") for process, _ in run.plan.schedule.processes)
     assert (run.folder / "policy" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_adapters_of_policy_reference_and_teacher_on_one_base(run_job: Runner, tmp_path: Path) -> None:
+    start = make_adapter(tmp_path / "start", rank=8, scale=0.05)
+    other = make_adapter(tmp_path / "other", rank=16, targets=("q_proj", "v_proj"), scale=0.05, seed=1)
+    held = (f"training.lora.path={start}", f"roles.teacher.adapter={other}", "workload.num_steps=3")
+    run = run_job("examples/lora-tiny.yaml", *SHORT, *held, "placement.sync_content=adapter")
+    check_run(run, 3)
+    assert not any(process.startswith("scorer") for process, _ in run.plan.schedule.processes)
+    first = next(row for row in run.metrics if row["step"] == 1)
+    assert first["kl/mean"] < 1e-4, "the policy begins as its reference"
+    assert first["teacher_kl/mean"] > first["kl/mean"]
 
 
 def test_adapters_over_a_base_that_trainer_and_engine_share(run_job: Runner) -> None:

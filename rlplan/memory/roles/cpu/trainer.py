@@ -64,7 +64,9 @@ class TrainerForecast(Forecast):
         shard = rank // layout.tp
         self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
         if job.rollout.shares_base and layout.role is Role.POLICY:
-            base = shared_base_bytes(model, job.training.dtype.num_bytes)
+            e = job.training.dtype.num_bytes
+            beside = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
+            base = shared_base_bytes(model, e) + beside
             self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
         accumulates = self._num_micro_batches > 1

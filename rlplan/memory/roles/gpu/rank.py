@@ -84,6 +84,8 @@ class TrainedRole:
     """Outside of training only its weights are there: gradients are dropped, states lie on the host. Source: verl's
     `offload_megatron_optimizer` and `load_grad=False` after update_actor; NeMo-RL's `offload_before_refit`; slime's
     sleep."""
+    frozen_adapters: tuple[LoraSpec, ...] = ()
+    """Of roles that compute with them on the policy's base."""
 
     @property
     def lora(self) -> LoraSpec | None:

@@ -20,6 +20,7 @@ from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
 from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
+from rlplan.spec.parts.adapter_files import held_beside
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.vocabulary import MemoryKind, Role
@@ -65,11 +66,17 @@ class FixedStates:
 
 @lru_cache(maxsize=1024)
 def fixed_states(
-    model: ModelSpec, role: Role, lora: LoraSpec | None, settings: ZeroSettings, tp: int = 1
+    model: ModelSpec,
+    role: Role,
+    lora: LoraSpec | None,
+    settings: ZeroSettings,
+    tp: int = 1,
+    beside: tuple[LoraSpec, ...] = (),
 ) -> FixedStates:
-    """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP."""
+    """States of a DeepSpeed rank, counted once for all token counts. tp: ranks of AutoTP. beside: frozen adapters."""
     parameters, adapters, sizes = trained_sizes(model, role, lora, settings.weight_bytes, tp)
-    frozen = parameters if adapters else ()
+    held = held_beside(model, {str(index): adapter for index, adapter in enumerate(beside)})
+    frozen = (*parameters, *held) if adapters else ()
     base = BASE_FORMATS.get(lora.base_dtype) if lora else None
     states = ZeroStates(
         settings, adapters or parameters, frozen, frozen_bytes=frozen_bytes(frozen, settings.weight_bytes, base)

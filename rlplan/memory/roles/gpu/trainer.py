@@ -87,4 +87,5 @@ def parts_of(trained: TrainedRole, stage: PipelineStage) -> FixedStates:
         return megatron_parts(model, role, trained.lora, megatron, stage.index)
     if trained.target == "fsdp2":
         return fsdp_parts(model, role, trained.lora, fsdp_settings(training, choice, trained.num_ranks))
-    return fixed_states(model, role, trained.lora, zero_settings(training, choice, trained.num_ranks), choice.tp)
+    settings = zero_settings(training, choice, trained.num_ranks)
+    return fixed_states(model, role, trained.lora, settings, choice.tp, trained.frozen_adapters)

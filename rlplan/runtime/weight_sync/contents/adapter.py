@@ -21,15 +21,11 @@ from rlplan.runtime.measure.memory_meter import storage_bytes
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.channel import sync_error
 from rlplan.runtime.weight_sync.transports.arena import SHARED_FOLDER
+from rlplan.spec.parts.adapter_files import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE
 from rlplan.spec.resolved import ResolvedJob
 
 if TYPE_CHECKING:
     import torch
-
-ADAPTER_FILE = "adapter_model.safetensors"
-PEFT_PREFIX = "base_model.model."
-"""Of every name in PEFT's files."""
-_CONFIG_FILE = "adapter_config.json"
 
 
 def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
@@ -41,10 +37,10 @@ def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, t
     from vllm.lora.request import LoRARequest
 
     with _folder_in_memory(version) as folder:
-        with writing_file(folder / ADAPTER_FILE, sum(tensor.nbytes for tensor in tensors.values())):
+        with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
             named = {PEFT_PREFIX + name: tensor for name, tensor in tensors.items()}
-            save_file(named, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
-            (folder / _CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
+            save_file(named, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+            (folder / CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
         adapter = LoRARequest(f"policy-{version}", version, str(folder))
         if held is not None:
             llm.llm_engine.remove_lora(held.lora_int_id)

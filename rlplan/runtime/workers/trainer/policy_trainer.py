@@ -23,7 +23,7 @@ from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.measure.step_metrics import accumulate
-from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, adapters_off, add_adapters, save_adapter
+from rlplan.runtime.models.adapters import AdapterWeights, MergedWeights, add_adapters, computing_as, save_adapter
 from rlplan.runtime.models.logprob_model import Entropies, LogprobModel, TokenBatch, make_batch
 from rlplan.runtime.models.sequence_parallel import Sharing, meet
 from rlplan.runtime.models.sharded_loading import build_cut
@@ -243,13 +243,13 @@ class PolicyTrainer(Worker):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
-        """What a role that shares these weights says of each response: the reference is the base without adapters.
+        """What a role that shares these weights says of each response: a frozen one by its own adapter, or none.
 
         The policy itself says what its log-probs are before the step.
         """
         module, index = self.engine.module, 2 if role == Role.VALUE else 0
-        is_base = role not in (Role.POLICY, Role.VALUE)
-        with adapters_off(module.language_model) if is_base else nullcontext():
+        is_frozen = role not in (Role.POLICY, Role.VALUE)
+        with computing_as(module.language_model, role) if is_frozen else nullcontext():
             return self._judge(pairs, lambda batch: module(batch)[index])
 
     def _judge(

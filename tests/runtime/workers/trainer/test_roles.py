@@ -1,16 +1,20 @@
 """Roles that share the policy's weights, on live DeepSpeed and PEFT: adapters, and a value head on the backbone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.vocabulary import PERSISTENT_KINDS, MemoryKind, Role
-from tests.factories import make_job
+from tests.factories import make_adapter, make_job
 from tests.runtime.workers.trainer.agreement import on_one_rank
 
 pytestmark = pytest.mark.engine
 
 ROUNDING = 1e-4
+SAME = 1e-5
+"""Between two ways of computing the same in fp32."""
 
 
 def distance(one: list[float], other: list[float]) -> float:
@@ -30,7 +34,20 @@ CASES = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank gave in each case."""
-    return on_one_rank({name: (name, overrides) for name, overrides in CASES.items()}, tmp_path_factory.mktemp("rank"))
+    folder = tmp_path_factory.mktemp("rank")
+    cases = {**CASES, "role_adapters": beside_each_other(folder)}
+    return on_one_rank({name: (name, overrides) for name, overrides in cases.items()}, folder)
+
+
+def beside_each_other(folder: Path) -> dict[str, Any]:
+    """A policy that starts from an adapter, its reference too, and a teacher of another rank on fewer layers."""
+    return {
+        "training.lora": {"rank": 4, "alpha": 8.0, "path": str(make_adapter(folder / "start", rank=4, alpha=8.0))},
+        "roles.teacher.adapter": str(make_adapter(folder / "other", rank=8, targets=("q_proj", "v_proj"), seed=1)),
+        "training.zero_stage": 2,
+        "algorithm.learning_rate": 1e-3,
+        "algorithm.kl_coef": 0.01,
+    }
 
 
 @pytest.fixture
@@ -70,6 +87,38 @@ def test_adapters_are_trained_alone_and_their_states_are_counted_to_the_byte(ada
     assert held[MemoryKind.OPTIMIZER] == 8 * trained + 4
     assert all(adapters["predicted"].get(kind, 0) == held[kind] for kind in PERSISTENT_KINDS if kind in held)
     assert adapters["names"] == [parameter.name for parameter in model.parameters]
+
+
+def test_reference_and_teacher_say_what_peft_says_of_their_adapters_before_and_after_training(
+    found: dict[str, Any],
+) -> None:
+    beside = found["role_adapters"]
+    for before_and_after, alone in ((beside["reference"], beside["start"]), (beside["teacher"], beside["other"])):
+        assert before_and_after[0] == before_and_after[1]
+        assert distance(before_and_after[0], alone) < SAME
+    assert distance(beside["start"], beside["other"]) > 100 * ROUNDING
+
+
+def test_a_policy_starts_from_its_adapter_and_alone_is_trained_saved_and_handed_over(found: dict[str, Any]) -> None:
+    beside = found["role_adapters"]
+    start, trained = beside["policy"]
+    assert distance(start, beside["start"]) < SAME
+    assert distance(trained, start) > 100 * ROUNDING
+    assert distance(beside["merged"], trained) < ROUNDING
+    assert distance(beside["peft"], trained) < ROUNDING
+    assert beside["names"] == [parameter.name for parameter in make_job().load_model().parameters]
+
+
+def test_adapters_of_roles_are_counted_to_the_byte_and_have_no_states(found: dict[str, Any], tmp_path: Path) -> None:
+    job = make_job(**beside_each_other(tmp_path))
+    model, held = job.load_model(), found["role_adapters"]["components"]
+    trained, frozen = (sum(p.numel for p in part) for part in job.trained_parameters(Role.POLICY, model))
+    two_roles = sum(len(lora_parameters(model, *one)) for one in ((4, "all-linear"), (8, ("q_proj", "v_proj"))))
+    assert len(job.frozen_adapter_parameters(model)) == two_roles
+    assert held[MemoryKind.WEIGHTS] == 4 * (frozen + trained)
+    assert held[MemoryKind.OPTIMIZER] == 8 * trained + 4
+    predicted = found["role_adapters"]["predicted"]
+    assert all(predicted.get(kind, 0) == held[kind] for kind in PERSISTENT_KINDS if kind in held)
 
 
 def test_a_value_head_on_the_backbone_starts_at_zero_learns_and_is_not_handed_over(value_head: dict[str, Any]) -> None:
