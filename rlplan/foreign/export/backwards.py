@@ -44,12 +44,13 @@ class UnsaidError(EmitError):
 @dataclass(frozen=True)
 class Export:
     """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
-    they do not say, with the plan's values, where these are not the job's defaults.
+    they do not say, with the plan's values, where these are not the job's defaults. longest: tokens of a sequence.
     """
 
     table: Table
     settings: dict[str, Any]
     unsaid: dict[str, Any]
+    longest: int
 
 
 def exported(plan: Plan, target: str) -> Export:
@@ -68,7 +69,7 @@ def exported(plan: Plan, target: str) -> Export:
     back = _check(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     said |= settings.required()
-    return Export(table, said, dict(_unsaid(plan, wanted, back)))
+    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
 
 
 def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -259,12 +260,12 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
     for row in counts:
         if row.plus or row.minus:
             continue
-        if not row.times:
-            return settings.with_values({row.key: hardware.num_devices, rows["hardware.num_hosts"][0].key: hosts})
         num_gpus = hardware.num_devices
         if arrangement.placement is Placement.DISAGGREGATED and any(other.plus for other in counts):
             num_gpus = arrangement.num_training
             hosts = _fewest_hosts(num_gpus, hardware.num_devices // hosts)
+        if not row.times:
+            return settings.with_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
         return settings.with_values({row.key: num_gpus // hosts, row.times[0]: hosts})
     return settings
 

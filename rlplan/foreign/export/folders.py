@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlplan.errors import SpecError, did_you_mean
+from rlplan.errors import EmitError, SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, exported
 from rlplan.foreign.table import table_name
 from rlplan.planner.plan import Plan
@@ -93,22 +93,44 @@ def _nemo_rl(export: Export) -> dict[str, str]:
     return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _yaml(export.settings)}
 
 
-_LAUNCHER = "accelerate."
-"""Before TRL's keys stand those of the program that starts its processes."""
+_LAUNCHER, _SERVER = "accelerate.", "vllm_serve."
+"""Before TRL's keys stand those of the program that starts its processes, and of the engine's server."""
 
 
 def _trl(export: Export) -> dict[str, str]:
     table, settings = export.table, export.settings
     told = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
     launcher = {key: one for key, one in (told | settings).items() if key.startswith(_LAUNCHER)}
-    program = {key: one for key, one in settings.items() if key not in launcher}
+    server = {key.removeprefix(_SERVER): one for key, one in settings.items() if key.startswith(_SERVER)}
+    program = {key: one for key, one in settings.items() if key not in launcher and not key.startswith(_SERVER)}
     trainer = program.pop("trainer", None) or table.programs[0]
     command = f"trl {trainer} --config train.yaml --accelerate_config accelerate.yaml"
     return {
         "train.yaml": _yaml(program),
         "accelerate.yaml": _yaml({key.removeprefix(_LAUNCHER): one for key, one in launcher.items()}),
-        "train.sh": f'#!/bin/bash\nset -x\n{command} "$@"\n',
+        "train.sh": f'#!/bin/bash\nset -x\n{_beside_server(export, server) if server else ""}{command} "$@"\n',
     }
+
+
+def _beside_server(export: Export, server: dict[str, Any]) -> str:
+    """What starts TRL's server of engines on the GPUs behind those that train. Raises: EmitError on several hosts."""
+    settings = export.settings
+    num_training = settings["accelerate.num_processes"]
+    if settings.get("accelerate.num_machines", 1) > 1:
+        raise EmitError(
+            f"a server of engines beside {num_training} GPUs of several hosts",
+            where=f"target {export.table.title} {export.table.version}",
+            rule="its command is written for the GPUs of one host, behind those that train",
+            way_out="plan the job for one host, or with placement.placement=hybrid",
+        )
+    said = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
+    num_engines, tp = server.get("data_parallel_size", 1), server.get("tensor_parallel_size", 1)
+    of_all = [str(gpu) for gpu in range(num_training + num_engines * tp)]
+    words = " ".join(f"--{_dashed(key)} {shlex.quote(str(one))}" for key, one in said.items())
+    return (
+        f"CUDA_VISIBLE_DEVICES={','.join(of_all[num_training:])} trl vllm-serve {words} &\n"
+        f"trap 'kill %1' EXIT\nexport CUDA_VISIBLE_DEVICES={','.join(of_all[:num_training])}\n"
+    )
 
 
 def _vllm(export: Export) -> dict[str, str]:

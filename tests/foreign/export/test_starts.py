@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.errors import EmitError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.documents import flat
 from rlplan.foreign.export.backwards import exported
@@ -191,3 +192,38 @@ def test_megatron_is_told_to_have_the_whole_optimizer_on_the_cpu(target: str, tm
     said = exported(plan, target.replace("-", "_")).settings
     fractions = [value for key, value in said.items() if key.endswith("optimizer_offload_fraction")]
     assert fractions == [1.0]
+
+
+SERVED = ("placement.placement=disaggregated", "placement.num_generation_devices=4", "rollout.tp=2")
+
+
+def of_trl(hardware: str, *overrides: str) -> Plan:
+    """A plan of a job that TRL can say."""
+    sizes = ("workload.num_prompts_per_step=64", "workload.mini_batch_size=512", "workload.num_samples_per_prompt=8")
+    asked = {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": hardware, "algorithm": "grpo"}
+    job = job_from(asked, (*sizes, *overrides))
+    return planned_for(job, best_plan(job, with_others=False), "trl")[0]
+
+
+def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tmp_path: Path) -> None:
+    """The server behind the GPUs that train; what is read back has the same GPUs for each."""
+    plan = of_trl("8xH100", *SERVED)
+    write_export(plan, "trl", tmp_path)
+    text = (tmp_path / "train.sh").read_text()
+    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 trl vllm-serve --model Qwen/Qwen2.5-1.5B-Instruct " in text
+    sizes = (
+        "--tensor-parallel-size 2 ",
+        "--data-parallel-size 2 ",
+        f"--max-model-len {plan.job.workload.max_seq_len} &",
+    )
+    assert all(one in text for one in sizes)
+    assert "export CUDA_VISIBLE_DEVICES=0,1,2,3\ntrl grpo " in text
+    _, job = imported_job(read_source(tmp_path / "train.sh", None), Asked("H100"))
+    assert (job.hardware.num_devices, job.placement.num_generation_devices, job.rollout.tp) == (8, 4, 2)
+    assert job.workload.mini_batch_size == plan.job.workload.mini_batch_size
+
+
+def test_a_server_beside_several_hosts_that_train_is_not_written(tmp_path: Path) -> None:
+    plan = of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
+    with pytest.raises(EmitError, match="beside 16 GPUs of several hosts"):
+        write_export(plan, "trl", tmp_path)
