@@ -54,3 +54,11 @@ def test_what_slime_counts_in_parts_is_said_with_its_direction(tmp_path: Path) -
     left = {one.key: one.why for one in slime(tmp_path, "--log-probs-chunk-size 1024 --mtp-num-layers 1").left}
     assert left["log_probs_chunk_size"].endswith("counted whole, which takes more")
     assert left["mtp_num_layers"].endswith("not counted, they take more")
+
+
+def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_together(tmp_path: Path) -> None:
+    script = tmp_path / "slime.sh"
+    script.write_text(SLIME.replace("--colocate", "--rollout-num-gpus 4") + "--advantage-estimator ppo\n")
+    found = convert(read_source(script, None), "H100", None)
+    assert found.data["placement"]["placement"] == "disaggregated"
+    assert any("both are counted on the GPU" in note for note in found.notes)
