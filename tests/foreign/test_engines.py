@@ -45,6 +45,15 @@ def test_a_server_has_as_many_gpus_as_its_ranks(tmp_path: Path) -> None:
     assert (found.served.num_gpus, found.served.num_given) == (4, 4)
 
 
+def test_data_parallel_ranks_of_a_mixture_share_its_experts_however_they_are_cut(tmp_path: Path) -> None:
+    command = "vllm serve Qwen/Qwen3-30B-A3B -dp 4 --max-model-len 4096"
+    cut, whole = served(tmp_path, command, "H100"), served(tmp_path, f"{command} --enable-expert-parallel", "H100")
+    assert cut.served is not None
+    assert whole.served is not None
+    assert cut.served.memory == whole.served.memory
+    assert any("each expert is cut over all ranks" in note for note in cut.served.notes)
+
+
 def test_a_server_without_a_length_has_the_model_s_and_one_such_sequence_must_fit(tmp_path: Path) -> None:
     """vLLM 0.32.0, kv_cache_utils.py: 131,072 tokens of Llama 3.1 need 16 GiB, and it refuses to start."""
     found = served(tmp_path, f"vllm serve {LLAMA}")

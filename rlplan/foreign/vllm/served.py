@@ -12,7 +12,7 @@ from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.convert import Imported
 from rlplan.foreign.engine_share import engine_settings
 from rlplan.foreign.settings import Settings
-from rlplan.memory.serving.engine import EngineMemory, engine_memory
+from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.planner.plan_parts import Verdict
 from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
@@ -113,6 +113,9 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     share = None if imported.share is None else imported.share.value
     usual = engine_settings(job, share or 1.0, settings.table.vllm)
     tp, dp, pp = (_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
+    cuts_experts = model.experts is not None and dp > usual.attention_dp
+    if cuts_experts:
+        usual = _with_shared_experts(usual, tp, dp)
     told = settings.value(LENGTH)
     length = model.max_position_embeddings if told is None else told if isinstance(told, int) and told > 0 else 0
     cache = job.rollout.kv_cache_memory
@@ -127,6 +130,8 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     on_host = _on_host(settings, engine_memory(model, asked))
     freed = replace(asked, total_bytes=asked.total_bytes + int(on_host / (share or 1.0)))
     notes = [note for key, note in _UNCOUNTED.items() if settings.value(key) not in (None, False)]
+    if cuts_experts:
+        notes.append("each expert is cut over all ranks; whole ones on its ranks are counted, which are as large")
     if told is None:
         notes.append(f"{LENGTH} is not said: the model's {length:,} tokens are counted, as vLLM has it")
     return Served(
@@ -140,6 +145,12 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
         asked.total_bytes,
         tuple(notes),
     )
+
+
+def _with_shared_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
+    """Data-parallel ranks of a mixture share its experts, also without `--enable-expert-parallel`."""
+    seqs, tokens = (limit and limit * dp for limit in (engine.max_num_seqs, engine.max_num_batched_tokens))
+    return replace(engine, ep=tp * dp, attention_dp=dp, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _count(settings: Settings, key: str) -> int:
