@@ -32,6 +32,8 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
     "variable_assignments"
 }
 """Nodes of the grammar whose parts are statements."""
+_SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
+"""Nodes that give variables values."""
 _ACTS = {
     "variable_assignment": "_assign",
     "command": "_command",
@@ -249,9 +251,11 @@ class _Reader:
         """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""
         left, right = node.named_children[0], node.named_children[-1]
         verdict = verdict_of(left, self.words)
+        is_and = any(child.type == "&&" for child in node.children)
         if verdict is None and left.type != "test_command":
             self.run(left, depth + 1)
-        is_and = any(child.type == "&&" for child in node.children)
+        elif verdict is None and right.type in _SETS:
+            self._note(left, f"taken as true, for only running would tell: {text_of(left)[:80]}")
         if (is_and and verdict is not False) or (not is_and and verdict is False):
             self.run(right, depth + 1)
 

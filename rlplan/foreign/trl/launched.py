@@ -37,6 +37,8 @@ _OF_LAUNCHER = (
     *("use_deepspeed", "use_fsdp", "zero_stage", "offload_", "fsdp_", "parallelism_config_"),
 )
 """Beginnings of flags that `trl sft` hands on to `accelerate launch`."""
+_MODULES = "trl.scripts."
+"""Before the names of TRL's programs where they are started as modules."""
 _NAMED = "accelerate_config"
 """The key of accelerate's file in TRL's own commands and files."""
 _PER_HOST, _HOSTS = ("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")
@@ -55,9 +57,11 @@ class Launch:
 
 def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
     """The launcher's flags, the program and its flags, with what the files that they name say below them."""
+    words = [(f"{word[len(_MODULES) :]}.py" if word.startswith(_MODULES) else word, place) for word, place in words]
     at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs()), len(words))
+    before = [pair for pair in words[:at] if pair[0] != "-m"]
     flags = dict(_switched(words[at + 1 :]))
-    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(words[:at])}
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(before)}
     found = _configuration(folder, launcher.get("accelerate.config_file"), notes)
     if at < len(words) and words[at][0] in programs():  # TRL's own command, which hands on what it does not know
         flags = with_launcher(read_beside(folder, flags.get("config"), notes) | flags, folder, notes)

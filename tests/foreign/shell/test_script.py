@@ -153,3 +153,11 @@ def test_arguments_of_a_script_hold_again_behind_another_that_it_starts(tmp_path
 def test_a_script_that_starts_itself_for_ever_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="calls itself"):
         read(tmp_path, "bash run.sh\n")
+
+
+def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_note(tmp_path: Path) -> None:
+    found = read(tmp_path, "SP=1\n[[ $(nvidia-smi -L | wc -l) -ge 8 ]] && SP=2\nrun $SP\n")
+    assert found.commands[-1].words == ("run", "2")
+    assert any("taken as true, for only running would tell" in note for note in found.notes)
+    decided = read(tmp_path, "SP=1\n[[ 4 -ge 8 ]] && SP=2\nrun $SP\n")
+    assert (decided.commands[-1].words, decided.notes) == (("run", "1"), [])

@@ -45,6 +45,8 @@ def job(folder: Path, script: str, hardware: str = "H100", program: str = SFT) -
         ("accelerate launch --num_processes 4 train.py", 4),
         ("uv run --with trl accelerate launch --num_processes 2 train.py", 2),
         ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --num_processes 4", 4),
+        ("deepspeed --num_gpus 4 --module trl.scripts.sft --model_name_or_path Qwen/Qwen2.5-7B", 4),
+        ("accelerate launch --num_processes 2 -m trl.scripts.sft --model_name_or_path Qwen/Qwen2.5-7B", 2),
     ],
 )
 def test_every_launcher_says_how_many_gpus_there_are(command: str, num_devices: int, tmp_path: Path) -> None:
