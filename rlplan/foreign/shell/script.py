@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.shell.conditions import verdict_of
-from rlplan.foreign.shell.started import script_at, text_at
+from rlplan.foreign.shell.started import RUN_BY, script_at, text_at
 from rlplan.foreign.shell.words import Value, Words, folder_word, is_known, shown, text_of
 from rlplan.reading import is_file, read_text
 from rlplan.records import dataclass
@@ -185,11 +185,26 @@ class _Reader:
         elif words[0] in ("source", ".") and len(words) > 1:
             self._sourced(node, words[1], depth)
         elif (at := text_at(words)) is not None:
-            before, self.first_line = self.first_line, int(places[at].rpartition(":")[2])
-            self.run(self.parser.parse(_checked(self.path, words[at]).encode()).root_node, depth + 1)
-            self.first_line = before
+            self._text(words[at], places[at], depth)
         else:
             self.script.commands.append(Command(tuple(words), tuple(places)))
+            if text := self._handed(node, words[0]):
+                self._text(text, places[0], depth)
+
+    def _text(self, text: str, place: str, depth: int) -> None:
+        """The commands of a text, as if they stood at a place."""
+        before, self.first_line = self.first_line, int(place.rpartition(":")[2])
+        self.run(self.parser.parse(_checked(self.path, text).encode()).root_node, depth + 1)
+        self.first_line = before
+
+    def _handed(self, node: "Node", word: str) -> str:
+        """The text that a command runs, which a variable before it or of the script has; empty without one."""
+        name = RUN_BY.get(word.rpartition("/")[2], "")
+        found = self.words.variables.get(name, "")
+        for child in node.named_children:
+            if child.type == "variable_assignment" and text_of(child.named_children[0]) == name:
+                found = self.words.one(child.named_children[-1])
+        return found if isinstance(found, str) else ""
 
     def _with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
         """Do what has arguments of its own, behind which those from before hold again."""

@@ -3,6 +3,8 @@
 In: the words of a command. Out: where they stand. Left out: reading them (script.py).
 """
 
+RUN_BY = {"sbatch": "COMMAND"}
+"""Variables whose text is run by what a command is given: NeMo-RL's `ray.sub`."""
 STARTERS = ("bash", "sh", "exec", "time", "nohup")
 """Words before the name of a script that is started."""
 

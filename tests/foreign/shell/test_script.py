@@ -161,3 +161,15 @@ def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_no
     assert any("taken as true, for only running would tell" in note for note in found.notes)
     decided = read(tmp_path, "SP=1\n[[ 4 -ge 8 ]] && SP=2\nrun $SP\n")
     assert (decided.commands[-1].words, decided.notes) == (("run", "1"), [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'N=4\nCOMMAND="run a=$N b" CONTAINER=x sbatch --nodes=4 ray.sub\n',
+        'N=4\nCOMMAND="run a=${N} b"\nsbatch ray.sub\n',
+    ],
+)
+def test_what_a_job_of_slurm_is_handed_as_its_command_is_read(text: str, tmp_path: Path) -> None:
+    """`ray.sub` of NeMo-RL runs the text of COMMAND on the first node (docs/cluster.md)."""
+    assert words(tmp_path, text) == ["a=4", "b"]
