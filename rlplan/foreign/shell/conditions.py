@@ -8,7 +8,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.shell.words import CLOSE, OPEN, Words, is_known, text_of
+from rlplan.foreign.shell.words import CLOSE, OPEN, UnknownError, Words, is_known, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -17,9 +17,16 @@ _ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
 """An argument of the script, which is empty where it is started without any."""
 
 
+def is_test(node: "Node") -> bool:
+    """Whether a statement is a test alone: `[ ... ]`, `[[ ... ]]` or `(( ... ))`."""
+    return node.type == "test_command" or (node.type == "compound_statement" and text_of(node).startswith("(("))
+
+
 def verdict_of(node: "Node", words: Words) -> bool | None:
     """What a test comes to; None where only running would tell."""
     kind, children = node.type, node.named_children
+    if kind == "compound_statement" and is_test(node) and len(children) == 1:
+        return _computed(children[0], words)
     if kind in ("test_command", "parenthesized_expression") and len(children) == 1:
         return verdict_of(children[0], words)
     if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
@@ -38,6 +45,13 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
             word = ""  # of an unset variable
         return bool(word) is (text_of(node.children[0]) == "-n")
     return {"true": True, "false": False}.get(text_of(node))
+
+
+def _computed(node: "Node", words: Words) -> bool | None:
+    try:
+        return words.number(node) != 0
+    except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
+        return None
 
 
 def _compared(node: "Node", sign: str, words: Words) -> bool | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.foreign.shell.conditions import verdict_of
+from rlplan.foreign.shell.conditions import is_test, verdict_of
 from rlplan.foreign.shell.started import RUN_BY, script_at, text_at
 from rlplan.foreign.shell.words import Value, Words, folder_word, is_known, shown, text_of
 from rlplan.reading import is_file, read_text
@@ -267,7 +267,7 @@ class _Reader:
         left, right = node.named_children[0], node.named_children[-1]
         verdict = verdict_of(left, self.words)
         is_and = any(child.type == "&&" for child in node.children)
-        if verdict is None and left.type != "test_command":
+        if verdict is None and not is_test(left):
             self.run(left, depth + 1)
         elif verdict is None and right.type in _SETS:
             self._note(left, f"taken as true, for only running would tell: {text_of(left)[:80]}")

@@ -155,6 +155,13 @@ def test_a_script_that_starts_itself_for_ever_is_refused(tmp_path: Path) -> None
         read(tmp_path, "bash run.sh\n")
 
 
+@pytest.mark.parametrize(("num_gpus", "expected"), [("8", "2"), ("4", "1")])
+def test_a_test_of_numbers_is_computed(num_gpus: str, expected: str, tmp_path: Path) -> None:
+    text = "SP=1\n(( N % 4 == 0 && N > 4 )) && SP=2\nif (( N < 0 || N % 3 == 5 )); then SP=9; fi\nrun $SP\n"
+    found = read(tmp_path, f"N={num_gpus}\n{text}")
+    assert (found.commands[-1].words, found.notes) == (("run", expected), [])
+
+
 def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_note(tmp_path: Path) -> None:
     found = read(tmp_path, "SP=1\n[[ $(nvidia-smi -L | wc -l) -ge 8 ]] && SP=2\nrun $SP\n")
     assert found.commands[-1].words == ("run", "2")
