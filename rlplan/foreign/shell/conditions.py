@@ -27,7 +27,7 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
     kind, children = node.type, node.named_children
     if kind == "compound_statement" and is_test(node) and len(children) == 1:
         return _computed(children[0], words)
-    if kind in ("test_command", "parenthesized_expression") and len(children) == 1:
+    if kind in ("test_command", "parenthesized_expression", "compound_statement", "subshell") and len(children) == 1:
         return verdict_of(children[0], words)
     if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
         inner = verdict_of(children[-1], words)

@@ -155,6 +155,11 @@ def test_a_script_that_starts_itself_for_ever_is_refused(tmp_path: Path) -> None
         read(tmp_path, "bash run.sh\n")
 
 
+def test_tests_in_braces_are_joined_with_others(tmp_path: Path) -> None:
+    text = 'A=x\nif [ "${U:-1}" != 0 ] && { [ "$A" = x ] || [ "$A" = y ]; }; then B=1; fi\nrun $B\n'
+    assert words(tmp_path, text) == ["1"]
+
+
 @pytest.mark.parametrize(("num_gpus", "expected"), [("8", "2"), ("4", "1")])
 def test_a_test_of_numbers_is_computed(num_gpus: str, expected: str, tmp_path: Path) -> None:
     text = "SP=1\n(( N % 4 == 0 && N > 4 )) && SP=2\nif (( N < 0 || N % 3 == 5 )); then SP=9; fi\nrun $SP\n"
