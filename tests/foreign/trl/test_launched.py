@@ -53,6 +53,14 @@ def test_every_launcher_says_how_many_gpus_there_are(command: str, num_devices: 
     assert job(tmp_path, command)["hardware.num_devices"] == num_devices
 
 
+@pytest.mark.parametrize("program", [SFT, SERVED.replace("'server'", "'colocate'")])
+def test_a_file_of_accelerate_that_distributes_nothing_has_one_gpu(program: str, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text('distributed_type: "NO"\nmixed_precision: bf16\n')
+    assert (
+        job(tmp_path, "accelerate launch --config_file one.yaml train.py", program=program)["hardware.num_devices"] == 1
+    )
+
+
 def test_a_command_of_trl_s_needs_no_other_key_to_be_known(tmp_path: Path) -> None:
     """The first command of TRL's page on its command line, docs/source/clis.md."""
     command = "trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name x --reward_funcs accuracy_reward"
