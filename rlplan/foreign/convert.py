@@ -4,6 +4,7 @@ In: Settings, hardware. Out: Imported: the job's keys, what each came from, and 
 Left out: how files are read (source.py), and what the job comes to (check.py).
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from math import ceil
@@ -21,6 +22,8 @@ from rlplan.spec.hardware.catalogue import count_and_name
 from rlplan.spec.models.catalogue import bundled_id, model_path, nearest_id
 from rlplan.units import MIB
 
+_PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
+"""Ends of the names of checkpoints whose weights are packed."""
 SHARES = ("gpu_share", "static_share")
 MEMORY = "rollout.kv_cache_memory"
 
@@ -238,6 +241,13 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
         return known
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
+    unpacked = nearest_id(_PACKED.sub("", end))
+    if unpacked and is_known(end):
+        notes.append(
+            f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+            "trained, which takes more in the engine"
+        )
+        return unpacked
     raise SpecError(
         f"{row.key} is {shorten(shown(name))}, which is neither here nor the name of a bundled model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
