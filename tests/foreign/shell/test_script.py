@@ -183,5 +183,5 @@ def test_a_value_behind_a_test_that_only_running_would_decide_is_taken_with_a_no
     ],
 )
 def test_what_a_job_of_slurm_is_handed_as_its_command_is_read(text: str, tmp_path: Path) -> None:
-    """`ray.sub` of NeMo-RL runs the text of COMMAND on the first node (docs/cluster.md)."""
+    """`ray.sub` of NeMo-RL runs the text of COMMAND on the first node, by its page on clusters."""
     assert words(tmp_path, text) == ["a=4", "b"]
