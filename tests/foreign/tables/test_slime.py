@@ -66,7 +66,7 @@ def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_togethe
 
 def test_a_folder_of_packed_weights_is_known_by_the_model_that_they_are_of(tmp_path: Path) -> None:
     script = tmp_path / "slime.sh"
-    script.write_text(SLIME.replace("Qwen/Qwen3-4B", "/root/Qwen3-4B-FP8/"))
+    script.write_text(SLIME.replace("Qwen/Qwen3-4B", "/ckpt/Qwen3-4B-FP8/"))
     found = convert(read_source(script, None), "H100", None)
     assert found.data["policy"]["path"] == "Qwen/Qwen3-4B"
     assert any("takes more in the engine" in note for note in found.notes)
