@@ -7,9 +7,11 @@ The order: stored weights come, each with its adapters; two passes without gradi
 policy's); for each micro-batch a forward pass that keeps the layers' entries, the log-probs by tiles of rows, the same
 going back, the layers from the last to the first, the step. Gradients and the optimizer's moments are a tensor for each
 adapter, small ones mostly, but some are larger than 1 MiB: they stay in blocks that a tile has left, and the next tile
-reserves anew. So does cuBLAS's workspace in autograd's thread; the engine has made that of the main one before.
+reserves anew. So does cuBLAS's workspace in autograd's thread; the engine has made that of the main one before. And so
+do the tables of rotary positions, a row for each token of the micro-batch: a pass that goes back holds them to its end.
 Source: AgileRL 2.8.2 algorithms/grpo.py (`learn`), core/base.py (`_fused_forward_no_grad`, `_get_logprobs`),
-core/llm_ops/fused_logprobs.py; the compiled tile's graph: logits in the model's type, going back a sparse gradient in
+core/llm_ops/fused_logprobs.py; transformers 5.11 models/qwen2 (`Qwen2RotaryEmbedding.forward`, given positions of every
+sequence); the compiled tile's graph: logits in the model's type, going back a sparse gradient in
 fp32 beside them, then the logits' place is written over. torch 2.13 optim/adam.py (`_multi_tensor_adam`: a copy for the
 square roots).
 """
@@ -76,6 +78,8 @@ class _Replay:
         self.update, self.segments = update, segments
         self.passes = LayerPasses(update.layer, segments)
         self.moments: list[Tensor] = []
+        self.tables: list[Tensor] = []
+        """Of rotary positions, until the pass that goes back has ended."""
         self.has_workspace = False
 
     def run(self) -> None:
@@ -101,7 +105,7 @@ class _Replay:
         self.passes.give(of_rows, entries.pop())
         while entries:
             self.passes.backward(entries.pop())
-        self.passes.give(gradient)
+        self.passes.give(*self.tables, gradient)
         self._step()
 
     def _rows(self) -> Tensor:
@@ -114,6 +118,7 @@ class _Replay:
     def _forward(self, entries: list[Tensor], *, has_gradient: bool) -> Tensor:
         """All layers and the last norm. Returns the hidden states; entries get the layers' inputs and the norm's."""
         entry = self._rows()
+        self.tables = self._rotary_tables()
         for _ in range(self.update.num_layers):
             output = self.passes.forward(has_gradient=has_gradient)
             if has_gradient:
@@ -125,8 +130,26 @@ class _Replay:
         if has_gradient:
             entries.append(entry)
         else:
-            self.passes.give(entry)
+            self.passes.give(entry, *self.tables)
         return hidden
+
+    def _rotary_tables(self) -> list[Tensor]:
+        """Cosine and sine of each token's positions, in the model's type; made in fp32, of frequencies that stand twice
+        beside each other.
+        """
+        take, width = self.passes.take, self.update.layer.block.head_dim
+        working, wide = [take(width // 2, FLOAT_BYTES), take(width, FLOAT_BYTES)], []
+        for _ in ("cosine", "sine"):
+            unscaled = take(width, FLOAT_BYTES)
+            wide.append(take(width, FLOAT_BYTES))
+            self.passes.give(unscaled)
+        if self.update.layer.element_bytes == FLOAT_BYTES:
+            tables = wide
+        else:
+            tables = [take(width, self.update.layer.element_bytes) for _ in wide]
+            working += wide
+        self.passes.give(*working)
+        return tables
 
     def _tiles(self, *, goes_back: bool = False) -> Tensor:
         """Logits of some rows after the other. Returns the log-probs, or the gradient of the rows."""

@@ -38,15 +38,31 @@ def replayed(name: str, rows: int = ROWS) -> float:
     ("name", "rows"),
     [
         ("smollm2-1.7b-l4-s512-mb8-g4-r8-u450", 1365),
+        ("smollm2-1.7b-l4-s4096-mb8-g4-r64-u450", 1365),
         ("qwen2.5-0.5b-a100-s512-mb1-g4-r64-u200", 441),
         ("qwen2.5-0.5b-a100-s4096-mb8-g4-r64-u200", 441),
         ("qwen2.5-1.5b-a100-s512-mb8-g4-r8-u200", 441),
+        ("qwen2.5-1.5b-a100-s2048-mb8-g4-r16-u200", 441),
+        ("qwen2.5-1.5b-a100-s4096-mb8-g4-r8-u200", 441),
+        ("qwen2.5-1.5b-l4-s4096-mb8-g4-r64-u450", 441),
         ("qwen2.5-7b-a100-s512-mb1-g4-r8-u550", 441),
         ("qwen2.5-7b-a100-s4096-mb1-g4-r8-u550", 441),
     ],
 )
 def test_an_update_grows_by_what_the_replay_reserves_within_30_mebibytes(name: str, rows: int) -> None:
     assert replayed(name, rows) == pytest.approx(grown(name), abs=30)
+
+
+def test_responses_are_of_one_length_where_the_rig_held_them_to_it() -> None:
+    """AgileRL's commit c02e7ac8 gives `min_output_tokens`; files that are older have responses that may end before."""
+    sampled = {point.model for point in RIG.values() if str(point.settings.get("completion")).startswith("sampled")}
+    assert {str(model).rsplit("/")[-1] for model in sampled} == {
+        *("SmolLM2-1.7B-Instruct", "Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct"),
+        "gemma-4-E2B-it",
+    }
+    held = [point for point in RIG.values() if str(point.settings.get("completion")).startswith("pinned")]
+    assert len(held) == 72
+    assert all(point.source.endswith((".pinned.json", "A100-SXM4-40GB.json", "L4.json")) for point in held)
 
 
 @pytest.mark.parametrize("gpu", ["a100", "l4"])

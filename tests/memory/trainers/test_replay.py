@@ -17,13 +17,20 @@ def test_a_head_alone_peaks_in_its_backward_pass() -> None:
     rows = 4096 * 512 * 2
     of_rows = 4095 * 512 * 2
     tile = 1024 * 32_768
-    expected = 32 * MIB + 2 * rows + of_rows + tile * 2 + CUBLAS_WORKSPACE + tile * 4
+    tables = 2 * 4096 * 64 * 2  # cosine and sine of every token, in bf16
+    expected = 32 * MIB + tables + 2 * rows + of_rows + tile * 2 + CUBLAS_WORKSPACE + tile * 4
     assert replayed_peak(HEAD_ALONE).allocated == expected
 
 
 def test_several_sequences_copy_the_rows_that_the_head_reads() -> None:
     alone, two = replayed_peak(HEAD_ALONE), replayed_peak(replace(HEAD_ALONE, sequences=2))
     assert two.allocated - alone.allocated == 4094 * 512 * 2 - 512 * 2
+
+
+def test_tables_of_rotary_positions_are_a_row_for_each_token_and_head_width() -> None:
+    wider = replace(HEAD_ALONE.layer, block=replace(BLOCK, head_dim=128, num_heads=4, num_kv_heads=1))
+    grown = replayed_peak(replace(HEAD_ALONE, layer=wider)).allocated - replayed_peak(HEAD_ALONE).allocated
+    assert grown == 2 * 4096 * (128 - 64) * 2
 
 
 def test_the_second_micro_batch_finds_the_moments_in_its_way_and_a_third_no_more() -> None:
