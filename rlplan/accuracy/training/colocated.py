@@ -46,10 +46,6 @@ TOKENS_OF_A_SEQUENCE = 8192
 RESIDUAL = "sleeping_engine_residual_gib"
 ALL_LINEAR = Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True, adapter_bytes=FLOAT_BYTES)
 """Adapters in fp32 beside every linear layer."""
-LONGEST = 8192
-"""Tokens of a sequence that replays were held to. Longer responses may hold the padding token, which makes attention's
-mask real: one of two updates of 32,768 tokens had 3.08 GiB more allocated, a mask of 1 GiB, 2 in bf16 and 0.09 of keys
-and values repeated for it."""
 
 
 def num_updates(settings: RunSettings) -> int:
@@ -65,16 +61,20 @@ def replayed_bytes(run: Run, rows_at_once: int) -> MemorySnapshot | None:
 
     Counts: stored weights with their adapters; all else that is allocated at most; what is reserved beyond it.
     Source: memory/trainers/replay.py.
+    Assumes: all responses of a micro-batch are of one length, unless `padding` says that one ended before: then
+    transformers makes a mask of all pairs.
     """
     if run.adapters is None or run.adapters.lora is None or not is_replayed(run):
         return None
     stored = tuple(stored_tensors(run))
+    is_padded = run.settings.flag("padding")
     layer = LayerSizes(
         run.layers[0].block,
         run.tokens.num,
         run.adapters.lora.rank,
         is_quantized=run.quantization is not None,
         has_bias=any(parameter.name.endswith("q_proj.bias") for parameter in run.model.parameters),
+        mask_pairs=run.tokens.num * run.tokens.length if is_padded else 0,
     )
     update = ReplayedUpdate(
         layer=layer,
@@ -101,7 +101,7 @@ def is_replayed(run: Run) -> bool:
         return False
     block = run.layers[0].block
     plain = Block(block.hidden, block.num_heads, block.num_kv_heads, block.head_dim, block.intermediate, norm=Norm.RMS)
-    return block == plain and run.quantization in (None, NF4_DOUBLE) and run.tokens.length <= LONGEST
+    return block == plain and run.quantization in (None, NF4_DOUBLE)
 
 
 def stored_tensors(run: Run) -> Iterator[int]:

@@ -79,7 +79,7 @@ class _Replay:
         self.passes = LayerPasses(update.layer, segments)
         self.moments: list[Tensor] = []
         self.tables: list[Tensor] = []
-        """Of rotary positions, until the pass that goes back has ended."""
+        """Attention's mask and the rotary positions, until the pass that goes back has ended."""
         self.has_workspace = False
 
     def run(self) -> None:
@@ -118,7 +118,7 @@ class _Replay:
     def _forward(self, entries: list[Tensor], *, has_gradient: bool) -> Tensor:
         """All layers and the last norm. Returns the hidden states; entries get the layers' inputs and the norm's."""
         entry = self._rows()
-        self.tables = self._rotary_tables()
+        self.tables = self._tables_of_a_pass()
         for _ in range(self.update.num_layers):
             output = self.passes.forward(has_gradient=has_gradient)
             if has_gradient:
@@ -132,6 +132,12 @@ class _Replay:
         else:
             self.passes.give(entry, *self.tables)
         return hidden
+
+    def _tables_of_a_pass(self) -> list[Tensor]:
+        """What all layers read: a mask of pairs as booleans, if there is one, and the tables of rotary positions."""
+        pairs = self.update.layer.mask_pairs
+        mask = [self.segments.take(pairs)] if pairs else []
+        return mask + self._rotary_tables()
 
     def _rotary_tables(self) -> list[Tensor]:
         """Cosine and sine of each token's positions, in the model's type; made in fp32, of frequencies that stand twice

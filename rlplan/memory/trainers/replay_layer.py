@@ -1,15 +1,18 @@
 """One decoder layer with adapters, tensor by tensor: what its passes take from the allocator and give back, in order.
 
 In: a layer's widths, a micro-batch, the allocator (segments.py). Out: the same allocator, used.
-Left out: layers other than attention and a gated MLP, dropout, masks of pairs.
+Left out: layers other than attention and a gated MLP, dropout.
 
 The order is the one in which autograd runs PEFT's `Linear.forward` under autocast: the frozen product, the input in the
 adapters' fp32, that in 16 bits, A, B, the scaled copy, the sum. Norms, rotary positions and the gated activation are
 Liger's kernels: a norm keeps its input, and writes its gradient over the one that it was handed; the activation writes
 the gradients of gate and up over gate and up. Going back a layer is computed anew, up to the last tensor that is read.
+A mask of pairs, which transformers makes where the padding token stands in a micro-batch, goes to another kernel: it is
+added in 16 bits, and keys and values are repeated for every query head before.
 Beside a base in 4 bits the residual stream and what a frozen product gives are fp32, a product's weight is dequantised
 and its result copied.
-Source: PEFT 0.19 tuners/lora/layer.py, bnb.py; Liger-Kernel 0.8 ops/rms_norm.py, swiglu.py, rope.py; torch 2.13
+Source: PEFT 0.19 tuners/lora/layer.py, bnb.py; transformers 5.11 integrations/sdpa_attention.py; Liger-Kernel
+0.8 ops/rms_norm.py, swiglu.py, rope.py; torch 2.13
 utils/checkpoint.py, transformers/cuda/flash_attn/flash_api.cpp (`mha_bwd`). Held to 35 traces of Qwen2.5
 0.5B and 1.5B under fake tensors: allocated bytes within 13 MiB.
 """
@@ -41,6 +44,8 @@ class LayerSizes:
     """The base is in 4 bits, and all else fp32."""
     has_bias: bool = False
     """Of queries, keys and values, whose products cuBLASLt then computes."""
+    mask_pairs: int = 0
+    """Pairs of tokens that attention's mask names, of all sequences; 0 where no token is padding."""
 
     @property
     def element_bytes(self) -> int:
@@ -96,8 +101,9 @@ class LayerPasses:
         rows, scales = self.take(width, e), self.take(1, FLOAT_BYTES)
         queries, keys, values = (self._product(name, has_gradient)[0] for name in ("q", "k", "v"))
         queries, keys, values = self._halves(queries, keys, values)
+        masked = self._masked()
         attended, log_sums = self.take(self.sizes.block.q, HALF_BYTES), self.take(self._heads, FLOAT_BYTES)
-        self.give(log_sums)
+        self.give(log_sums, *masked)
         projected = self._product("o", has_gradient)[0]
         self.give(attended, queries, keys, values, rows)
         between = self.take(width, e)
@@ -121,9 +127,13 @@ class LayerPasses:
         scales, rows = self.take(1, FLOAT_BYTES), self.take(block.hidden, e)
         (queries, of_q), (keys, of_k), (values, of_v) = (self._product(name, True, keeps=True) for name in "qkv")
         queries, keys, values = self._halves(queries, keys, values)
+        bias, *repeated = self._masked() or (None,)
         attended, log_sums = self.take(block.q, HALF_BYTES), self.take(self._heads, FLOAT_BYTES)
         projected, of_o = self._product("o", True, keeps=True)
         self.give(rows)
+        if repeated:
+            self.give(keys, values)
+            keys, values = repeated
         between = self.take(block.hidden, e)
         self.give(projected)
         rows, more_scales = self.take(block.hidden, e), self.take(1, FLOAT_BYTES)
@@ -135,7 +145,7 @@ class LayerPasses:
         gradient = self._back("gate", of_gate, gate, into=self._back("up", of_up, up))
         self._leave_norm(between, more_scales, gradient)
         gradient = self._back("o", of_o, None)
-        self._leave_attention((queries, keys, values, attended, log_sums, gradient), (of_q, of_k, of_v))
+        self._leave_attention((queries, keys, values, attended, log_sums, gradient, bias), (of_q, of_k, of_v))
         self.give(scales, entry)
 
     @property
@@ -146,7 +156,15 @@ class LayerPasses:
         self.give(self.segments.take(NORM_ROWS * self.sizes.block.hidden * FLOAT_BYTES))
         self.give(*freed)
 
-    def _leave_attention(self, held: tuple[Tensor, ...], kept: tuple[Kept, Kept, Kept]) -> None:
+    def _masked(self) -> tuple[Tensor, ...]:
+        """The mask in 16 bits and, where query heads share keys and values, those of every head."""
+        block = self.sizes.block
+        if not self.sizes.mask_pairs:
+            return ()
+        repeated = [self.take(block.q, HALF_BYTES) for _ in range(2)] if block.k < block.q else []
+        return self.segments.take(self.sizes.mask_pairs * HALF_BYTES), *repeated
+
+    def _leave_attention(self, held: tuple[Tensor | None, ...], kept: tuple[Kept, Kept, Kept]) -> None:
         """Gradients of queries, keys and values; the kernel adds those of queries in fp32, and has keys' and values' of
         every query head where heads share them.
         """

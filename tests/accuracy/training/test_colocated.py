@@ -13,8 +13,6 @@ from rlplan.accuracy.training.colocated import FIRST_KERNELS, asleep_parts
 from rlplan.units import GIB, MIB
 
 RIG = {point.id: point for point in bundled_points() if point.id.startswith("agilerl-")}
-WITH_MASK = "agilerl-qwen2.5-0.5b-a100-s32768-mb1-g16-r64-u382"
-"""Of 16 responses of 32,768 tokens one may have held the padding token: a mask of T squared is 1 GiB."""
 SMALL = RIG["agilerl-qwen2.5-0.5b-l4-s512-mb8-g4-r64-u200"]
 """Four responses in one micro-batch: one update."""
 MIXTURE = RIG["agilerl-olmoe-1b-7b-0924-a100-s4096-mb1-g16-r8-u840-asleep"]
@@ -45,11 +43,13 @@ def parts_of(point: MeasuredPoint) -> dict[str, float]:
     return answer.parts
 
 
-def test_peaks_of_an_update_are_within_three_percent_on_average_and_eleven_at_the_worst() -> None:
-    errors = {one.id: abs(one.relative_error or 0.0) for one in compared("train_peak")}
+def test_peaks_of_an_update_are_within_a_percent_and_a_half_on_average_and_ten_at_the_worst() -> None:
+    errors = [one.relative_error or 0.0 for one in compared("train_peak")]
     assert len(errors) == 158
-    assert fmean(errors.values()) <= 0.03
-    assert max(error for name, error in errors.items() if name != WITH_MASK) <= 0.11
+    assert fmean(map(abs, errors)) <= 0.014
+    assert max(errors) <= 0.1
+    assert min(errors) >= -0.07
+    assert sum(error < -0.04 for error in errors) == 7  # four of Gemma 4, three of sampled 0.5B
 
 
 def test_what_a_sleeping_engine_leaves_is_within_three_tenths_of_a_gibibyte_on_nineteen_of_twenty() -> None:

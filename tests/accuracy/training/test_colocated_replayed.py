@@ -42,11 +42,13 @@ def replayed(name: str, rows: int = ROWS) -> float:
         ("qwen2.5-0.5b-a100-s512-mb1-g4-r64-u200", 441),
         ("qwen2.5-0.5b-a100-s4096-mb8-g4-r64-u200", 441),
         ("qwen2.5-1.5b-a100-s512-mb8-g4-r8-u200", 441),
+        ("smollm2-1.7b-l4-s4096-mb8-g16-r8-u450", 1365),  # with a mask, and so is the last
+        ("qwen2.5-0.5b-a100-s32768-mb1-g4-r8-u200", 441),
         ("qwen2.5-1.5b-a100-s2048-mb8-g4-r16-u200", 441),
         ("qwen2.5-1.5b-a100-s4096-mb8-g4-r8-u200", 441),
         ("qwen2.5-1.5b-l4-s4096-mb8-g4-r64-u450", 441),
         ("qwen2.5-7b-a100-s512-mb1-g4-r8-u550", 441),
-        ("qwen2.5-7b-a100-s4096-mb1-g4-r8-u550", 441),
+        ("qwen2.5-7b-a100-s4096-mb8-g4-r8-u550", 441),
     ],
 )
 def test_an_update_grows_by_what_the_replay_reserves_within_30_mebibytes(name: str, rows: int) -> None:
@@ -96,9 +98,8 @@ def test_a_base_in_four_bits_is_smaller_and_its_update_takes_more() -> None:
     [
         "olmoe-1b-7b-0924-a100-s512-mb1-g4-r8-u428",
         "gemma-4-e2b-it-a100-s512-mb1-g4-r8-u450",
-        "qwen2.5-0.5b-a100-s32768-mb1-g4-r8-u200",
     ],
 )
-def test_experts_other_layers_and_very_long_responses_are_not_replayed(name: str) -> None:
+def test_experts_and_other_layers_are_not_replayed(name: str) -> None:
     assert not is_replayed(run_of(name))
     assert replayed_bytes(run_of(name), ROWS) is None

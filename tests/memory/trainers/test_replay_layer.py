@@ -34,6 +34,25 @@ def test_autocast_keeps_the_adapters_in_sixteen_bits_until_it_ends() -> None:
     assert layer.segments.allocated == 0
 
 
+def test_a_mask_is_held_in_sixteen_bits_with_keys_and_values_of_every_query_head() -> None:
+    pairs = 8 * TOKENS * TOKENS
+    layer = LayerPasses(LayerSizes(BLOCK, TOKENS, RANK, mask_pairs=pairs), Segments())
+    layer.forward(has_gradient=False)
+    token = 2 * 512 + 4 + 2 * 512 + 2 * 2 * 128  # normed rows, scales, queries, keys and values
+    token += 2 * 2 * 512 + 2 * 512 + 4 * 8  # both for eight heads, what is attended, log-sums
+    assert layer.segments.peak_allocated == TOKENS * token + 2 * pairs
+    assert layer.segments.allocated == TOKENS * 2 * 512
+
+
+def test_going_back_a_mask_lives_as_long_as_attention_s_gradient() -> None:
+    plain, masked = (LayerPasses(LayerSizes(BLOCK, TOKENS, RANK, mask_pairs=pairs), Segments()) for pairs in (0, 4096))
+    for layer in (plain, masked):
+        layer.backward(layer.take(512, 2))
+    assert plain.segments.allocated == masked.segments.allocated
+    repeated = 2 * 2 * (512 - 128)  # keys and values of every head for those that were shared
+    assert masked.segments.peak_allocated - plain.segments.peak_allocated == TOKENS * repeated + 2 * 4096
+
+
 def test_a_forward_pass_peaks_where_the_adapter_beside_up_has_scaled_its_product() -> None:
     layer = passes()
     layer.forward(has_gradient=True)
