@@ -46,6 +46,8 @@ TOKENS_OF_A_SEQUENCE = 8192
 RESIDUAL = "sleeping_engine_residual_gib"
 ALL_LINEAR = Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True, adapter_bytes=FLOAT_BYTES)
 """Adapters in fp32 beside every linear layer."""
+LONGEST = 32_768
+"""Tokens of a sequence that replays were held to: a replay takes time for every tile of logits."""
 
 
 def num_updates(settings: RunSettings) -> int:
@@ -101,7 +103,7 @@ def is_replayed(run: Run) -> bool:
         return False
     block = run.layers[0].block
     plain = Block(block.hidden, block.num_heads, block.num_kv_heads, block.head_dim, block.intermediate, norm=Norm.RMS)
-    return block == plain and run.quantization in (None, NF4_DOUBLE)
+    return block == plain and run.quantization in (None, NF4_DOUBLE) and run.tokens.length <= LONGEST
 
 
 def stored_tensors(run: Run) -> Iterator[int]:
