@@ -56,7 +56,7 @@ def test_an_update_grows_by_what_the_replay_reserves_within_30_mebibytes(name: s
 
 
 def test_responses_are_of_one_length_where_the_rig_held_them_to_it() -> None:
-    """AgileRL's commit c02e7ac8 gives `min_output_tokens`; files that are older have responses that may end before."""
+    """From AgileRL's commit c02e7ac8 on no response ends before the limit; in older files some may have."""
     sampled = {point.model for point in RIG.values() if str(point.settings.get("completion")).startswith("sampled")}
     assert {str(model).rsplit("/")[-1] for model in sampled} == {
         *("SmolLM2-1.7B-Instruct", "Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct"),
