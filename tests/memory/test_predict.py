@@ -140,12 +140,12 @@ def test_a_reload_has_the_largest_weight_twice_and_generation_has_activations_an
 
 
 def test_a_scorer_holds_weights_and_for_a_moment_one_layer_or_the_head() -> None:
-    # a layer: 80*4*(4*8 + 2*3 + 3*20) = 31,360; the head: 80*70*4 + 80*70*4, its rows 80*8*4, normalizers 80*4 = 47,680
+    # a layer: 80 * 480 = 38,400; the head: (80 + 8)*70*4, its rows 80*8*4, normalizers 80*4 = 27,520
     assert held(SCORER, "steady", "score/reference") == {"weights": 8592}
-    assert held(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "logits": 47_680}
+    assert held(SCORER, "steady", "score/reference", "peak_bytes") == {"weights": 8592, "logits": 38_400}
     wide = make_ledger(model={"vocab_size": 700})
     logits = [row.peak_bytes for row in wide.rows if (row.process, row.kind) == (SCORER, "logits")]
-    assert set(logits) == {2 * 80 * 700 * 4 + 80 * (8 + 1) * 4}
+    assert set(logits) == {(80 + 8) * 700 * 4 + 80 * (8 + 1) * 4}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.layer_cut import layer_cut
-from rlplan.memory.model.logits import ROWS_ON_GPU, Loss
+from rlplan.memory.model.logits import ROWS_ON_GPU, Loss, RowsAtOnce
 from rlplan.memory.roles.gpu.process import add
 from rlplan.memory.roles.gpu.rank import CAPPED
 from rlplan.memory.trainers.micro_batch import IN_A_LAYER, Place, gather_buffer_bytes, layer_bytes
@@ -56,7 +56,7 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     run = read_run(point)
     if run.trainer.holds_engine and run.statistic is Statistic.PROCESS:
-        held = replayed_bytes(run, _rows_at_once(run))
+        held = replayed_bytes(run, _rows_at_once(run).multiplied)
         if held is not None:
             # Before the update NVML also shows what torch has cached of the rollout, which `learn` gives back first,
             # and what a process before had not given back yet: 0.55 GiB beside 1.3 in an update of 1.5B.
@@ -210,12 +210,15 @@ def shapes_of(run: Run) -> tuple[MicroBatchShape, ...]:
     return replace(shape, num_head_tokens=0, loss=Loss.NONE, micro_batches_in_flight=run.num_in_flight), shape
 
 
-def _rows_at_once(run: Run) -> int:
+def _rows_at_once(run: Run) -> RowsAtOnce:
     """Rows of logits in a chunk: as many as the trainer's tile holds in fp32; or as many as a chunk of words has."""
     if run.trainer.vocab_chunk:
-        return ceil_div(run.tokens.num * run.trainer.vocab_chunk, run.model.vocab_size)
-    tile = run.trainer.logit_tile // (4 * run.model.vocab_size)
-    return min(max(tile, 128), 4096) if run.trainer.logit_tile else ROWS_ON_GPU
+        rows = ceil_div(run.tokens.num * run.trainer.vocab_chunk, run.model.vocab_size)
+    elif run.trainer.logit_tile:
+        rows = min(max(run.trainer.logit_tile // (4 * run.model.vocab_size), 128), 4096)
+    else:
+        return ROWS_ON_GPU
+    return RowsAtOnce(rows, rows)
 
 
 def in_its_unit(point: MeasuredPoint, snapshot: MemorySnapshot) -> Prediction:

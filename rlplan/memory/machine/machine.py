@@ -4,7 +4,6 @@ In: nothing. Out: `CPU` and `CUDA`, of which the formulas ask what they need. Le
 libraries, communicators) and what an engine's settings say.
 """
 
-from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
 from rlplan.records import dataclass
 
 
@@ -12,8 +11,6 @@ from rlplan.records import dataclass
 class Machine:
     """A kind of device that trains."""
 
-    rows_at_once: int
-    """Rows of logits that the head computes at a time."""
     collective_copies: int
     """Times that a collective holds what it gathers or scatters: gloo has a buffer of its own, NCCL writes where it is
     wanted. Source: torch 2.13, ProcessGroupGloo.cpp; DeepSpeed 0.19.8, partition_parameters.py."""
@@ -23,5 +20,5 @@ class Machine:
     """Whether 8-bit optimizers update in place. Source: bitsandbytes 0.50, backends/cpu/ops.py."""
 
 
-CPU = Machine(ROWS_AT_ONCE, collective_copies=2, counts_touched=True, steps_in_place=False)
-CUDA = Machine(ROWS_ON_GPU, collective_copies=1, counts_touched=False, steps_in_place=True)
+CPU = Machine(collective_copies=2, counts_touched=True, steps_in_place=False)
+CUDA = Machine(collective_copies=1, counts_touched=False, steps_in_place=True)

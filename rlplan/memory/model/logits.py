@@ -7,16 +7,28 @@ the model. Judged by traces: tests/memory/model/test_activations_traced.py.
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from rlplan.spec.job_parts import Target
 from rlplan.units import ceil_div
 
-ROWS_AT_ONCE = 128
-"""Rows of logits that the runtime has at a time. Fewer make its matmuls slower, more leave the CPU's caches and, from
-a vocabulary of 65,536 on, what glibc takes from its heap (`rlplan.emit.ray`)."""
-ROWS_ON_GPU = 1024
-"""The same on a GPU, where the head's weight is read anew for each slice of rows: its gradient takes rows / 2 FLOPs for
-a byte of it in 16 bits, and an H100 computes 989e12 / 3.35e12 = 295 in the time that it moves one."""
+
+class RowsAtOnce(NamedTuple):
+    """Rows of logits that the runtime has at a time."""
+
+    multiplied: int
+    """By one matmul of the head."""
+    upcast: int
+    """Of these, the rows whose fp32 copies and exponentials exist together."""
+
+
+ROWS_ON_CPU = RowsAtOnce(256, 8)
+"""In 16 bits; `rows_on_cpu`. Larger matmuls are faster, and the few rows in fp32 stay in a core's cache from the first
+pass over their words to the last. One thread, 2,048 rows of 512 in bf16, 32,768 words, forward and backward: 0.64 s of
+CPU, 0.88 with (128, 128), 0.73 with (128, 8), 0.59 with (512, 16)."""
+ROWS_ON_GPU = RowsAtOnce(1024, 1024)
+"""The head's weight is read anew for each matmul: its gradient takes rows / 2 FLOPs for a byte of it in 16 bits, and an
+H100 computes 989e12 / 3.35e12 = 295 in the time that it moves one."""
 CHUNKS = 8
 """Parts of a chunked loss. Source: torchtune 0.6, modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
 FLOAT_BYTES = 4
@@ -54,6 +66,16 @@ class Loss(StrEnum):
     COPIED = "copied"
     KEPT = "kept"
     NONE = "none"
+
+
+def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
+    """As many as have 512 bytes a word: more leave what glibc takes from its heap (`rlplan.emit.ray`) from a vocabulary
+    of 65,536 on, and stay resident when they are freed.
+
+    >>> rows_on_cpu(2), rows_on_cpu(4).multiplied
+    (RowsAtOnce(multiplied=256, upcast=8), 128)
+    """
+    return ROWS_ON_CPU._replace(multiplied=ROWS_ON_CPU.multiplied * 2 // element_bytes)
 
 
 def loss_named(word: str, target: Target) -> Loss:
@@ -117,7 +139,7 @@ def loss_peak_bytes(
     hidden: int = 0,
     *,
     has_gradient: bool = True,
-    rows_at_once: int = ROWS_ON_GPU,
+    rows_at_once: RowsAtOnce = ROWS_ON_GPU,
 ) -> int:
     """Bytes of the loss's tensors at their largest moment, what waits included.
 
@@ -128,8 +150,8 @@ def loss_peak_bytes(
     logits, their upcast and the shifted copy that becomes the gradient e + 8. In place: logits in fp32 and their other
     type (4 + e, or 4 in fp32). Uncast: 2e, copied: 8, each with and without gradient. Kept: logits in fp32, their
     gradient and its copy in the model's type 8 + e. Fused: one chunk of logits in e and fp32 with its gradient, and the
-    rows' gradient e*h. Compiled rows: those of min(n, rows_at_once) in e and fp32. By rows, with and without gradient:
-    of min(n, rows_at_once) rows logits e and fp32 with their exponentials (8 + e, or 8), and normalizers 4*n. Without
+    rows' gradient e*h. Compiled rows: those of one matmul in e and fp32. By rows, with and without gradient:
+    `rows_bytes`, with exponentials, and normalizers 4*n. Without
     gradient: logits e and fp32, and log-probabilities 4 where plain; of chunks logits e, one chunk in fp32 and its
     log-probabilities.
     Source: torch 2.13 autograd, distributed/tensor/parallel/loss.py (`_nll_loss_and_log_softmax_backward`); litgpt 0.5
@@ -153,7 +175,7 @@ def loss_peak_bytes(
     if loss is Loss.BY_ROWS:
         return rows_bytes(num_tokens, vocab_size, e, rows_at_once) + held_bytes(loss, num_tokens, vocab_size, e)
     if loss is Loss.COMPILED_ROWS:
-        return min(num_tokens, rows_at_once) * vocab_size * (e + FLOAT_BYTES)
+        return min(num_tokens, rows_at_once.multiplied) * vocab_size * (e + FLOAT_BYTES)
     if loss is Loss.FUSED:
         rows = fused_chunk_rows(num_tokens, vocab_size, hidden)
         return rows * vocab_size * (e + 2 * FLOAT_BYTES) + e * num_tokens * hidden
@@ -190,24 +212,26 @@ def rows_bytes(
     num_tokens: int,
     vocab_size: int,
     element_bytes: int,
-    rows_at_once: int = ROWS_ON_GPU,
+    rows_at_once: RowsAtOnce = ROWS_ON_GPU,
     *,
     has_exponentials: bool = True,
 ) -> int:
     """Bytes of the rows of logits that the runtime has at a time.
 
-    Counts: min(n, rows_at_once) * V in fp32, once more in the model's type where that is another, and (going forward,
-    or back through the entropy) their exponentials in fp32. The backward pass takes the logits anew and writes their
-    gradient over them.
+    Counts: V of each row that one matmul makes in the model's type; of those that are upcast together V in fp32 where
+    the model's type is another, and (going forward, or back through the entropy) their exponentials in fp32. The
+    backward pass takes the logits anew and writes their gradient over them.
     Source: `rlplan.runtime.models.logprob_model.HeadLogprobs`. Differs: plain log_softmax under autograd holds 3 to 5
     tensors of n * V. Assumes: not yet run on a GPU.
 
-    >>> rows_bytes(8192, 1000, 2), rows_bytes(8192, 1000, 4, has_exponentials=False), rows_bytes(352, 1000, 4, 128)
-    (10240000, 4096000, 1024000)
+    >>> rows_bytes(8192, 1000, 2), rows_bytes(8192, 1000, 4, has_exponentials=False)
+    (10240000, 4096000)
+    >>> rows_bytes(352, 1000, 2, ROWS_ON_CPU)  # 1000 * (256 * 2 + 8 * (4 + 4))
+    576000
     """
-    upcast = 0 if element_bytes == FLOAT_BYTES else element_bytes
-    exponentials = FLOAT_BYTES if has_exponentials else 0
-    return min(num_tokens, rows_at_once) * vocab_size * (FLOAT_BYTES + upcast + exponentials)
+    multiplied, upcast = (min(num_tokens, rows) for rows in rows_at_once)
+    in_fp32 = (element_bytes != FLOAT_BYTES) + has_exponentials
+    return vocab_size * (multiplied * element_bytes + upcast * FLOAT_BYTES * in_fp32)
 
 
 def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:

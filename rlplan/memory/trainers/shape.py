@@ -10,7 +10,7 @@ from functools import cached_property
 
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.logits import ROWS_ON_GPU, Loss
+from rlplan.memory.model.logits import ROWS_ON_GPU, Loss, RowsAtOnce
 from rlplan.records import dataclass
 
 
@@ -71,7 +71,7 @@ class MicroBatchShape:
     softcaps_logits: bool = False
     more: tuple[Layers, ...] = ()
     """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
-    rows_at_once: int = ROWS_ON_GPU
+    rows_at_once: RowsAtOnce = ROWS_ON_GPU
     """Of logits, where they are taken by rows (`machine.Machine`)."""
     selects_rows: bool = False
     """The rows that the head reads are copied out of the hidden states, even where they are all."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlplan.errors import SpecError
-from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.memory.model.logits import ROWS_ON_GPU, rows_on_cpu
 from rlplan.runtime.measure.trace_kernels import ATTENTION, fused_attention, kernels_of
 from rlplan.runtime.models.logprob_model import HeadLogprobs
 from rlplan.spec.base import shorten
@@ -213,7 +213,9 @@ class _SelectedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        normalizer = torch.cat([part.logsumexp(-1) for part in logits.split(ROWS_AT_ONCE)])
+        normalizer = torch.cat(
+            [part.logsumexp(-1) for part in logits.split(rows_on_cpu(logits.element_size()).multiplied)]
+        )
         ctx.save_for_backward(logits, targets, normalizer)
         return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
 

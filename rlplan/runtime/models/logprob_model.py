@@ -6,7 +6,7 @@ Sequences stand one after the other without padding; positions restart with each
 logits never exist whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rlplan.memory.model.logits import ROWS_AT_ONCE, ROWS_ON_GPU
+from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce, rows_on_cpu
 from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.images.tower import embeddings
 from rlplan.runtime.images.tower import positions as axes_of
@@ -159,15 +159,15 @@ def _head_forward(
     entropies: Entropies,
     cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rows_at_once = ROWS_ON_GPU if device_of(hidden.device) else ROWS_AT_ONCE
+    at_once = ROWS_ON_GPU if device_of(hidden.device) else rows_on_cpu(hidden.element_size())
     result: tuple[torch.Tensor, torch.Tensor] = HeadLogprobs.apply(
-        hidden, head.weight, targets, temperature, entropies, rows_at_once, cap
+        hidden, head.weight, targets, temperature, entropies, at_once, cap
     )
     return result
 
 
 class HeadLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target], `rows_at_once` rows of logits at a time; and entropies.
+    """log softmax(hidden @ weight.T / temperature)[target] with some rows of logits at a time; and entropies.
 
     cap: logits z become cap * tanh(z / cap) before they are divided by the temperature.
 
@@ -185,25 +185,25 @@ class HeadLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         entropy: Entropies,
-        rows_at_once: int,
+        at_once: RowsAtOnce,
         cap: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows = len(targets)
         logprobs, normalizer = (torch.empty(num_rows, dtype=torch.float32, device=hidden.device) for _ in range(2))
         entropies = torch.empty(num_rows if entropy != "none" else 0, dtype=torch.float32, device=hidden.device)
-        work = _Workspace(hidden, weight, rows_at_once, cap)
-        weights = torch.empty_like(work.logits)
-        for rows in work.slices:
-            logits = work.logits_of(rows, temperature)
-            largest = logits.amax(-1, keepdim=True)
-            part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
-            total = part.sum(-1)
-            normalizer[rows] = largest.squeeze(-1) + total.log()
-            logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
-            if entropy != "none":  # a product of a row and a column has no tensor of the logits' size between
-                mean = torch.bmm(part.unsqueeze(1), logits.unsqueeze(2)).flatten() / total
-                entropies[rows] = normalizer[rows] - mean
-        ctx.temperature, ctx.rows_at_once, ctx.cap = temperature, rows_at_once, cap
+        work = _Workspace(hidden, weight, at_once, temperature, cap)
+        weights = work.beside()
+        for multiplied in work.slices:
+            work.multiply(multiplied)
+            for rows, logits in work.upcast(multiplied):
+                largest = logits.amax(-1, keepdim=True)
+                part = torch.sub(logits, largest, out=weights[: len(logits)]).exp_()
+                total = part.sum(-1)
+                normalizer[rows] = largest.squeeze(-1) + total.log()
+                logprobs[rows] = logits.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1) - normalizer[rows]
+                if entropy != "none":
+                    entropies[rows] = normalizer[rows] - part.mul_(logits).sum(-1) / total
+        ctx.temperature, ctx.at_once, ctx.cap = temperature, at_once, cap
         ctx.learns_entropy = entropy == "learned"
         ctx.save_for_backward(hidden, weight, targets, normalizer, *([entropies] if ctx.learns_entropy else []))
         if not ctx.learns_entropy:
@@ -216,28 +216,30 @@ class HeadLogprobs(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         scale = (gradient / ctx.temperature).unsqueeze(-1)
-        work = _Workspace(hidden, weight, ctx.rows_at_once, ctx.cap)
-        factors = torch.empty_like(work.logits) if ctx.learns_entropy else None
-        for rows in work.slices:
-            logits = work.logits_of(rows, ctx.temperature)
-            slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
-            logits.sub_(normalizer[rows].unsqueeze(-1))
+        work = _Workspace(hidden, weight, ctx.at_once, ctx.temperature, ctx.cap)
+        factors = work.beside() if ctx.learns_entropy else None
+        for multiplied in work.slices:
+            work.multiply(multiplied)
+            for rows, logits in work.upcast(multiplied):
+                slope = None if ctx.cap is None else (logits * (ctx.temperature / ctx.cap)).square_().neg_().add_(1)
+                logits.sub_(normalizer[rows].unsqueeze(-1))
+                if factors is None:
+                    logits.exp_()
+                    at_target = torch.full_like(scale[rows], -1)
+                else:
+                    factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
+                    factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
+                    logits.exp_().mul_(factor.neg_())
+                    at_target = scale[rows]
+                logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
+                if slope is not None:
+                    logits.mul_(slope)
+                work.put_back(rows, logits)
+            part, states = work.of(multiplied), hidden[multiplied]
+            torch.mm(part, weight, out=hidden_gradient[multiplied])
             if factors is None:
-                logits.exp_()
-                at_target, of_row = torch.full_like(scale[rows], -1), -scale[rows]
-            else:
-                factor = torch.add(logits, entropies[0][rows].unsqueeze(-1), out=factors[: len(logits)])
-                factor.mul_((of_entropy[rows] / ctx.temperature).unsqueeze(-1)).add_(scale[rows])
-                logits.exp_().mul_(factor.neg_())
-                at_target, of_row = scale[rows], None
-            logits.scatter_add_(-1, targets[rows].unsqueeze(-1), at_target)
-            if slope is not None:
-                logits.mul_(slope)
-            part = work.rounded(len(logits))
-            torch.mm(part, weight, out=hidden_gradient[rows])
-            states = hidden[rows]
-            if of_row is not None:
-                hidden_gradient[rows] *= of_row
+                of_row = -scale[multiplied]
+                hidden_gradient[multiplied] *= of_row
                 states = (states * of_row).to(states.dtype)
             if weight_gradient is not None:
                 weight_gradient.addmm_(part.T, states)
@@ -245,27 +247,53 @@ class HeadLogprobs(torch.autograd.Function):
 
 
 class _Workspace:
-    """Memory for the logits of some rows, used again for the next ones: in fp32, and in the model's type if another."""
+    """Memory for the logits of some rows, used again for the next ones: in the model's type, and of fewer in fp32."""
 
-    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, rows_at_once: int, cap: float | None) -> None:
-        self.hidden, self.weight, self.cap = hidden, weight, cap
-        self.slices = [slice(first, first + rows_at_once) for first in range(0, len(hidden), rows_at_once)]
-        shape = (min(len(hidden), rows_at_once), weight.shape[0])
-        self.buffer = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        is_whole = hidden.dtype is torch.float32
-        self.logits = self.buffer if is_whole else torch.empty(shape, dtype=torch.float32, device=hidden.device)
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        at_once: RowsAtOnce,
+        temperature: float,
+        cap: float | None,
+    ) -> None:
+        self.hidden, self.weight, self.temperature, self.cap = hidden, weight, temperature, cap
+        num_multiplied, self.num_upcast = (min(len(hidden), rows) for rows in at_once)
+        self.slices = list(_parts(slice(0, len(hidden)), num_multiplied))
+        self.buffer = torch.empty(num_multiplied, weight.shape[0], dtype=hidden.dtype, device=hidden.device)
+        self.first = 0
+        """Row that lies first in the buffer."""
+        self.upcasts = None if hidden.dtype is torch.float32 else self.beside()
 
-    def logits_of(self, rows: slice, temperature: float) -> torch.Tensor:
-        """Logits of some rows in fp32, capped, over the temperature."""
-        hidden = self.hidden[rows]
-        buffer, logits = self.buffer[: len(hidden)], self.logits[: len(hidden)]
-        torch.mm(hidden, self.weight.T, out=buffer)
-        logits.copy_(buffer)
-        if self.cap is not None:
-            logits.div_(self.cap).tanh_().mul_(self.cap)
-        return logits if temperature == 1 else logits.div_(temperature)
+    def beside(self) -> torch.Tensor:
+        """Room for as many rows in fp32 as are taken together."""
+        return torch.empty(self.num_upcast, self.weight.shape[0], dtype=torch.float32, device=self.hidden.device)
 
-    def rounded(self, num_rows: int) -> torch.Tensor:
-        """What now lies in place of the logits, in the model's type."""
-        part = self.buffer[:num_rows]
-        return part if self.buffer is self.logits else part.copy_(self.logits[:num_rows])
+    def of(self, rows: slice) -> torch.Tensor:
+        """What lies in the buffer for some rows."""
+        return self.buffer[rows.start - self.first : rows.stop - self.first]
+
+    def multiply(self, rows: slice) -> None:
+        """Logits of some rows into the buffer, in the model's type."""
+        self.first = rows.start
+        torch.mm(self.hidden[rows], self.weight.T, out=self.of(rows))
+
+    def upcast(self, multiplied: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(some rows, their logits in fp32, capped, over the temperature), of those that were multiplied last."""
+        for rows in _parts(multiplied, self.num_upcast):
+            logits = self.of(rows)
+            if self.upcasts is not None:
+                logits = self.upcasts[: len(logits)].copy_(logits)
+            if self.cap is not None:
+                logits.div_(self.cap).tanh_().mul_(self.cap)
+            yield rows, logits if self.temperature == 1 else logits.div_(self.temperature)
+
+    def put_back(self, rows: slice, gradient: torch.Tensor) -> None:
+        """The logits' gradient in place of the logits, in the model's type."""
+        if self.upcasts is not None:
+            self.of(rows).copy_(gradient)
+
+
+def _parts(rows: slice, size: int) -> Iterator[slice]:
+    """Parts of so many rows, the last one smaller."""
+    return (slice(first, min(first + size, rows.stop)) for first in range(rows.start, rows.stop, size or 1))

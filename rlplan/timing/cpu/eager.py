@@ -13,7 +13,7 @@ q = a*d query width, k = kv heads * d, I MLP width, V vocabulary, n widths of a 
 
 from collections.abc import Mapping
 
-from rlplan.memory.model.logits import ROWS_AT_ONCE
+from rlplan.memory.model.logits import ROWS_ON_CPU
 from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.units import KIB
@@ -83,7 +83,7 @@ def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: boo
     """FLOPs, bytes and operations of a forward pass to log-probs.
 
     Counts: FLOPs 2 T matrices + 2 R V h + attention 2 s q a token and layer (half of 4 s q: causal). Fresh floats of a
-    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of 128 rows at most: one of
+    token and layer: `forward_floats`; embedding and last norm 4h. Logits once; temporaries of some rows: one of
     the log-probs' logsumexp, four more of the entropy. Weights are read once, operands as `forward_operands` says.
     """
     tokens, rows = batch.num_tokens, batch.num_response_tokens
@@ -93,8 +93,8 @@ def forward_counts(model: ModelSpec, batch: MicroBatch, *, computes_entropy: boo
     fresh += fresh_bytes({model.hidden_size: 4}, tokens) + fresh_bytes(
         {model.hidden_size: 1, model.head_width: 1}, rows
     )
-    slice_bytes = fresh_bytes({model.head_width: 5 if computes_entropy else 1}, min(rows, ROWS_AT_ONCE))
-    fresh += slice_bytes * rows / min(rows, ROWS_AT_ONCE)
+    slice_bytes = fresh_bytes({model.head_width: 5 if computes_entropy else 1}, min(rows, ROWS_ON_CPU.upcast))
+    fresh += slice_bytes * rows / min(rows, ROWS_ON_CPU.upcast)
     read = _weights_read(model) + model.num_layers * fresh_bytes(forward_operands(model), tokens)
     return PassCounts(flops, fresh, read, FORWARD_OPS * model.num_layers + HEAD_OPS)
 

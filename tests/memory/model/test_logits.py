@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.logits import (
-    ROWS_AT_ONCE,
+    ROWS_ON_CPU,
     ROWS_ON_GPU,
     Loss,
     held_bytes,
@@ -12,16 +12,23 @@ from rlplan.memory.model.logits import (
     loss_peak_bytes,
     num_micro_batches,
     rows_bytes,
+    rows_on_cpu,
 )
 from rlplan.memory.trainers.micro_batch import HeldAt, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 
 
 def test_logits_are_fp32_for_at_most_so_many_rows_and_every_word_with_their_exponentials_as_large() -> None:
-    assert (ROWS_AT_ONCE, ROWS_ON_GPU) == (128, 1024)
-    assert rows_bytes(3, 70, 4, 128) == 2 * 3 * 70 * 4
-    assert rows_bytes(3, 70, 4, 128, has_exponentials=False) == 3 * 70 * 4
-    assert rows_bytes(128, 70, 4, 128) == rows_bytes(10_000, 70, 4, 128) == 2 * 128 * 70 * 4
+    assert (ROWS_ON_CPU, ROWS_ON_GPU) == ((256, 8), (1024, 1024))
+    assert rows_bytes(3, 70, 4, rows_on_cpu(4)) == rows_bytes(3, 70, 4) == 2 * 3 * 70 * 4
+    assert rows_bytes(3, 70, 4, rows_on_cpu(4), has_exponentials=False) == 3 * 70 * 4
+    assert rows_bytes(1024, 70, 4) == rows_bytes(10_000, 70, 4) == 2 * 1024 * 70 * 4
+
+
+def test_on_a_cpu_few_of_the_rows_that_a_matmul_makes_are_in_fp32() -> None:
+    assert rows_bytes(300, 70, 4, rows_on_cpu(4)) == 70 * 4 * (128 + 8)
+    assert rows_bytes(300, 70, 2, ROWS_ON_CPU) == 70 * (2 * 256 + 4 * 8 + 4 * 8)
+    assert rows_bytes(300, 70, 2, ROWS_ON_CPU, has_exponentials=False) == 70 * (2 * 256 + 4 * 8)
     assert rows_bytes(0, 70, 4) == 0
 
 

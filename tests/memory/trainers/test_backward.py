@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlplan.memory.machine.machine import CPU, CUDA, Machine
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import Loss
+from rlplan.memory.model.logits import Loss, rows_on_cpu
 from rlplan.memory.trainers.micro_batch import Place, forward_end_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
@@ -44,7 +44,7 @@ def shape_of(model: ModelSpec, num_tokens: int, num_responses: int) -> MicroBatc
         num_responses,
         element_bytes=4,
         loss=Loss.BY_ROWS,
-        rows_at_once=CPU.rows_at_once,
+        rows_at_once=rows_on_cpu(4),
         selects_rows=True,
     )
 
@@ -79,10 +79,11 @@ def test_accumulated_gradients_stand_beside_when_there_are_several_micro_batches
     assert peak(2, 1, count=2) == {"comm_buffers": 10_864, "gradients": 1358 * 4, "activations": 64}
 
 
-def test_with_many_tokens_the_peak_is_the_end_of_the_forward_pass() -> None:
-    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 100 + 400 + 600)*4 = 98,800; logits 14,000; exponentials 14,000;
-    # normalizers 200
-    assert peak(100, 50) == {"activations": 98_800, "logits": 28_200}
+def test_with_many_responses_the_peak_is_where_the_head_s_gradient_comes() -> None:
+    # 100 tokens, 50 responses: saved 84,800 + (3*800 + 100 + 400 + 600)*4 = 98,800; logits 14,000; normalizers 200;
+    # the gradient of the rows that the head read 50*8*4; its own 560*4. The end of the forward pass has 8*70*4 bytes of
+    # exponentials for the last two: 115,240
+    assert peak(100, 50) == {"activations": 98_800, "logits": 15_800, "gradients": 2240}
 
 
 def test_with_long_prompts_the_peak_is_inside_the_mlp_of_the_top_layer() -> None:

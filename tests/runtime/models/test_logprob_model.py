@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlplan.memory.model.logits import RowsAtOnce
 from rlplan.runtime.models.logprob_model import HeadLogprobs, LogprobModel, _head_forward, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import SequencePair
@@ -44,7 +45,7 @@ def sequences(seed: int = 0) -> list[SequencePair]:
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(0, 300, (count,), generator=generator).tolist())
 
-    return [SequencePair(tokens(prompt), tokens(response)) for prompt, response in ((3, 90), (9, 1), (1, 70), (4, 0))]
+    return [SequencePair(tokens(prompt), tokens(response)) for prompt, response in ((3, 190), (9, 1), (1, 170), (4, 0))]
 
 
 def unpacked(model: Any, pair: SequencePair) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +68,7 @@ def test_log_probs_and_entropies_of_packed_sequences_are_those_of_each_alone(fam
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_packed_sequences_are_those_of_each_alone(family: str) -> None:
     plain, packed = models(family)
-    weights = torch.linspace(-1, 1, 161)
+    weights = torch.linspace(-1, 1, 361)
     (packed(make_batch(sequences()))[0] * weights).sum().backward()
     (torch.cat([unpacked(plain, pair)[0] for pair in sequences()]) * weights).sum().backward()
     expected = dict(plain.named_parameters())
@@ -104,8 +105,8 @@ def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
     plain, _ = models(FAMILIES[0])
     head = plain.lm_head
     generator = torch.Generator().manual_seed(3)
-    hidden, targets = torch.randn(200, 32, generator=generator), torch.randint(0, 300, (200,), generator=generator)
-    of_logprob, of_entropy = torch.randn(2, 200, generator=generator)
+    hidden, targets = torch.randn(300, 32, generator=generator), torch.randint(0, 300, (300,), generator=generator)
+    of_logprob, of_entropy = torch.randn(2, 300, generator=generator)
     whole, ours = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     table = torch.log_softmax(head(whole) / TEMPERATURE, -1)
     expected = table.gather(-1, targets[:, None])[:, 0] @ of_logprob - (table.exp() * table).sum(-1) @ of_entropy
@@ -119,12 +120,26 @@ def test_the_gradient_of_an_entropy_is_that_of_whole_logits() -> None:
 def test_log_probs_and_rows_of_logits_are_fp32_whatever_torch_makes_by_default() -> None:
     hidden, weight = (torch.randn(*shape).bfloat16() for shape in ((5, 8), (32, 8)))
     targets = torch.arange(5)
-    expected = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", 2)
+    expected = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", RowsAtOnce(4, 2))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", 2)
+        found = HeadLogprobs.apply(hidden, weight, targets, 1.0, "seen", RowsAtOnce(4, 2))
     finally:
         torch.set_default_dtype(torch.float32)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype is torch.float32
         assert torch.equal(one, other)
+
+
+def test_in_16_bits_neither_log_probs_nor_gradients_depend_on_how_many_rows_are_upcast_together() -> None:
+    generator = torch.Generator().manual_seed(4)
+    hidden, weight = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((11, 8), (32, 8)))
+    targets, of_logprob = torch.randint(0, 32, (11,), generator=generator), torch.randn(11, generator=generator)
+
+    def taken(rows: RowsAtOnce) -> list[torch.Tensor]:
+        parts = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logprobs, entropies = HeadLogprobs.apply(*parts, targets, 1.0, "seen", rows)
+        return [logprobs, entropies, *torch.autograd.grad(logprobs @ of_logprob, parts)]
+
+    for one, other in zip(taken(RowsAtOnce(5, 5)), taken(RowsAtOnce(5, 2)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

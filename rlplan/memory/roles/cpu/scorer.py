@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch
+from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch, rows_on_cpu
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
@@ -46,7 +45,7 @@ def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatc
         element_bytes=element_bytes,
         loss=Loss.BY_ROWS,
         more=tuple(more),
-        rows_at_once=CPU.rows_at_once,
+        rows_at_once=rows_on_cpu(element_bytes),
         selects_rows=True,
     )
 
