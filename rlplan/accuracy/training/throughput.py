@@ -330,7 +330,10 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         interleaved = "interleaved" in str(settings.raw("schedule") or settings.raw("pp_schedule")).lower()
         kernels = replace(kernels, virtual_stages=2 if interleaved else 1)
         kernels = replace(kernels, reduce_bytes=4, hides_tp=hides, has_plain_rotary=True, repeats_keys=True)
-        return replace(kernels, scatters_rows=True, scales_rows=re.search(r"row-?_?wise", words) is not None)
+        by_row, by_block = re.search(r"row-?_?wise", words) is not None, "mx" in words
+        kernels = replace(kernels, orders_rows=True, gathers_8bit=has_fp8 and not (by_row or by_block))
+        casts = 5 if by_row else 3 if by_block else 0
+        return replace(kernels, scatters_rows=True, scales_rows=by_row, weight_casts=casts)
     if trainer is MEGATRON and run.model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
         virtual = settings.degree(*VIRTUAL_STAGES)
         return replace(kernels, is_fused=True, stores_scores=True, attention=Attention.FLASH_2, virtual_stages=virtual)

@@ -152,14 +152,18 @@ def repeat_bytes(model: ModelSpec) -> float:
     return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
 
 
-def cast_bytes(model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False) -> float:
+def cast_bytes(
+    model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False, turns_gradients: bool = False
+) -> float:
     """Bytes of a token's casts to 8-bit floats in all layers, in one pass, on all tp ranks.
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
     bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). scales_rows: backward
-    both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits. Source:
-    torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time. Assumes:
-    the head stays in 16 bits.
+    both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits.
+    turns_gradients: these turned as well (3), and what ranks gather in 8 bits whole on each, 2 bytes read and written.
+    Source: torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time;
+    float8_ops.py (`preprocess_addmm`: the second operand by columns), pytorch's issue 133242 (read twice). Assumes:
+    the head stays in 16 bits. Left out: largest values that recomputation keeps, a matmul's scale for a whole tensor.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> cast_bytes(find_model("Qwen/Qwen2.5-7B"), is_backward=False) / 28  # 5 * (3 * 3584 + 18944)
@@ -168,11 +172,30 @@ def cast_bytes(model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows:
     184320.0
     """
     inputs, outputs = _cast_widths(model)
+    kinds = kinds_of_layers(model)
+    gathered = model.hidden_size * (model.num_layers - kinds.get(NONE, 0) + model.num_dense_mlps)
     if scales_rows:
-        kinds = kinds_of_layers(model)
-        whole = model.hidden_size * (model.num_layers - kinds.get(NONE, 0) + model.num_dense_mlps) * (tp - 1.0)
-        return (10.0 * (outputs + whole) if is_backward else 0.0) + 5.0 * (inputs + whole)
-    return 5.0 * outputs + 3.0 * inputs if is_backward else 5.0 * inputs
+        whole = gathered * (tp - 1.0)
+        return (10.0 * (outputs + whole) + _rescaled_bytes(model, tp) if is_backward else 0.0) + 5.0 * (inputs + whole)
+    if not is_backward:
+        return 5.0 * inputs
+    if not turns_gradients:
+        return 5.0 * outputs + 3.0 * inputs
+    return 8.0 * outputs + 3.0 * inputs + (2.0 * gathered * (2 * tp - 3) if tp > 1 else 0.0)
+
+
+def _rescaled_bytes(model: ModelSpec, tp: int) -> float:
+    """Bytes of a token's input gradients that are scaled behind their matmuls, in all layers, on all tp ranks.
+
+    Counts: 4 for each of a linear layer's own: three of h for queries, keys and values, two for gate and up, whole on
+    every rank; q and I. Source: torchao 0.11 float8_ops.py (`addmm_float8_unwrapped`: without fast accumulation, as
+    going back, cuBLAS's matmul and then a product), its issue 2184 (a kernel of its own behind each). Left out:
+    gradients of weights, and experts.
+    """
+    kinds = kinds_of_layers(model)
+    attention, mlps = model.num_layers - kinds.get(NONE, 0), model.num_dense_mlps
+    whole = model.hidden_size * (3 * attention + 2 * mlps) * tp
+    return 4.0 * (whole + model.q_size * attention + model.intermediate_size * mlps)
 
 
 def _cast_widths(model: ModelSpec) -> tuple[float, float]:

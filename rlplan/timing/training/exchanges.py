@@ -40,8 +40,8 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
     total = NOTHING
     if choice.tp > 1:
         hidden = HIDDEN_BY_ASYNC_TP if setting.runs.hides_tp else 0.0
-        again = 2 if setting.recompute is Recompute.SELECTIVE and exchanges > 1 else 0
-        halves = (4 * exchanges + again) * layers * (1 - hidden)
+        gathers, reductions = _halves(setting, exchanges)
+        halves = (gathers / (e if setting.runs.gathers_8bit else 1) + reductions) * layers * (1 - hidden)
         total += all_gather_cost(e * model.hidden_size * rows, choice.tp, cluster).times(halves)
     stride = choice.tp
     if choice.ulysses > 1:
@@ -52,6 +52,32 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
         one = all_gather_cost(e * 2 * model.kv_size * rows * choice.cp, choice.cp, cluster, stride)
         total += one.times(layers * exchanges)
     return total
+
+
+def _halves(setting: TrainSetting, exchanges: float) -> tuple[float, float]:
+    """Gathers and reductions of a layer's rows among tensor parallel ranks."""
+    again = 2 if setting.recompute is Recompute.SELECTIVE and exchanges > 1 else 0
+    return 2 * exchanges + again, 2 * exchanges
+
+
+def ordered_bytes(setting: TrainSetting, batch: MicroBatch, exchanges: float) -> float:
+    """Bytes that a rank reads and writes to have rows of all layers in order around tensor parallel collectives.
+
+    Counts: torch gathers along the first dimension, which is the sequence: ranks' shares are chunked and put beside
+    each other, e h read and written, after each gather and, the other way round, before each reduction; in 8 bits where
+    those are gathered. Async tensor parallelism orders while it sends, and adds what the n ranks sent: e h read, 1/n of
+    it written. A single sequence is in order as it is.
+    Source: torch 2.13 distributed/_functional_collectives.py (`all_gather_single`, `reduce_scatter_single`),
+    _symmetric_memory (`_fused_matmul_reduce_scatter_impl`).
+    """
+    if setting.choice.tp == 1 or not setting.runs.orders_rows or batch.num_sequences <= 1:
+        return 0.0
+    e = setting.training.dtype.num_bytes
+    gathers, reductions = _halves(setting, exchanges)
+    copied = gathers * (1 if setting.runs.gathers_8bit else e) + reductions * e
+    rows = batch.num_tokens / setting.ranks_of_tokens
+    copied *= 1 - HIDDEN_BY_ASYNC_TP if setting.runs.hides_tp else 1.0
+    return 2.0 * copied * setting.model.hidden_size * rows * setting.model.num_layers / setting.choice.pp
 
 
 def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cluster: Cluster) -> Cost:

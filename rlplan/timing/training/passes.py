@@ -24,7 +24,7 @@ from rlplan.timing.training.elementwise import (
     loss_bytes,
     repeat_bytes,
 )
-from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost
+from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost, ordered_bytes
 from rlplan.timing.training.flops import (
     attention_flops,
     head_flops,
@@ -224,20 +224,30 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     moved += between_bytes(model, is_fused=runs.is_fused) * (setting.choice.tp / setting.row_shards - 1)
     moved *= times.elementwise * tokens
     if runs.has_fp8 or runs.has_fp4:
-        tp, by_row = setting.choice.tp, runs.scales_rows
-        forward = cast_bytes(model, is_backward=False, tp=tp, scales_rows=by_row)
-        backward = cast_bytes(model, is_backward=True, tp=tp, scales_rows=by_row) * times.is_training
-        moved += (forward * (times.matmuls - 2 * times.is_training) + backward) * tokens
+        moved += _cast_bytes(setting, batch, times)
     if runs.scatters_rows and model.experts:
         rows = model.experts.num_active * len(model.experts.layers) * (times.elementwise - times.is_training)
         moved += SCATTERED * model.hidden_size * rows * tokens
     moved += _sorted_bytes(setting) * times.elementwise * tokens
+    moved += ordered_bytes(setting, batch, times.exchanges)
     if runs.stores_scores:
         rows = batch.lengths.mean_square * batch.num_sequences / ranks
         moved += SCORES * model.num_heads * rows * model.num_layers * (times.elementwise + times.is_training)
     moved += _loss_bytes(setting, batch, times) / ranks
     moved += _gradient_bytes(setting) * times.is_training
     return Cost({Resource.MEMORY: moved / (cluster.memory_bytes_per_s * cluster.efficiencies.memory.value)})
+
+
+def _cast_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float:
+    """Bytes of casts to 8 bits on one rank, of rows and, where each rank casts what it gathered, of weights."""
+    runs, tp = setting.runs, setting.choice.tp
+    tokens, computed = batch.num_tokens / setting.choice.ranks_per_sequence, times.matmuls - 2 * times.is_training
+    forward = cast_bytes(setting.model, is_backward=False, tp=tp, scales_rows=runs.scales_rows)
+    backward = cast_bytes(
+        setting.model, is_backward=True, tp=tp, scales_rows=runs.scales_rows, turns_gradients=runs.gathers_8bit
+    )
+    weights = runs.weight_casts * sum(_rank_matmuls(setting).values())
+    return (forward * tokens + weights) * computed + (backward * tokens + weights) * times.is_training
 
 
 def _gradient_bytes(setting: TrainSetting) -> float:

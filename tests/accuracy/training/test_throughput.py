@@ -56,7 +56,7 @@ def all_errors(prefix: str) -> list[float]:
         ("mb-", 69, 0.095, 0.35),
         ("primerl-", 44, 0.043, 0.35),
         ("automodel-", 3, 0.11, 0.14),
-        ("titan-", 17, 0.153, 0.40),
+        ("titan-", 17, 0.097, 0.21),
     ],
 )
 def test_sources_are_met_as_well_as_the_report_says(source: str, count: int, mean: float, largest: float) -> None:
@@ -64,6 +64,32 @@ def test_sources_are_met_as_well_as_the_report_says(source: str, count: int, mea
     assert len(found) == count
     assert sum(found) / count <= mean
     assert found[-1] <= largest
+
+
+LLAMA_70B = [
+    ("bf16", "vanilla TP", 597.3, 0.05),
+    ("bf16", "async TP", 652.4, 0.06),
+    ("float8 tensorwise", "vanilla TP", 809.8, 0.05),
+    ("float8 tensorwise", "async TP", 942.4, 0.05),
+    ("float8 rowwise", "vanilla TP", 599.6, 0.12),
+    ("float8 rowwise", "async TP", 624.8, 0.17),
+]
+"""The other table of torchtitan's page on async TP, which was no part of what is counted: 256 GPUs, 16 sequences."""
+
+
+@pytest.mark.parametrize(("quant", "comm", "measured", "bound"), LLAMA_70B)
+def test_torchtitan_s_70b_is_met_without_having_been_counted(
+    quant: str, comm: str, measured: float, bound: float
+) -> None:
+    base = ALL["titan-asynctp-8b-bf16-vanilla"]
+    settings = base.settings | {"gpus": 256, "fsdp": 32, "lbs": 16, "ac": "full", "quant": quant, "tp_comm": comm}
+    gpu, model = base.gpu.replace("64x", "256x"), "meta-llama/Llama-3.1-70B"
+    point = base.model_copy(update={"settings": settings, "gpu": gpu, "model": model})
+    assert predicted(point) == pytest.approx(measured, rel=bound)
+
+
+def test_torchtitan_is_met_within_ten_percent_on_median() -> None:
+    assert median(all_errors("titan-")) <= 0.10
 
 
 def test_nine_in_ten_throughputs_of_later_sources_are_within_a_fifth() -> None:

@@ -11,8 +11,16 @@ from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_reduce_cost
-from rlplan.timing.training.exchanges import ROWS_SHARE, exchange_cost, expert_exchange_cost, stage_transfer_cost
+from rlplan.timing.training.exchanges import (
+    HIDDEN_BY_ASYNC_TP,
+    ROWS_SHARE,
+    exchange_cost,
+    expert_exchange_cost,
+    ordered_bytes,
+    stage_transfer_cost,
+)
 from rlplan.timing.training.flops import Lengths
+from rlplan.timing.training.kernels import Kernels
 from rlplan.timing.training.optimizer import num_stepped
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 from rlplan.timing.training.shards import pass_traffic, step_traffic
@@ -59,6 +67,30 @@ def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() ->
     network = 400e9 * cluster(16).node_efficiencies.network.value
     sent = 8 * ROW * 8192
     assert cost.parts[Resource.NETWORK] == pytest.approx(2 * 48 * 8 * sent * 8 / 16 / network)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "halves"),
+    [
+        (Kernels(), 0),
+        (Kernels(orders_rows=True), 4 + 4),  # two gathers and two reductions, forward and backward
+        (Kernels(orders_rows=True, gathers_8bit=True), 4 / 2 + 4),
+        (Kernels(orders_rows=True, hides_tp=True), 8 * (1 - HIDDEN_BY_ASYNC_TP)),
+    ],
+)
+def test_rows_of_several_sequences_are_put_in_order_around_collectives(kernels: Kernels, halves: float) -> None:
+    ranks = replace(setting(8, tp=4), kernels=kernels)
+    assert ordered_bytes(ranks, BATCH, 2.0) == pytest.approx(halves * 2 * ROW * 8192 * 48)  # each read and written
+    assert not ordered_bytes(ranks, replace(BATCH, num_sequences=1), 2.0)
+    assert not ordered_bytes(replace(ranks, choice=PLAIN), BATCH, 2.0)
+
+
+def test_rows_in_eight_bits_take_half_of_a_gather() -> None:
+    half, whole = (
+        exchange_cost(replace(setting(8, tp=4), kernels=Kernels(gathers_8bit=is_narrow)), BATCH, 2.0, cluster(8))
+        for is_narrow in (True, False)
+    )
+    assert half.parts[Resource.DEVICE_LINK] == pytest.approx(whole.parts[Resource.DEVICE_LINK] * 6 / 8)
 
 
 def test_a_stage_hands_its_rows_to_the_next_by_one_gpu_s_adapter() -> None:

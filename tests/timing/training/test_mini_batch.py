@@ -327,6 +327,33 @@ def test_fused_kernels_move_fewer_bytes():
     assert loss_bytes(IN_PLACE, 10, is_backward=True) < loss_bytes(IN_PLACE, 10, is_backward=False)
 
 
+def test_casts_to_eight_bits_by_hand():
+    """28 layers of h 3584, k 512, I 18944: inputs 3 * 3584 + 18944, outputs 2 * 3584 + 2 * 512 + 2 * 18944 + 3584."""
+    inputs, outputs = 29696, 49664
+    assert cast_bytes(MODEL, is_backward=True) == 28 * (5 * outputs + 3 * inputs)
+    assert cast_bytes(MODEL, is_backward=True, turns_gradients=True) == 28 * (8 * outputs + 3 * inputs)
+    # h of two modules was gathered in 8 bits on each of two ranks: 2 bytes each, instead of 3 of shared ones, both ways
+    whole = 2 * (2 * 2 - 3) * 2 * 3584
+    assert cast_bytes(MODEL, is_backward=True, tp=2, turns_gradients=True) == 28 * (8 * outputs + 3 * inputs + whole)
+    scaled = 4 * (5 * 3584 + 3584 + 18944)  # what each linear layer gives its input, behind its matmul
+    by_row = 10 * outputs + 5 * inputs + scaled
+    assert cast_bytes(MODEL, is_backward=True, scales_rows=True) == 28 * by_row
+    two = cast_bytes(MODEL, is_backward=True, tp=2, scales_rows=True)
+    assert two == 28 * (by_row + 15 * 2 * 3584 + 4 * 5 * 3584)
+
+
+def test_weights_that_each_rank_casts_are_read_and_written_once_a_matmul():
+    batch = MicroBatch(1, Lengths(2048, 2048**2), 2048)
+    base, args = setting(8), (batch, training_times(Recompute.FULL), cluster(8))
+    moved = [
+        passes.elementwise_cost(replace(base, kernels=kernels.Kernels(has_fp8=True, weight_casts=size)), *args)
+        for size in (0, 3)
+    ]
+    rate = cluster(8).memory_bytes_per_s * cluster(8).efficiencies.memory.value
+    weights = 28 * (2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944)
+    assert moved[1].seconds - moved[0].seconds == pytest.approx(3 * 3 * weights / rate)
+
+
 IN_PLACE = setting().loss
 
 
