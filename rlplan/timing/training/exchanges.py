@@ -15,8 +15,9 @@ from rlplan.timing.network.links import link
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 
 HIDDEN_BY_ASYNC_TP = 0.3
-"""Share of tensor parallel collectives that runs beside matmuls. Source: PyTorch, "Introducing async tensor
-parallelism" (2024), recalled: a step is 8 % faster, of which these collectives are a quarter."""
+"""Share of tensor parallel collectives, rows put in order included, that runs beside matmuls. Source: PyTorch,
+"Introducing async tensor parallelism" (2024), recalled: a step is 8 % faster, of which these collectives are a
+quarter."""
 
 ROWS_SHARE = 0.886
 """Share of a gather's rate that NCCL's all-to-all of experts' rows reaches inside a host. Source: measured on eight
@@ -31,7 +32,7 @@ def exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: float, cl
     Counts: a layer forward: tensor parallelism an all-reduce of e h T after attention and after the MLP (as two halves
     under sequence parallelism: the same bytes); Ulysses an all-to-all of q, k, v and of the output; context parallelism
     a ring of keys and values. As often backward; torchtitan's per-operator recomputation keeps what was reduced and
-    gathers again what was gathered.
+    gathers again what was gathered; torchao gathers 8 bits where one scale is a tensor's.
     Source: Shoeybi et al. 2019, section 3; Jacobs et al. 2023 (Ulysses), section 3.2; Liu et al. 2023 (ring attention).
     """
     model, choice, e = setting.model, setting.choice, setting.training.dtype.num_bytes
@@ -64,11 +65,10 @@ def ordered_bytes(setting: TrainSetting, batch: MicroBatch, exchanges: float) ->
     """Bytes that a rank reads and writes to have rows of all layers in order around tensor parallel collectives.
 
     Counts: torch gathers along the first dimension, which is the sequence: ranks' shares are chunked and put beside
-    each other, e h read and written, after each gather and, the other way round, before each reduction; in 8 bits where
-    those are gathered. Async tensor parallelism orders while it sends, and adds what the n ranks sent: e h read, 1/n of
-    it written. A single sequence is in order as it is.
-    Source: torch 2.13 distributed/_functional_collectives.py (`all_gather_single`, `reduce_scatter_single`),
-    _symmetric_memory (`_fused_matmul_reduce_scatter_impl`).
+    each other along the tokens, e h read and e h written, after each gather and, the other way round, before each
+    reduction; one byte for e where 8 bits are gathered. Async tensor parallelism hides its share of this too. A single
+    sequence is in order as it is.
+    Source: torch 2.13 distributed/_functional_collectives.py (`all_gather_single`, `reduce_scatter_single`).
     """
     if setting.choice.tp == 1 or not setting.runs.orders_rows or batch.num_sequences <= 1:
         return 0.0
