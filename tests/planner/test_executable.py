@@ -191,3 +191,13 @@ def test_checkpoints_lie_in_the_host_s_memory_until_they_are_written(placement: 
     cost = plan.timing.cost("step", "save_states")
     assert cost is not None
     assert cost.seconds > 0
+
+
+def test_adapters_alone_are_handed_over_only_where_no_request_is_open() -> None:
+    lora = {"training": {"lora": {"rank": 16}}}
+    ahead = {"placement": "disaggregated", "num_generation_devices": 4, "max_staleness": 1}
+    plan = budget(**lora, placement=ahead)
+    assert plan.choice.arrangement.is_async
+    assert plan.choice.sync_mode in ("nccl", "disk")
+    asked = budget(**lora, placement={**ahead, "sync_content": "adapter"})
+    assert (asked.choice.sync_mode, asked.choice.arrangement.is_async) == ("adapter", False)

@@ -249,7 +249,9 @@ class RawAxes:
             content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
             if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and sync_mode == "delta"):
                 continue
-            if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
+            if sync_mode == "adapter" and (
+                self.spec.training.lora is None or engine.sleep_level == 2 or arrangement.is_async
+            ):
                 continue
             if place.transport != "auto" and sync_mode != place.transport and place.sync_content in ("auto", "full"):
                 continue
