@@ -13,8 +13,8 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings, word_of
-from rlplan.foreign.shell.words import is_known, shown
 from rlplan.foreign.table import Row
+from rlplan.foreign.unknown import is_known, shown
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of

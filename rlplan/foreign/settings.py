@@ -9,8 +9,8 @@ from dataclasses import field, replace
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.foreign.shell.words import is_known, shown
 from rlplan.foreign.table import Condition, Table
+from rlplan.foreign.unknown import is_known, shown
 from rlplan.records import dataclass
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")

@@ -46,7 +46,7 @@ class Row(Spec):
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below."""
     aside: tuple[str, ...] = ()
-    """Of GPUs: keys whose sum is there beside them and is not counted."""
+    """Of `hardware.num_devices`: GPUs that the stack uses besides and that are not counted, as keys to be summed."""
     part: float = 0
     """The part of it that is ours, rounded down."""
     map: dict[str, Any] | None = None
@@ -62,7 +62,7 @@ class Row(Spec):
     only comes close to ours, with a note.
     """
     is_assumed: bool = False
-    """Whether it completes a job of ours with what the stack does not say, so that a plan may have it otherwise."""
+    """Whether it fills in what the stack does not say, so that an exported plan may have another value."""
     written: dict[str, tuple[str, ...]] = Field(default={})
     """Their keys that say it, each as a product of ours, where `when` has a bound alone."""
     note: str = ""

@@ -113,14 +113,17 @@ def _trl(export: Export) -> dict[str, str]:
 
 
 def _beside_server(export: Export, server: dict[str, Any]) -> str:
-    """What starts TRL's server of engines on the GPUs behind those that train. Raises: EmitError on several hosts."""
+    """Lines that start `trl vllm-serve` on the GPUs numbered after those that train.
+
+    Raises: EmitError on several hosts.
+    """
     settings = export.settings
     num_training = settings["accelerate.num_processes"]
     if settings.get("accelerate.num_machines", 1) > 1:
         raise EmitError(
-            f"a server of engines beside {num_training} GPUs of several hosts",
+            f"TRL's vLLM server beside {num_training} training GPUs on several hosts",
             where=f"target {export.table.title} {export.table.version}",
-            rule="its command is written for the GPUs of one host, behind those that train",
+            rule="train.sh starts the server on the host that trains, on the GPUs after those that train",
             way_out="plan the job for one host, or with placement.placement=hybrid",
         )
     said = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}

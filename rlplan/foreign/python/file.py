@@ -16,8 +16,8 @@ from rlplan.foreign.python.text import parsed
 from rlplan.foreign.python.unsloth import LOADED, SHARED, keys_of
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
 from rlplan.foreign.settings import Given
-from rlplan.foreign.shell.words import is_known, shown
 from rlplan.foreign.table import given_trainers, load_table
+from rlplan.foreign.unknown import is_known, shown
 from rlplan.records import dataclass
 
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
@@ -32,8 +32,8 @@ _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 @dataclass(frozen=True)
 class PythonScript:
     """What a script says. makes_grpo: whether a trainer of GRPO is among it. has_trainer: whether any is, or the
-    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's. used: names that were
-    said outside and that it has.
+    configuration of one. has_own_flags: whether its flags are its own, and none of the trainer's. used: names given
+    from outside that it has.
     """
 
     given: dict[str, Given]
@@ -46,8 +46,8 @@ class PythonScript:
 
 def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str] | None = None) -> PythonScript:
     """The keys that a script gives. outside: names of it, or options of its own, that `--set` says. flags: those of the
-    command line that starts it, whose script has names too. Raises: SpecError where it is not Python; without flags,
-    also where a name is none of its own.
+    command line that starts it; None where the Python file itself was given. Raises: SpecError where it is not Python;
+    without flags, also where `--set` names nothing of it (names of a shell script are checked by its reader).
     """
     tree = parsed(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})

@@ -13,7 +13,7 @@ from typing import Any
 from rlplan.foreign.python.calls import Calls, Function, OwnClass, ReturnError
 from rlplan.foreign.python.values import LONG, MAX_WORK, Made, is_made, name_of, text_of
 from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.shell.words import is_known, unknown
+from rlplan.foreign.unknown import is_known, unknown
 
 _USUAL = ("main", "train", "run")
 """Functions that a command line calls, before others."""

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, TypeGuard
 
 from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.shell.words import is_known, unknown
+from rlplan.foreign.unknown import is_known, unknown
 from rlplan.records import dataclass
 
 MAX_PARTS = 200

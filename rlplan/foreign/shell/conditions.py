@@ -8,7 +8,8 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.shell.words import CLOSE, OPEN, UnknownError, Words, is_known, text_of
+from rlplan.foreign.shell.words import UnknownError, Words, text_of
+from rlplan.foreign.unknown import CLOSE, OPEN, is_known
 
 if TYPE_CHECKING:
     from tree_sitter import Node

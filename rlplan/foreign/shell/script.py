@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.shell.conditions import is_test, verdict_of
 from rlplan.foreign.shell.started import RUN_BY, script_at, text_at
-from rlplan.foreign.shell.words import Value, Words, folder_word, is_known, shown, text_of
+from rlplan.foreign.shell.words import Value, Words, folder_word, text_of
+from rlplan.foreign.unknown import is_known, shown
 from rlplan.reading import is_file, read_text
 from rlplan.records import dataclass
 

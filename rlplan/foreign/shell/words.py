@@ -1,7 +1,7 @@
 """Words of a shell: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes, expanded as bash does.
 
 In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, an unset variable)
-stays in the word between two marks, so that who needs its value can say which one is missing. Nothing is executed.
+stays in the word between two marks (foreign/unknown.py). Nothing is executed.
 """
 
 import fnmatch
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from rlplan.foreign.unknown import is_known, unknown
+
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-OPEN, CLOSE = "\ue000", "\ue001"
-"""Marks around what is not known, of Unicode's private use."""
 MAX_WORD = 1 << 16
 """Characters of a word: doubling a variable in a loop would take all memory."""
 MAX_NUMBER = 1 << 63
@@ -50,21 +50,6 @@ def _quotient(a: int, b: int) -> int:
 
 class UnknownError(Exception):
     """A number that only running would tell."""
-
-
-def unknown(text: str) -> str:
-    """A part of a word that is not known, by the words that the script has for it."""
-    return f"{OPEN}{text}{CLOSE}"
-
-
-def is_known(word: str) -> bool:
-    """Whether a word has no part that only running would tell."""
-    return OPEN not in word
-
-
-def shown(word: str) -> str:
-    """A word as people read it."""
-    return word.replace(OPEN, "").replace(CLOSE, "")
 
 
 def text_of(node: "Node") -> str:

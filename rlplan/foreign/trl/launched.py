@@ -48,7 +48,9 @@ Words = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Launch:
-    """A command. given: its keys. is_known: whether it is one of TRL's. used: names of its program that are said."""
+    """A command. given: its keys. is_known: whether it is one of TRL's. used: names given from outside that its
+    program has.
+    """
 
     given: dict[str, Given]
     is_known: bool

@@ -72,7 +72,7 @@ class MicroBatchShape:
     more: tuple[Layers, ...] = ()
     """Layers of other kinds (block_families.py, `blocks_of`), in their order."""
     rows_at_once: RowsAtOnce = ROWS_ON_GPU
-    """Of logits, where they are taken by rows (`machine.Machine`)."""
+    """Of logits, where they are taken by rows (model/logits.py)."""
     selects_rows: bool = False
     """The rows that the head reads are copied out of the hidden states, even where they are all."""
     has_entropy_gradient: bool = False

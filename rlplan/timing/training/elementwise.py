@@ -153,14 +153,14 @@ def repeat_bytes(model: ModelSpec) -> float:
 
 
 def cast_bytes(
-    model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False, turns_gradients: bool = False
+    model: ModelSpec, *, is_backward: bool, tp: int = 1, scales_rows: bool = False, transposes_gradients: bool = False
 ) -> float:
     """Bytes of a token's casts to 8-bit floats in all layers, in one pass, on all tp ranks.
 
     Counts: forward the inputs of the matmuls (2 h + q + I), each read for its largest, read, written in 8 bits: 5
-    bytes an element; backward the gradients of their outputs likewise, and the inputs turned (3). scales_rows: backward
-    both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits.
-    turns_gradients: these turned as well (3), and what ranks gather in 8 bits whole on each, 2 bytes read and written.
+    bytes an element; backward the gradients of their outputs likewise, and the inputs transposed (3). scales_rows:
+    backward both by columns too, 10 and 5 bytes, and each rank has the whole of h, which was gathered in 16 bits.
+    transposes_gradients: these as well (3), and what ranks gather in 8 bits whole on each, 2 bytes read and written.
     Source: torchao 0.7 float8 with one scale a tensor, 0.11 with one a row (float8_linear.py), recomputed each time;
     float8_ops.py (`preprocess_addmm`: the second operand by columns), pytorch's issue 133242 (read twice). Assumes:
     the head stays in 16 bits. Left out: largest values that recomputation keeps, a matmul's scale for a whole tensor.
@@ -179,7 +179,7 @@ def cast_bytes(
         return (10.0 * (outputs + whole) + _rescaled_bytes(model, tp) if is_backward else 0.0) + 5.0 * (inputs + whole)
     if not is_backward:
         return 5.0 * inputs
-    if not turns_gradients:
+    if not transposes_gradients:
         return 5.0 * outputs + 3.0 * inputs
     return 8.0 * outputs + 3.0 * inputs + (2.0 * gathered * (2 * tp - 3) if tp > 1 else 0.0)
 

@@ -89,8 +89,8 @@ class Kernels:
     """Rows of several sequences are copied into order after a gather of tensor parallelism and before a reduction
     (torch's functional collectives along the tokens, which are no first dimension)."""
     gathers_8bit: bool = False
-    """Tensor parallel ranks gather rows, and gradients, that have been cast to 8 bits, by one scale a tensor, and turn
-    them behind (torchao)."""
+    """Tensor parallel ranks gather rows, and gradients, that have been cast to 8 bits, by one scale a tensor, and
+    transpose them afterwards (torchao)."""
     weight_casts: int = 0
     """Bytes in which a rank casts each gathered weight to 8 bits before each matmul; 0 where shards are cast."""
 

@@ -244,7 +244,7 @@ def _cast_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float
     tokens, computed = batch.num_tokens / setting.choice.ranks_per_sequence, times.matmuls - 2 * times.is_training
     forward = cast_bytes(setting.model, is_backward=False, tp=tp, scales_rows=runs.scales_rows)
     backward = cast_bytes(
-        setting.model, is_backward=True, tp=tp, scales_rows=runs.scales_rows, turns_gradients=runs.gathers_8bit
+        setting.model, is_backward=True, tp=tp, scales_rows=runs.scales_rows, transposes_gradients=runs.gathers_8bit
     )
     weights = runs.weight_casts * sum(_rank_matmuls(setting).values())
     return (forward * tokens + weights) * computed + (backward * tokens + weights) * times.is_training

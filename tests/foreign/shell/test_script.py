@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.shell.script import MAX_STATEMENTS, Script, read_script
-from rlplan.foreign.shell.words import is_known, shown
+from rlplan.foreign.unknown import is_known, shown
 
 
 def read(folder: Path, text: str, **variables: str) -> Script:

@@ -331,10 +331,11 @@ def test_casts_to_eight_bits_by_hand():
     """28 layers of h 3584, k 512, I 18944: inputs 3 * 3584 + 18944, outputs 2 * 3584 + 2 * 512 + 2 * 18944 + 3584."""
     inputs, outputs = 29696, 49664
     assert cast_bytes(MODEL, is_backward=True) == 28 * (5 * outputs + 3 * inputs)
-    assert cast_bytes(MODEL, is_backward=True, turns_gradients=True) == 28 * (8 * outputs + 3 * inputs)
+    assert cast_bytes(MODEL, is_backward=True, transposes_gradients=True) == 28 * (8 * outputs + 3 * inputs)
     # h of two modules was gathered in 8 bits on each of two ranks: 2 bytes each, instead of 3 of shared ones, both ways
     whole = 2 * (2 * 2 - 3) * 2 * 3584
-    assert cast_bytes(MODEL, is_backward=True, tp=2, turns_gradients=True) == 28 * (8 * outputs + 3 * inputs + whole)
+    found = cast_bytes(MODEL, is_backward=True, tp=2, transposes_gradients=True)
+    assert found == 28 * (8 * outputs + 3 * inputs + whole)
     scaled = 4 * (5 * 3584 + 3584 + 18944)  # what each linear layer gives its input, behind its matmul
     by_row = 10 * outputs + 5 * inputs + scaled
     assert cast_bytes(MODEL, is_backward=True, scales_rows=True) == 28 * by_row
