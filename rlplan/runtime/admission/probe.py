@@ -102,7 +102,9 @@ def _start_engine(folder: Path) -> Any:
 
     from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND, WORKER_EXTENSION
     from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
+    from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 
+    take_cpu_kernels()
     return LLM(
         model=str(folder),
         dtype="float32",

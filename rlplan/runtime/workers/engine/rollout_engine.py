@@ -25,6 +25,7 @@ from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, ReceiveReport, Update, sync_error
 from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, take_adapter
 from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
+from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
@@ -84,6 +85,8 @@ class RolloutEngine(Worker):
 
         import rlplan.runtime.weight_sync.vllm_extension  # noqa: F401
 
+        if not self.job.is_on_gpus:
+            take_cpu_kernels()
         torch.set_num_threads(self.num_threads)
         architecture = self.job.load_model().architecture
         if self.job.takes_images:
