@@ -152,7 +152,8 @@ def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, librarie
 def _with_holes(peak: Bytes, resident: Bytes) -> Bytes:
     kinds = set(peak) - {MemoryKind.PROCESS, MemoryKind.FRAGMENTATION}
     passing = sum(max(0, peak[kind] - resident.get(kind, 0)) for kind in kinds)
-    return {**peak, MemoryKind.FRAGMENTATION: peak.get(MemoryKind.FRAGMENTATION, 0) + heap_bytes(passing)}
+    holes = heap_bytes(passing, peak.get(MemoryKind.GRADIENTS, 0))
+    return {**peak, MemoryKind.FRAGMENTATION: peak.get(MemoryKind.FRAGMENTATION, 0) + holes}
 
 
 def row_beside(schedule: Schedule, process: str, size: SourcedBytes, host: str = HOST_DEVICE) -> LedgerRow:
