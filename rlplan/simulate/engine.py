@@ -80,12 +80,20 @@ class Rollout:
 
 
 class Engine:
-    """One rollout engine. on_finish: called with each rollout that has all its tokens."""
+    """One rollout engine. on_finish: called with each rollout that has all its tokens. keeps_versions: a rollout ends
+    under the weights that it was submitted under."""
 
     def __init__(
-        self, env: Environment, speed: Speed, limits: EngineLimits, on_finish: Callable[[Rollout], None]
+        self,
+        env: Environment,
+        speed: Speed,
+        limits: EngineLimits,
+        on_finish: Callable[[Rollout], None],
+        *,
+        keeps_versions: bool = False,
     ) -> None:
         self.env, self.speed, self.limits, self.on_finish = env, speed, limits, on_finish
+        self.keeps_versions = keeps_versions
         self.waiting: deque[Rollout] = deque()
         self.running: dict[Rollout, None] = {}
         self.version = 0
@@ -116,6 +124,9 @@ class Engine:
 
     def submit(self, rollouts: Iterable[Rollout]) -> None:
         """Put rollouts at the end of the queue; they join when the step in progress has ended and there is room."""
+        rollouts = list(rollouts)
+        for rollout in rollouts:
+            rollout.version = self.version
         self.waiting.extend(rollouts)
         if self._is_paused:
             return
@@ -126,7 +137,9 @@ class Engine:
             self._shorten()
 
     def pause(self) -> Event:
-        """Stop after the step in progress; what ran waits in front, with its tokens and without its KV cache."""
+        """Stop after the step in progress; what ran waits in front, with its tokens and without its KV cache, unless it
+        keeps its version.
+        """
         self._is_paused, self._stopped = True, self.env.event()
         if self._is_busy:
             self._shorten()
@@ -137,7 +150,7 @@ class Engine:
     def resume(self, version: int) -> None:
         """Go on with the weights of `version`."""
         self._is_paused, self.version = False, version
-        if self.waiting:
+        if self.waiting or self.running:
             self._is_busy, self._busy_from = True, self.env.now
             self._begin()
 
@@ -168,7 +181,8 @@ class Engine:
                 self._leave(rollout)
                 self.on_finish(rollout)
         if self._is_paused:
-            for rollout in reversed(list(self.running)):  # so that the first to come is the first to go on
+            interrupted = [] if self.keeps_versions else list(self.running)
+            for rollout in reversed(interrupted):  # so that the first to come is the first to go on
                 self._leave(rollout)
                 self.waiting.appendleft(rollout)
             self._idle()
@@ -288,7 +302,7 @@ class Engine:
         self._order += 1
         rollout.ticket, rollout.held, rollout.joined = self._order, held, self._steps
         rollout.group.num_resident += 1
-        if not rollout.done:
+        if not rollout.done and not self.keeps_versions:
             rollout.version = self.version
         self.running[rollout] = None
         self._held += held
@@ -303,7 +317,7 @@ class Engine:
         self.running.pop(rollout, None)
         rollout.ticket = 0
         rollout.done += gained
-        if rollout.version != self.version:
+        if rollout.version != self.version and not self.keeps_versions:
             rollout.newer_spans += ((self.version, gained),)
         self.num_tokens += gained
         self._held -= held

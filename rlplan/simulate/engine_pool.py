@@ -39,7 +39,8 @@ class EnginePool:
         self.sampler = LengthSampler(work.lengths, seed)
         speed = speed if isinstance(speed, LinearSpeed) else RememberedSpeed(speed)
         reached = min(work.num_engines, most_begun(setting, work))
-        self.engines = [Engine(env, speed, work.limits, self._finished) for _ in range(reached)]
+        keeps = setting.asynchrony is not None and setting.asynchrony.keeps_versions
+        self.engines = [Engine(env, speed, work.limits, self._finished, keeps_versions=keeps) for _ in range(reached)]
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
         self._free_from = [0.0] * setting.num_reward_workers

@@ -54,6 +54,8 @@ class Asynchrony:
     is_bound: bool = False
     """No group becomes older than `max_staleness`: the oldest are taken first, and a step waits for one that would be
     too old for the next. Otherwise groups are taken as they end, and only what is begun is bounded."""
+    keeps_versions: bool = False
+    """What runs at a weight sync ends under the version that it was begun with, with its KV cache."""
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,17 @@ def test_an_interrupted_rollout_has_tokens_of_several_versions() -> None:
     assert max(result.rollout_staleness) >= max(result.token_staleness)
 
 
+def test_a_rollout_that_keeps_its_version_has_tokens_of_one_and_loses_no_cache() -> None:
+    work = make_work(lengths=constant(400), num_prompts=8)
+    interrupted = Asynchrony(1, True, True, 4, 3)
+    setting = make_setting(work, interrupted, train_s=0.1, num_steps=10)
+    kept = make_setting(work, replace(interrupted, keeps_versions=True), train_s=0.1, num_steps=10)
+    result, other = simulate(kept), simulate(setting)
+    assert {age: 400 * count for age, count in result.rollout_staleness.items()} == result.token_staleness
+    assert result.num_preemptions == 0
+    assert result.num_prefill_tokens < other.num_prefill_tokens, "nothing is computed anew"
+
+
 def test_the_engines_are_those_of_the_schedule() -> None:
     schedule = plain_schedule(Placement.DISAGGREGATED, 8, 24, tp=4)
     assert num_engines(schedule) == 6
