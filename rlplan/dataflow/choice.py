@@ -116,6 +116,13 @@ class EngineChoice:
     """Whether whole experts lie on its ranks instead of a slice of each."""
     attention_dp: int = 1
     """Groups of tp ranks that attend to sequences of their own; above 1 whole experts are spread over all of them."""
+    adapter_versions: int = 0
+    """Versions of an adapter that it holds at once; 0 where whole weights are handed over, or what changed of them."""
+
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether what is under way at a weight sync ends under the version that it began with."""
+        return self.adapter_versions > 1
 
     @property
     def ranks(self) -> int:
@@ -158,7 +165,8 @@ class Choice:
     @property
     def family(self) -> "Choice":
         """One that stands for all that differ in sizes of batches and in their mode of weight sync alone."""
-        trainer, engine = replace(self.trainer, micro_batch=0, max_tokens=0), replace(self.engine, max_num_seqs=0)
+        trainer = replace(self.trainer, micro_batch=0, max_tokens=0)
+        engine = replace(self.engine, max_num_seqs=0, adapter_versions=0)
         return Choice(self.arrangement, trainer, engine)
 
     @property

@@ -5,9 +5,9 @@ In: a ResolvedJob. Out: a plain dict for `vllm.LLM(**arguments)`, without the mo
 
 from typing import Any
 
-from rlplan.memory.weight_sync.packets import engine_lora_rank
+from rlplan.memory.weight_sync.adapters import engine_adapters, engine_lora_rank
 from rlplan.spec.resolved import ResolvedJob
-from rlplan.vocabulary import Placement, SyncContent
+from rlplan.vocabulary import Placement
 
 WORKER_EXTENSION = "rlplan.runtime.weight_sync.vllm_extension.WeightSyncExtension"
 WEIGHT_TRANSFER_BACKEND = "rlplan"
@@ -103,8 +103,8 @@ def _gpu_arguments(job: ResolvedJob, placement: Placement) -> dict[str, Any]:
 
 
 def _adapter_arguments(job: ResolvedJob) -> dict[str, Any]:
-    """One slot for an adapter, where adapters alone are handed over."""
-    lora = job.training.lora
-    if lora is None or job.placement.sync_content is not SyncContent.ADAPTER:
+    """A slot for each version of the adapter that is held at once, where adapters alone are handed over."""
+    held = engine_adapters(job)
+    if held is None:
         return {}
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": engine_lora_rank(lora.rank)}
+    return {"enable_lora": True, "max_loras": held.num_versions, "max_lora_rank": engine_lora_rank(held.lora.rank)}

@@ -7,6 +7,7 @@ is the schedule of (job, choice). Left out: which choice (the searches), whether
 from typing import Any, cast
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
+from rlplan.memory.weight_sync.adapters import engine_adapters
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob, SettledHardware, SettledJob, with_values
@@ -47,7 +48,9 @@ def choice_of(job: ResolvedJob, placement: Placement, zero_stage: int) -> Choice
     )
     quantization = None if rollout.quantization == "none" else rollout.quantization
     cut = rollout.has_expert_parallel, rollout.attention_dp
-    engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut)
+    adapters = engine_adapters(job)
+    versions = adapters.num_versions if adapters else 0
+    engine = EngineChoice(rollout.tp, level, rollout.max_num_seqs, quantization, *cut, versions)
     return Choice(arrangement, trainer, engine, _sync_mode(job, placement), rollout.num_engines, place.sync_senders)
 
 

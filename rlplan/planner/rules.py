@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
-from rlplan.memory.weight_sync.packets import ENGINE_LORA_RANKS
+from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
@@ -22,9 +22,6 @@ from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
 SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
 """Sync modes between processes on the same GPU, and between separate GPUs (NCCL takes one rank a GPU)."""
-REQUESTS_KEEP_THEIR_ADAPTER = (
-    "placement.sync_content adapter: running requests would lose their adapter, so max_staleness must be 0"
-)
 CUDA_TRANSPORTS = ("cuda_ipc", "nccl")
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Source: vLLM 0.32.0, v1/attention/backends/cpu_attn.py, `get_supported_head_sizes`; others end the first batch."""
@@ -336,8 +333,6 @@ def _sync_on_gpus(job: SettledJob, choice: Choice) -> Iterator[str]:
             yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
         elif lora.rank > MAX_ENGINE_LORA_RANK:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"
-        elif arrangement.is_async:
-            yield REQUESTS_KEEP_THEIR_ADAPTER
         return
     needs_each = sync_mode == "cuda_ipc" and arrangement.num_training > 1
     if choice.senders != "auto" and needs_each != (choice.senders == "each"):
@@ -377,8 +372,6 @@ def _sync_on_a_host(job: SettledJob, choice: Choice) -> Iterator[str]:
             yield "placement.sync_senders each: through shared_memory, with full or delta content"
     if content is SyncContent.ADAPTER and job.training.lora is None:
         yield "placement.sync_content adapter hands adapters over, and training.lora says that there are none"
-    if content is SyncContent.ADAPTER and place.max_staleness:
-        yield REQUESTS_KEEP_THEIR_ADAPTER
     is_shared = place.transport == "shared_memory"
     if is_shared and job.hardware.num_hosts > 1:
         yield (

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlplan.emit.vllm import engine_arguments
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import check_executable, executable_plan
@@ -193,11 +194,22 @@ def test_checkpoints_lie_in_the_host_s_memory_until_they_are_written(placement: 
     assert cost.seconds > 0
 
 
-def test_adapters_alone_are_handed_over_only_where_no_request_is_open() -> None:
+def test_adapters_alone_are_handed_over_beside_open_requests() -> None:
     lora = {"training": {"lora": {"rank": 16}}}
-    ahead = {"placement": "disaggregated", "num_generation_devices": 4, "max_staleness": 1}
+    ahead = {"placement": "disaggregated", "num_generation_devices": 4, "max_staleness": 2}
     plan = budget(**lora, placement=ahead)
-    assert plan.choice.arrangement.is_async
-    assert plan.choice.sync_mode in ("nccl", "disk")
-    asked = budget(**lora, placement={**ahead, "sync_content": "adapter"})
-    assert (asked.choice.sync_mode, asked.choice.arrangement.is_async) == ("adapter", False)
+    assert (plan.choice.sync_mode, plan.choice.arrangement.is_async) == ("adapter", True)
+    assert plan.choice.engine.adapter_versions == 3
+    assert engine_arguments(executable_plan(plan).job)["max_loras"] == 3
+    # Slots of rank 16 in bf16: 18,464,768 elements beside 28 layers, 2 x 16 x (151,936 + 1,536) beside the tables.
+    assert engine_staging(plan) == 3 * 2 * (18_464_768 + 4_911_104) // plan.choice.engine.tp
+    waits = budget(**lora, placement={**ahead, "sync_content": "adapter", "partial_rollouts": False})
+    assert (waits.choice.arrangement.is_async, waits.choice.engine.adapter_versions) == (True, 1)
+
+
+def engine_staging(plan: Plan) -> int:
+    """Bytes that a rank of an engine holds for adapters on its GPU while it generates."""
+    where = ("rollout_engine/0", "generate", MemoryKind.SYNC_STAGING, "steady")
+    rows = [row for row in plan.ledger.rows if (row.process, row.action_id, row.kind, row.run_phase) == where]
+    (size,) = [row.resident_bytes for row in rows if row.space == "device"]
+    return size

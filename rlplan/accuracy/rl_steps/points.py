@@ -12,7 +12,7 @@ from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_steps.nemo_rl import reference_swap, shared_device_moves
 from rlplan.accuracy.rl_steps.settings import RlRun, read_rl_run
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledRollout
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -176,7 +176,7 @@ def driver(run: RlRun, num_tensors: int) -> Cost:
 def kv_tokens(run: RlRun, rollout: SettledRollout, choice: EngineChoice) -> int:
     """Tokens that an engine's cache holds. Raises: CannotPredict where its weights do not fit."""
     gpu = run.generation.gpu
-    engine = EngineOnGpu(run.model, rollout, choice, Placement.COLOCATED, gpu.overheads, 1 << 29)
+    engine = EngineOnGpu(run.model, rollout, choice, Placement.COLOCATED, gpu.overheads, Incoming(1 << 29))
     share = run.recipe.memory_share if run.recipe else MEMORY_OF_ENGINE
     left = int(share * gpu.memory.value) - engine.weight_bytes
     max_len = int(run.prompt_len + run.lengths.longest)

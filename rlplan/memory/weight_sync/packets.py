@@ -3,7 +3,8 @@
 In: the model's parameters or its adapters, the transport, the bound `placement.sync_bucket`. Out: packets, bytes of
 staging.
 The runtime sends exactly these packets through exactly this memory.
-Left out: the control page of a shared arena (4 KiB for 56 packets), the pages that the kernel keeps of files.
+Left out: what engines hold of adapters (adapters.py), the control page of a shared arena (4 KiB for 56 packets), the
+pages that the kernel keeps of files.
 
 Symbols: A bytes of the arena, P bytes of the policy in the engine's element type.
 """
@@ -13,11 +14,8 @@ from collections.abc import Sequence
 from rlplan.memory.weight_sync.buckets import Bucket, plan_buckets, staging_bytes
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport
-
-ENGINE_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 PACKETS_IN_ARENA = 4
 """So many packets share the arena: while the engine loads one, the trainer already writes the next ones."""
@@ -88,32 +86,6 @@ def sync_staging_bytes(job: ResolvedJob, model: ModelSpec) -> int:
     if job.placement.sync_content is SyncContent.DELTA:
         staging += shadow_bytes(packets)
     return staging
-
-
-def engine_lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM has slots for. Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`.
-
-    >>> engine_lora_rank(8), engine_lora_rank(9)
-    (8, 16)
-    """
-    return min(size for size in ENGINE_LORA_RANKS if size >= rank)
-
-
-def adapter_slot_bytes(job: ResolvedJob, model: ModelSpec) -> int:
-    """Bytes of the slot into which vLLM takes an adapter, in every engine process.
-
-    Counts: A and B of the slot's rank beside every linear layer, embedding and head (r (V + h) each), whichever of them
-    are trained, in the engine's type.
-    Source: vLLM 0.32.0, `create_lora_weights` in lora/layers/base_linear.py, vocab_parallel_embedding.py and
-    logits_processor.py, with `max_loras` 1. Measured on a live engine: the same.
-    """
-    lora = job.training.lora
-    if lora is None or job.placement.sync_content is not SyncContent.ADAPTER:
-        return 0
-    slot_rank = engine_lora_rank(lora.rank)
-    linear = sum(parameter.numel for parameter in lora_parameters(model, slot_rank))
-    tables = 2 * slot_rank * (model.vocab_size + model.hidden_size)
-    return (linear + tables) * job.rollout.dtype.num_bytes
 
 
 def shadow_bytes(packets: Sequence[Packet]) -> int:

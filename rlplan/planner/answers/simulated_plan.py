@@ -99,6 +99,7 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
             float(async_rollouts.max_staleness),
             streams=True,
             interrupts=async_rollouts.interrupts,
+            keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,
             travel_s=_travel_s(plan) if async_rollouts.interrupts else 0.0,
         )

@@ -17,6 +17,7 @@ from math import prod
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
+from rlplan.memory.weight_sync.adapters import adapter_versions
 from rlplan.planner.gpu.axes import (
     Axes,
     can_train,
@@ -69,10 +70,10 @@ class GpuSpace:
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self.gpus_per_host = setting.gpus_per_host
         self.has_rollouts = job.has_rollouts
-        self._transports: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
+        self._transports: dict[bool, tuple[WeightSyncMode, ...]] = {}
         self._can_train_on: dict[tuple[int, bool], bool] = {}
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
-        self._engines: dict[tuple[int, bool, bool], tuple[EngineChoice, ...]] = {}
+        self._engines: dict[tuple[int, bool, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
         if known is not None:
             self._transports, self._can_train_on, self._sweeps = known._transports, known._can_train_on, known._sweeps
@@ -128,20 +129,33 @@ class GpuSpace:
         """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
         first.
         """
-        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices
+        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
         if key not in self._engines:
+            versions = (0, adapter_versions(self.job) if arrangement.is_async else 1)
             engines = self._all_engines(arrangement.num_generation, arrangement.sleeps)
-            self._engines[key] = tuple(engine for engine in engines if self.transports(arrangement, engine))
+            every = (replace(engine, adapter_versions=number) for engine in engines for number in versions)
+            self._engines[key] = tuple(engine for engine in every if self.transports(arrangement, engine))
         return self._engines[key]
 
     def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes of weight sync to the engine. An adapter needs a base that was not dropped while the engine slept."""
-        key = arrangement.shares_devices, engine.sleep_level < 2
-        if key not in self._transports:
-            self._transports[key] = self._all_transports(shares_devices=key[0], keeps_base=key[1])
-        return self._transports[key]
+        """Modes of weight sync to the engine. An adapter needs a base that was not dropped while the engine slept, and
+        an engine with slots for it.
+        """
+        if engine.adapter_versions:
+            is_possible = self.job.training.trains_adapters and engine.sleep_level < 2
+            return ("adapter",) if is_possible and self._may_send_adapters else ()
+        shares_devices = arrangement.shares_devices
+        if shares_devices not in self._transports:
+            self._transports[shares_devices] = self._all_transports(shares_devices=shares_devices)
+        return self._transports[shares_devices]
 
-    def _all_transports(self, *, shares_devices: bool, keeps_base: bool) -> tuple[WeightSyncMode, ...]:
+    @cached_property
+    def _may_send_adapters(self) -> bool:
+        place = self.job.placement
+        is_open = place.sync_content == "auto" and place.transport == "auto"
+        return self.has_rollouts and (is_open or place.sync_content is SyncContent.ADAPTER)
+
+    def _all_transports(self, *, shares_devices: bool) -> tuple[WeightSyncMode, ...]:
         if not self.has_rollouts:
             return ("",)
         place = self.job.placement
@@ -158,11 +172,10 @@ class GpuSpace:
                 Transport.DISK: "disk",
             }
             usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
-        adapter: tuple[WeightSyncMode, ...] = ("adapter",) if self.job.training.trains_adapters and keeps_base else ()
         if content is SyncContent.ADAPTER:
-            return adapter
+            return ()
         changes: tuple[WeightSyncMode, ...] = () if self.job.hardware.link is None else ("delta",)
-        return (*usual, *changes, *adapter) if content == "auto" and given == "auto" else usual
+        return (*usual, *changes) if content == "auto" and given == "auto" else usual
 
     @property
     def _placements(self) -> tuple[Placement, ...]:

@@ -15,9 +15,8 @@ from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named, takes_all_rows
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, incoming
 from rlplan.memory.roles.gpu.own_generation import engine_class
-from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
@@ -269,7 +268,7 @@ class GpuRoles:
                 candidate.engine,
                 arrangement.placement,
                 setting.pool(GENERATION).overheads,
-                sync_staging(setting.policy, job.rollout.dtype.num_bytes, job.placement.sync_bucket, job.target),
+                incoming(job, setting.policy, candidate.engine),
                 kv_cache,
             )
         if worker == "scorer":

@@ -336,7 +336,8 @@ class GpuTimes:
             speed, work = self._speed(arrangement, choice), self._rollouts(arrangement, choice, kv_cache)
             num_engines = self.roles.num_engines(arrangement, choice)
             versions, latency_s = self.roles.versions_ahead(arrangement), self.job.workload.reward_latency_s
-            self._rollouts_ahead[key] = RolloutsAhead(speed, work, num_engines, versions, latency_s)
+            kept = choice.keeps_versions
+            self._rollouts_ahead[key] = RolloutsAhead(speed, work, num_engines, versions, latency_s, keeps_cache=kept)
         return self._rollouts_ahead[key]
 
     @property

@@ -110,7 +110,9 @@ class PlacementSpec(Spec):
     of 0, 1, 2, 4 and 8 with which a step is as fast as with any of them.
     """
     partial_rollouts: bool = True
-    """Whether new weights interrupt rollouts, which go on under them; otherwise these end first."""
+    """Whether new weights interrupt rollouts, which go on under them, and new adapters come in beside rollouts, which
+    keep theirs; otherwise these end first.
+    """
     max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Prompts whose rollouts are under way or wait for a step, at most; None as max_staleness allows."""
     max_groups_in_memory: int | None = Field(default=None, ge=0, le=MAX_COUNT)

@@ -57,7 +57,8 @@ class RolloutsAhead:
     reward_latency_s: float = 0.0
     """From a rollout's end until its reward is there; engines do not wait for it."""
     keeps_cache: bool = False
-    """What is interrupted goes on with the KV cache of the weights before; else it is computed anew."""
+    """What is interrupted goes on with the KV cache of the weights before, or is not interrupted at all, as where it
+    keeps its version of an adapter; else it is computed anew."""
 
     def cost(self, others_s: float, sync_s: float, travel_s: float = 0.0) -> Cost:
         """Seconds in which the engines deliver a step's rollouts, without the weight sync.

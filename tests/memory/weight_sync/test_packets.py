@@ -1,4 +1,4 @@
-"""Weight sync's staging: packets round an arena, copies for deltas, slots for adapters."""
+"""Weight sync's staging: packets round an arena, copies for deltas."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
 from rlplan.memory.weight_sync.packets import (
-    adapter_slot_bytes,
     arena_bytes,
     plan_packets,
     policy_packets,
@@ -54,12 +53,6 @@ def test_files_stage_a_packet_and_deltas_a_copy_more(transport: str, content: st
     largest = max(packet.bucket.num_bytes for packet in policy_packets(job, model))
     staged = largest if transport == "disk" else whole
     assert sync_staging_bytes(job, model) == staged + (whole if content == "delta" else 0)
-
-
-def test_slots_for_adapters_are_what_a_live_engine_held() -> None:
-    # vLLM 0.32.0 with this model, max_lora_rank 8, max_loras 1: 323,584 bytes of `lora_a_stacked` and `lora_b_stacked`.
-    job = make_job(**{"policy.path": SORTER, "training.lora.rank": 4, "placement.sync_content": "adapter"})
-    assert adapter_slot_bytes(job, job.load_model()) == 323_584
 
 
 def test_adapters_alone_are_staged_where_they_alone_are_sent() -> None:

@@ -14,12 +14,13 @@ from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerCho
 from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.model.logits import loss_named
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.serving.kv_demand import KvDemand
+from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import Cost
@@ -108,11 +109,16 @@ class Oracle(RawSeconds):
 
     def _engine(self, arrangement: Arrangement, engine: EngineChoice, kv_cache: int = 0) -> EngineOnGpu:
         overheads = self.setting.pool(GENERATION).overheads
-        bytes_each, bucket = self.spec.rollout.dtype.num_bytes, self.spec.placement.sync_bucket
-        staging = sync_staging(self.setting.policy, bytes_each, bucket, self.spec.target)
-        return EngineOnGpu(
-            self.setting.policy, self.spec.rollout, engine, arrangement.placement, overheads, staging, kv_cache
+        model, bytes_each, bucket = (
+            self.setting.policy,
+            self.spec.rollout.dtype.num_bytes,
+            self.spec.placement.sync_bucket,
         )
+        comes = Incoming(sync_staging(model, bytes_each, bucket, self.spec.target))
+        if engine.adapter_versions and (lora := self.spec.training.lora):
+            adapters = EngineAdapters(lora, engine.adapter_versions, bytes_each)
+            comes = Incoming(adapters.staging_bytes(model, bucket), adapters)
+        return EngineOnGpu(model, self.spec.rollout, engine, arrangement.placement, overheads, comes, kv_cache)
 
     def _micro_batch_of(self, arrangement: Arrangement, choice: TrainerChoice, response: float) -> MicroBatchTokens:
         length = self.work.usual_prompt_len + response if response < self.longest else float(self.work.max_seq_len)

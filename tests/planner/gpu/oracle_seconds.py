@@ -67,7 +67,8 @@ class RawSeconds(RawAxes):
         key = "ahead", engine, kv_cache, others, sync, arrangement.num_generation
         if key not in self.costs:
             staleness = self._staleness(arrangement)
-            ahead = RolloutsAhead(speed, one, num_engines, staleness, self.work.reward_latency_s)
+            latency_s, keeps = self.work.reward_latency_s, engine.adapter_versions > 1
+            ahead = RolloutsAhead(speed, one, num_engines, staleness, latency_s, keeps_cache=keeps)
             self.costs[key] = ahead.cost(others, sync)
         costs[generate] = self.costs[key]
 

@@ -1,6 +1,7 @@
 """Every choice of the raw axes of a job, one after the other, for the search's oracle."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
@@ -183,6 +184,12 @@ class RawAxes:
                     yield micro, micro * work.max_seq_len
 
     def _engines(self, arrangement: Arrangement) -> Iterator[EngineChoice]:
+        for engine in self._engines_without_adapters(arrangement):
+            yield engine
+            if self.spec.training.lora is not None:
+                yield replace(engine, adapter_versions=self._adapter_versions(arrangement))
+
+    def _engines_without_adapters(self, arrangement: Arrangement) -> Iterator[EngineChoice]:
         if not self.spec.has_rollouts:
             yield EngineChoice(1, 0)
             return
@@ -214,6 +221,12 @@ class RawAxes:
             except SpecError:
                 continue
             yield engine
+
+    def _adapter_versions(self, arrangement: Arrangement) -> int:
+        """Of what is under way, each with its own, and the next; other stacks take one in the place of another."""
+        place = self.spec.placement
+        is_beside = arrangement.is_async and place.partial_rollouts and self.spec.target == "rlplan"
+        return 1 + place.max_staleness if is_beside else 1
 
     def _may_share_attention(self, tp: int, dp: int, whole: bool) -> bool:
         """Whether an engine may have so many groups that attend to sequences of their own."""
@@ -249,9 +262,9 @@ class RawAxes:
             content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
             if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and sync_mode == "delta"):
                 continue
-            if sync_mode == "adapter" and (
-                self.spec.training.lora is None or engine.sleep_level == 2 or arrangement.is_async
-            ):
+            if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
+                continue
+            if (sync_mode == "adapter") != (engine.adapter_versions > 0):
                 continue
             if place.transport != "auto" and sync_mode != place.transport and place.sync_content in ("auto", "full"):
                 continue

@@ -6,7 +6,6 @@
 import copy
 import dataclasses
 import gc
-import os
 import socket
 import tempfile
 import threading
@@ -339,46 +338,12 @@ def speculative_decoding() -> dict[str, Any]:
     }
 
 
-def adapters(*_: int) -> dict[str, Any]:
-    """An engine that gets two adapters, one after the other, samples from each, and gets the second one once more."""
-    import torch
-
-    from rlplan.memory.weight_sync.packets import adapter_slot_bytes, sync_staging_bytes
-    from rlplan.runtime.models.adapters import add_adapters
-
-    live = Live(**{"training.lora": {"rank": 8}, "placement.sync_content": "adapter"})
-    add_adapters(live.model, live.job)
-    asked, model = request("a", 2, 30), live.job.load_model()
-    differences, versions = [], []
-    for version in (1, 2):
-        torch.manual_seed(version)
-        for name, parameter in live.model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
-        live.update(version)
-        finished = live.engine.invoke("generate", [asked])[0]
-        differences.append(max(max(live.difference(asked.prompt, c)) for c in finished.completions))
-        versions += [s.version for c in finished.completions for s in c.spans]
-    held = live.engine.adapter
-    live.engine.invoke("submit", [request("b", 2, 150)])
-    live.update(2)  # as all engines get it where another one was restarted, with requests under way
-    (late,) = live.engine.invoke("collect", 60.0)
-    return {
-        "differences": differences,
-        "versions": versions,
-        "keeps": live.engine.adapter is held,
-        "late_lengths": [len(c.tokens) for c in late.completions],
-        "staging": live.engine.components()["policy", "sync_staging"],
-        "forecast": sync_staging_bytes(live.job, model) + adapter_slot_bytes(live.job, model),
-        "left": [path.name for path in Path("/dev/shm").glob(f"rlplan-{os.getpid()}-adapter-*")],
-    }
-
-
 def alone(*_: int) -> dict[str, Any]:
     """What engines on one rank are asked for, one engine after the other in one process."""
+    from tests.runtime.live.live_adapters import versions
     from tests.runtime.live.live_base import shared_base
 
-    found = {"generation": generation(), "limits": limits(), "shared_base": shared_base()}
+    found = {"generation": generation(), "limits": limits(), "shared_base": shared_base(), "versions": versions()}
     return found | {"speculative_decoding": speculative_decoding()}
 
 
@@ -389,7 +354,7 @@ def memory(*arguments: Any) -> dict[str, Any]:
     return memory_of_base(*arguments[3:])
 
 
-SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "adapters": adapters, "base memory": memory}
+SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "base memory": memory}
 
 
 def main(path: str, scenario: str, *arguments: Any) -> None:

@@ -1,14 +1,42 @@
 """Placements that switch or overlap, on real runs of three steps: time sharing, async rollouts, what is freed."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.runtime.conftest import FinishedRun
+from rlplan.runtime.data.prompt_sets import load_prompts
+from rlplan.runtime.rollout.buffer import BufferedGroup, ExperienceBuffer
+from rlplan.runtime.rollout.experience import Completion
+from rlplan.runtime.rollout.requests import RequestMaker
+from tests.runtime.conftest import FinishedRun, Runner
 from tests.runtime.runs.beside_the_plan import process_peaks
 from tests.runtime.runs.test_runs import ROUNDING
 
 pytestmark = pytest.mark.engine
+ADAPTERS_AHEAD = (
+    "workload.num_steps=4",
+    "workload.evaluate_every=4",
+    "workload.num_heldout_prompts=16",
+    "workload.num_prompts_per_step=8",
+    "workload.num_samples_per_prompt=4",
+    "workload.mini_batch_size=32",
+    "workload.micro_batch_size_per_gpu=4",
+    "workload.max_response_len=200",
+    "workload.mean_response_len=60",
+    "workload.response_lengths={kind: lognormal, median: 50, sigma: 0.6}",
+    "controls.forces_lengths=true",
+    "algorithm.learning_rate=1e-2",
+    "rollout.max_num_seqs=24",  # of 96 that may be begun: many are under way when the first new version arrives
+    "placement.placement=disaggregated",
+    "placement.max_staleness=2",
+    "checkpoints.every=1",
+    "checkpoints.keep_last=10",
+    "checkpoints.exports_policy=true",
+    "preflight.rehearses=false",
+)
+"""`adapters_ahead`."""
 
 
 def test_an_engine_that_was_started_anew_has_the_trainers_weights(colocated_run: FinishedRun) -> None:
@@ -64,3 +92,66 @@ def test_the_next_step_s_generation_does_not_wait_for_training(async_run: Finish
 def test_drawn_lengths_never_take_more_than_the_longest_that_was_planned_for(async_run: FinishedRun) -> None:
     for process, (predicted, measured) in process_peaks(async_run).items():
         assert measured <= predicted, (process, predicted, measured)
+
+
+@pytest.fixture(scope="module")
+def adapters_ahead(run_job: Runner) -> FinishedRun:
+    """Adapters handed over alone while generation runs up to two versions ahead; each version is kept in a file."""
+    return run_job("examples/sync/adapter.yaml", *ADAPTERS_AHEAD)
+
+
+def test_each_rollout_is_of_one_version_of_the_adapter_and_outlives_later_ones(adapters_ahead: FinishedRun) -> None:
+    assert adapters_ahead.exit_code == 0, adapters_ahead.stderr
+    trained = [row for row in adapters_ahead.metrics if row["step"] > 0]
+    assert max(row["staleness/max"] for row in trained) == 2
+    assert max(row["staleness/partial_fraction"] for row in trained) == 0
+    when_one_arrived = _stream(adapters_ahead, 1)
+    assert when_one_arrived["version"] == 2, "the checkpoint of a step comes after its weights"
+    ended_later = {group.number for step in (2, 3) for group in _finished(adapters_ahead, step)}
+    assert ended_later & set(when_one_arrived["stream"]["again"]), "begun under version 1, ended when there were others"
+
+
+def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(adapters_ahead: FinishedRun) -> None:
+    """Recomputed by transformers from what the trainer had at each version, which was written after each step."""
+    job, policies = adapters_ahead.plan.job, dict[int, Any]()
+    requests = RequestMaker(job, load_prompts(job))
+    seen = set()
+    for group in (group for step in (1, 2, 3) for group in _finished(adapters_ahead, step)):
+        prompt = requests.rollouts(group.number).prompt
+        for completion in group.finished.completions:
+            (span,) = completion.spans
+            policy = policies.setdefault(span.version, _policy_of(adapters_ahead, span.version))
+            assert (span.start, span.end) == (0, len(completion.tokens))
+            assert max(_differences(policy, prompt, completion)) < ROUNDING
+            seen.add(span.version)
+    assert len(seen) > 1
+
+
+def _stream(run: FinishedRun, step: int) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((run.folder / "checkpoints" / f"step-{step:06d}" / "run.json").read_text())
+    return state
+
+
+def _finished(run: FinishedRun, step: int) -> list[BufferedGroup]:
+    """What had ended after a step and was not trained on yet."""
+    buffer = ExperienceBuffer(99)
+    buffer.restore(json.loads((run.folder / "checkpoints" / f"step-{step:06d}" / "experience.json").read_text()))
+    return buffer.take(1000)
+
+
+def _policy_of(run: FinishedRun, version: int) -> Any:
+    """The engines' first version is what training begins with."""
+    from transformers import AutoModelForCausalLM
+
+    folder = run.folder / "exports" / f"step-{version - 1}" if version > 1 else Path(run.plan.job.policy.path)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def _differences(policy: Any, prompt: tuple[int, ...], completion: Completion) -> list[float]:
+    import torch
+
+    tokens = torch.tensor(completion.tokens)
+    with torch.no_grad():
+        logits = policy(torch.tensor([[*prompt, *completion.tokens]])).logits[0, len(prompt) - 1 : -1]
+    own = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return [abs(a - b) for a, b in zip(own.tolist(), completion.logprobs, strict=True)]

@@ -24,7 +24,8 @@ from rlplan.memory.serving.generation import (
     num_batch_sizes,
     sampler_bytes,
 )
-from rlplan.memory.weight_sync.packets import adapter_slot_bytes, sync_staging_bytes
+from rlplan.memory.weight_sync.adapters import engine_adapters
+from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
@@ -52,11 +53,16 @@ class EngineForecast(Forecast):
             **self._settled,
             **self._overheads(action, run_phase),
         }
-        if action.kind is not ActionKind.START_ENGINE and self.has_arena:
-            held[MemoryKind.SYNC_STAGING] = self._staging_bytes
-        if slots := adapter_slot_bytes(self.job, self.model):
-            held[MemoryKind.SYNC_STAGING] = held.get(MemoryKind.SYNC_STAGING, 0) + slots
+        if staging := self._sync_bytes(action):
+            held[MemoryKind.SYNC_STAGING] = staging
         return held
+
+    def _sync_bytes(self, action: Action) -> int:
+        """The arena and the adapters that came through it; when the engine has just started, slots for these alone."""
+        slots, copies = self._adapter_bytes
+        if action.kind is ActionKind.START_ENGINE or not self.has_arena:
+            return slots
+        return slots + copies + self._staging_bytes
 
     def loaded(self, action: Action) -> dict[MemoryKind, int]:
         """Every parameter, as loaded."""
@@ -122,6 +128,11 @@ class EngineForecast(Forecast):
     @cached_property
     def _staging_bytes(self) -> int:
         return sync_staging_bytes(self.job, self.model)
+
+    @cached_property
+    def _adapter_bytes(self) -> tuple[int, int]:
+        held = engine_adapters(self.job)
+        return (held.slot_bytes(self.model, self.tp), held.copy_bytes(self.model)) if held else (0, 0)
 
     @cached_property
     def _kernel_bytes(self) -> int:

@@ -13,26 +13,46 @@ from functools import cached_property, lru_cache
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
+from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.quantized_checkpoints import quantization_by_word
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
+from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.weight_sync.adapters import EngineAdapters
+from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.resolved import SettledRollout
+from rlplan.spec.resolved import SettledJob, SettledRollout
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind, Placement
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """What new weights come through. staging: bytes of the bucket. adapters: of an engine that gets these alone."""
+
+    staging: int
+    adapters: EngineAdapters | None = None
+
+
+def incoming(job: SettledJob, model: ModelSpec, choice: EngineChoice) -> Incoming:
+    """The same of a choice."""
+    e, bucket, lora = job.rollout.dtype.num_bytes, job.placement.sync_bucket, job.training.lora
+    if not choice.adapter_versions or lora is None:
+        return Incoming(sync_staging(model, e, bucket, job.target))
+    adapters = EngineAdapters(lora, choice.adapter_versions, e)
+    return Incoming(adapters.staging_bytes(model, bucket) if bucket else 0, adapters)
 
 
 class EngineOnGpu(Forecast):
     """One rank of one engine. See `predict.Forecast`.
 
-    staging: bytes of the bucket through which weights arrive. kv_cache: bytes a GPU.
+    kv_cache: bytes a GPU.
     """
 
     def __init__(
@@ -42,15 +62,15 @@ class EngineOnGpu(Forecast):
         choice: EngineChoice,
         placement: Placement,
         overheads: GpuOverheads,
-        staging: int,
+        incoming: Incoming,
         kv_cache: int = 0,
     ) -> None:
         self.model, self.rollout, self.choice, self.placement = model, rollout, choice, placement
-        self.overheads, self.staging, self.kv_cache = overheads, staging, kv_cache
+        self.overheads, self.incoming, self.kv_cache = overheads, incoming, kv_cache
 
     def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU when the action has ended."""
-        awake = {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache}
+        awake = self._awake
         if action.kind is ActionKind.SLEEP_ENGINE:
             awake = {}
         elif self.choice.sleep_level and action.kind in (ActionKind.WAKE_WEIGHTS, ActionKind.SYNC_WEIGHTS):
@@ -62,7 +82,7 @@ class EngineOnGpu(Forecast):
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.SLEEP_ENGINE:
-            return add(self.asleep, {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache})
+            return add(self.asleep, self._awake)
         held = self.resident(action, run_phase)
         if action.kind in (ActionKind.START_ENGINE, ActionKind.GENERATE, ActionKind.EVALUATE):
             held.pop(MemoryKind.FRAGMENTATION, None)
@@ -70,8 +90,21 @@ class EngineOnGpu(Forecast):
             if action.kind is ActionKind.START_ENGINE and self.rollout.shares_base:
                 held = self._while_compared(held)
         elif action.kind is ActionKind.SYNC_WEIGHTS and self.placement is Placement.DISAGGREGATED:
-            held[MemoryKind.SYNC_STAGING] = self.staging  # on shared devices the trainer's bucket is mapped, not copied
+            # On shared devices the trainer's bucket is mapped, not copied.
+            held = add(held, {MemoryKind.SYNC_STAGING: self.incoming.staging})
         return held
+
+    @property
+    def _awake(self) -> Bytes:
+        """What comes and goes with sleep. Slots for adapters are made where weights are (vLLM's `load_model`)."""
+        slots = {MemoryKind.SYNC_STAGING: self._slot_bytes} if self._slot_bytes else {}
+        return {MemoryKind.WEIGHTS: self.weight_bytes, MemoryKind.KV_CACHE: self.kv_cache} | slots
+
+    @cached_property
+    def _slot_bytes(self) -> int:
+        """Slots for adapters."""
+        adapters = self.incoming.adapters
+        return adapters.slot_bytes(self.model, self.choice.tp) if adapters else 0
 
     def _while_compared(self, started: Bytes) -> Bytes:
         """The larger of what has started and weights of its own, which are there until each was found in the base."""
@@ -79,9 +112,13 @@ class EngineOnGpu(Forecast):
         return max(started, compared, key=lambda held: sum(held.values()))
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
-        """Held in the host's memory: the weights of an engine that sleeps at level 1."""
-        sleeps = self.choice.sleep_level == 1 and action.kind is ActionKind.SLEEP_ENGINE
-        return pinned({MemoryKind.WEIGHTS: self.weight_bytes}) if sleeps else {}
+        """Held in the host's memory: adapters, and the weights and slots of an engine that sleeps at level 1."""
+        adapters = self.incoming.adapters
+        held = {MemoryKind.SYNC_STAGING: adapters.copy_bytes(self.model, pinned_bytes)} if adapters else {}
+        if self.choice.sleep_level != 1 or action.kind is not ActionKind.SLEEP_ENGINE:
+            return held
+        slots = {MemoryKind.SYNC_STAGING: self._slot_bytes} if adapters else {}
+        return add(held, pinned({MemoryKind.WEIGHTS: self.weight_bytes} | slots))
 
     @cached_property
     def weight_bytes(self) -> int:

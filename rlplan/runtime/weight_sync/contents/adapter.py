@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
-    """Let go of the adapter that is held and take in another. Returns: the `LoRARequest` for every new request.
+def take_adapter(llm: Any, job: ResolvedJob, tensors: "Mapping[str, torch.Tensor]", version: int) -> Any:
+    """Take an adapter in, for which there is a slot. Returns: the `LoRARequest` of what is sampled with it.
 
     tensors: by name in the trainer's module, in the engine's type.
     """
@@ -42,11 +42,8 @@ def take_adapter(llm: Any, held: Any, job: ResolvedJob, tensors: "Mapping[str, t
             save_file(named, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
             (folder / CONFIG_FILE).write_text(json.dumps(_config(job)), encoding="utf-8")
         adapter = LoRARequest(f"policy-{version}", version, str(folder))
-        if held is not None:
-            llm.llm_engine.remove_lora(held.lora_int_id)
         if not llm.llm_engine.add_lora(adapter):
             raise sync_error(f"the engine did not take the adapters of version {version} in")
-    llm.update_weight_version(str(version))
     return adapter
 
 
@@ -76,15 +73,24 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def slot_bytes(model: Any) -> int:
-    """Bytes of the slots for adapters in a vLLM model."""
+def adapter_bytes(model: Any) -> int:
+    """Bytes of the slots for adapters in a vLLM model, and of the copies from which they were filled."""
     slots = [
         tensor
         for module in model.modules()
         for name in ("lora_a_stacked", "lora_b_stacked")
         for tensor in getattr(module, name, ())
     ]
-    return storage_bytes(slots)
+    return storage_bytes([*slots, *_copies(model)])
+
+
+def _copies(model: Any) -> Iterator[Any]:
+    """A and B of every version that vLLM's manager keeps in the host's memory; of merged layers a list each."""
+    manager = getattr(model, "lora_manager", None)
+    for adapter in manager.list_adapters().values() if manager else ():
+        for layer in adapter.loras.values():
+            for half in (layer.lora_a, layer.lora_b):
+                yield from (part for part in (half if isinstance(half, list) else [half]) if part is not None)
 
 
 def _config(job: ResolvedJob) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, ReceiveReport, Update, sync_error
-from rlplan.runtime.weight_sync.contents.adapter import slot_bytes, take_adapter
+from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
 from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
+from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker, no_collections
@@ -50,9 +51,8 @@ class RolloutEngine(Worker):
         super().__init__(process)
         self.job, self.arguments, self.num_threads = job, arguments, num_threads
         self.llm: Any = None
-        self.adapter: Any = None
+        self.adapters = HeldAdapters(0, 0)
         self.base: OpenedBase | None = None
-        self.adapter_checksums: dict[str, int] = {}
         self.dirty = False
         self.paused = False
         self.just_started = False
@@ -135,6 +135,7 @@ class RolloutEngine(Worker):
 
             fix_temperature_expansion()
         self.llm.update_weight_version(str(version))
+        self.adapters = HeldAdapters(self.arguments.get("max_loras", 0), version)
         if address:
             self._run_in_lock_step(rank, address, store)
 
@@ -151,7 +152,7 @@ class RolloutEngine(Worker):
         if self.follower is not None:
             self.follower.stop()
         self.llm.llm_engine.engine_core.shutdown()
-        self.llm, self.leader, self.follower, self.adapter, self.dirty = None, None, None, None, False
+        self.llm, self.leader, self.follower, self.dirty = None, None, None, False
         cleanup_dist_env_and_memory()  # which collects what the engine was
         self._let_go_of_base()
         gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
@@ -217,6 +218,7 @@ class RolloutEngine(Worker):
 
     def resume(self) -> None:
         self.paused = False
+        self.adapters.switch(self.llm)
 
     def open_channel(self, endpoint: Endpoint, reader: int) -> None:
         """Open the channel through which weights come in; an earlier one is closed."""
@@ -239,7 +241,7 @@ class RolloutEngine(Worker):
             self.llm.start_weight_update()
             self.llm.update_weights({"update_info": {"update": update}})
             self.llm.finish_weight_update(weight_version=str(update.version))
-        self.forget_keys_and_values()
+            self.forget_keys_and_values()
         self.dirty = False
         return self.sync_report()
 
@@ -249,22 +251,20 @@ class RolloutEngine(Worker):
         return dataclasses.replace(report, applied_s=self._transfer.apply_s)
 
     def _receive_adapter(self, update: Update) -> None:
-        """Take a version's adapters in place of those before.
+        """Take a version's adapters in; where another engine was restarted, this one holds them.
 
-        No request may be open, it would lose its own; but where another engine was restarted, this one holds them.
+        Samples begin with them when all ranks of the engine have them: what is paused says so when it resumes, and
+        rank 0 says it to those that it leads.
         """
         transfer = self._transfer
         tensors = {name: tensor.cpu().clone() for name, tensor in transfer.receiver.tensors(update)}
         checksums = transfer.receiver.report.checksums
-        if self.adapter is not None and (self.adapter.lora_int_id, self.adapter_checksums) == (
-            update.version,
-            checksums,
-        ):
-            return
-        assert not self.tracker.num_open, "adapters are swapped when nothing is under way"
-        start = time.perf_counter()
-        self.adapter = take_adapter(self.llm, self.adapter, self.job, tensors, update.version)
-        self.adapter_checksums, transfer.apply_s = checksums, time.perf_counter() - start
+        if not self.adapters.holds(update.version, checksums):
+            start = time.perf_counter()
+            self.adapters.take(self.llm, self.job, tensors, update.version, checksums)
+            transfer.apply_s = time.perf_counter() - start
+        if not self.paused and self.follower is None:
+            self.adapters.switch(self.llm)
 
     def file_checksums(self, folder: str) -> dict[str, int]:
         """Checksums of the weights in a folder, as this process reads them."""
@@ -286,7 +286,7 @@ class RolloutEngine(Worker):
             MemoryKind.WEIGHTS: self.packing.kept_bytes,
             MemoryKind.PACKED_WEIGHTS: self.packing.packed_bytes,
             MemoryKind.KV_CACHE: storage_bytes(runner.kv_caches),
-            MemoryKind.SYNC_STAGING: self._transfer.num_bytes + slot_bytes(runner.model),
+            MemoryKind.SYNC_STAGING: self._transfer.num_bytes + adapter_bytes(runner.model),
         }
         return {(Role.POLICY.value, kind.value): size for kind, size in held.items()}
 
@@ -330,6 +330,7 @@ class RolloutEngine(Worker):
         """Do what rank 0 does: take requests in, drop them, or take a step."""
         if "enter" in order:
             requests = [RolloutRequest(**fields) for fields in order["enter"]]
+            self.adapters.switch(self.llm, order["version"])
             self._add(requests, self.outbox)
         elif "abandon" in order:
             self._drop(order["abandon"])
@@ -339,7 +340,8 @@ class RolloutEngine(Worker):
     def _enter(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
         assert self.follower is None, "rank 0 of an engine is asked, and leads the others"
         if self.leader is not None:
-            self.leader.tell({"enter": [dataclasses.asdict(request) for request in requests]})
+            fields = [dataclasses.asdict(request) for request in requests]
+            self.leader.tell({"enter": fields, "version": self.adapters.version})
         self._add(requests, outbox)
 
     def _add(self, requests: Sequence[RolloutRequest], outbox: Outbox) -> None:
@@ -352,12 +354,14 @@ class RolloutEngine(Worker):
             request = by_id[name]
             stop, ignores_eos = self.job.rollout.stop, self.job.workload.ignores_eos
             parameters = sampling_parameters(request, index, stop, ignores_eos=ignores_eos)
-            prompt = engine_prompt(request)
-            self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=self.adapter)
+            prompt, adapter = engine_prompt(request), self.adapters.begin(f"{name}/{index}")
+            self.llm.llm_engine.add_request(f"{name}/{index}", prompt, parameters, lora_request=adapter)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         if left := [f"{name}/{index}" for name, index in self.tracker.drop(request_ids)]:
             self.llm.llm_engine.abort_request(left)
+            for sample in left:
+                self.adapters.end(self.llm, sample)
 
     def _work(self) -> bool:
         """One step of the engine, where there is something to do and no other rank decides when."""
@@ -373,7 +377,8 @@ class RolloutEngine(Worker):
             self.num_steps += 1
             for output in self.llm.llm_engine.step():
                 name, _, index = output.request_id.rpartition("/")
-                self.tracker.finish(name, int(index), completion_of(output.outputs[0]))
+                version = self.adapters.end(self.llm, output.request_id)
+                self.tracker.finish(name, int(index), completion_of(output.outputs[0], version))
         except BaseException as error:
             self.tracker.fail(error)
             raise

@@ -32,14 +32,18 @@ def sampling_parameters(request: RolloutRequest, index: int, stop: Sequence[str 
     )
 
 
-def completion_of(candidate: Any) -> Completion:
-    """A finished sample. Of each position the first log-prob is the sampled token's."""
+def completion_of(candidate: Any, version: int | None = None) -> Completion:
+    """A finished sample. Of each position the first log-prob is the sampled token's.
+
+    version: of the adapter that all of it was sampled with; None for whole weights, of which vLLM says it.
+    """
     flat = candidate.logprobs
+    spans = tuple(WeightSpan(_version(s.version), s.start, s.end) for s in candidate.weight_versions or ())
     return Completion(
         tokens=tuple(candidate.token_ids),
         logprobs=tuple(flat.logprobs[start] for start in flat.start_indices),
         finish_reason=str(candidate.finish_reason),
-        spans=tuple(WeightSpan(_version(s.version), s.start, s.end) for s in candidate.weight_versions or ()),
+        spans=spans if version is None else (WeightSpan(version, 0, len(candidate.token_ids)),),
     )
 
 

@@ -6,7 +6,7 @@ from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
@@ -123,7 +123,9 @@ def test_a_frozen_model_is_whole_or_a_share_and_leaves_when_offloaded(
 
 def engine(overheads: GpuOverheads, level: int = 2, kv_cache: int = 10**9, tp: int = 1) -> EngineOnGpu:
     placement = Placement.COLOCATED if level else Placement.DISAGGREGATED
-    return EngineOnGpu(MODEL, SettledRollout(), EngineChoice(tp, level), placement, overheads, 1 << 29, kv_cache)
+    return EngineOnGpu(
+        MODEL, SettledRollout(), EngineChoice(tp, level), placement, overheads, Incoming(1 << 29), kv_cache
+    )
 
 
 @pytest.mark.parametrize(("level", "on_host"), [(1, True), (2, False)])

@@ -186,12 +186,33 @@ def test_two_ranks_in_16_bits_hold_what_is_predicted_and_agree_to_16_bits() -> N
     assert leader["difference"] < 0.1
 
 
-@pytest.mark.nightly
-def test_each_adapter_that_an_engine_takes_is_the_one_that_it_samples_from() -> None:
-    (said,) = ask("adapters")
-    assert max(said["differences"]) < ROUNDING
-    assert said["versions"] == [1, 1, 2, 2]
-    assert said["keeps"]
-    assert said["late_lengths"] == [150, 150]
-    assert said["staging"] == said["forecast"]
-    assert said["left"] == []
+@pytest.fixture(scope="module")
+def versions(alone: dict[str, Any]) -> Any:
+    return alone["versions"]
+
+
+def test_what_begins_under_a_version_of_the_adapter_ends_under_it(versions: dict[str, Any]) -> None:
+    assert versions["num_open"] == [1, 2, 3], "each version arrived beside requests that were open"
+    for version, samples in versions["differences"].items():
+        assert versions["spans"][version] == [[[int(version), 0, 200]]] * 2
+        for differences in samples:
+            assert differences.pop(version) < ROUNDING
+            assert min(differences.values()) > 1, "no other version gives these log-probs"
+
+
+def test_a_version_goes_with_the_last_request_that_it_was_begun_with(versions: dict[str, Any]) -> None:
+    assert versions["held"] == [[1], [1, 2], [1, 2, 3]]
+    assert versions["left"] == [3]
+    assert versions["files"] == []
+
+
+def test_an_engine_that_is_sent_a_version_again_keeps_it(versions: dict[str, Any]) -> None:
+    assert versions["keeps"]
+
+
+def test_slots_and_copies_of_an_adapter_s_versions_are_predicted_to_the_byte(versions: dict[str, Any]) -> None:
+    assert versions["staging"] == versions["forecast"]
+
+
+def test_a_version_that_finds_no_slot_is_refused(versions: dict[str, Any]) -> None:
+    assert "version 6 finds no slot for its adapter: samples of versions 3, 4, 5 are under way" in versions["refused"]

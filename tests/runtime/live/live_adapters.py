@@ -1,0 +1,135 @@
+"""A live engine with several versions of an adapter at once: what begins under one ends under it.
+
+In: nothing. Out: which version each sample says, and its log-probs beside those of every version on plain transformers.
+"""
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rlplan.errors import RunError
+from rlplan.runtime.processes.machine_speed import scaled
+from tests.runtime.live.live_engine import Live, request
+from tests.waiting import Patience
+
+AHEAD = {
+    "training.lora": {"rank": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+    "placement.placement": "disaggregated",
+    "placement.sync_content": "adapter",
+    "placement.max_staleness": 2,
+    "workload.max_prompt_len": 56,
+    "rollout.max_num_batched_tokens": 270,
+}
+
+
+class Versions:
+    """An engine that is handed one version after the other while samples of those before are under way."""
+
+    def __init__(self) -> None:
+        from rlplan.runtime.models.adapters import add_adapters
+
+        self.live = Live(**AHEAD)
+        add_adapters(self.live.model, self.live.job)
+        self.trained = {n: p for n, p in self.live.model.named_parameters() if "lora_B" in n}
+        self.values: dict[int, dict[str, Any]] = {}
+
+    def arrive(self, version: int) -> None:
+        """A version with values of its own, drawn the first time."""
+        import torch
+
+        if version not in self.values:
+            torch.manual_seed(version)
+            self.values[version] = {n: 0.1 * torch.randn_like(p) for n, p in self.trained.items()}
+        self.compare_with(version)
+        self.live.update(version)
+
+    def compare_with(self, version: int) -> None:
+        for name, parameter in self.trained.items():
+            parameter.data.copy_(self.values[version][name])
+
+    def begin(self, version: int) -> None:
+        """Two samples of a prompt that is the same each time, three steps long; then the engine waits."""
+        engine, patience = self.live.engine, Patience(60)
+        engine.invoke("resume")
+        engine.invoke("submit", [asked(version)])
+        steps = engine.num_steps
+        while engine.num_steps < steps + 3 and patience.left_s() > 0:
+            time.sleep(0.001)
+        engine.invoke("pause")
+
+    def differences(self, completion: Any) -> dict[int, float]:
+        """The largest difference of a log-prob to each version's."""
+        found = {}
+        for version in self.values:
+            self.compare_with(version)
+            found[version] = max(self.live.difference(asked(version).prompt, completion))
+        return found
+
+
+def asked(version: int) -> Any:
+    """A prompt of several blocks, so that versions could find each other's keys and values."""
+    prompt = tuple(6 + i % 9 for i in range(50))
+    return dataclasses.replace(request(f"begun under {version}", 2, 200), prompt=prompt)
+
+
+def versions() -> dict[str, Any]:
+    """Samples of three versions at once, a version that finds no slot, and what is left afterwards."""
+    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from tests.runtime.live.live_engine import _start_action
+
+    both = Versions()
+    live, engine = both.live, both.live.engine
+    forecast = EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
+    started = engine.components()["policy", "sync_staging"]
+    num_open, held = [], []
+    for version in (1, 2, 3):
+        both.arrive(version)
+        both.begin(version)
+        num_open.append(engine.tracker.num_open)
+        held.append(engine.adapters.versions)
+    kept = engine.adapters._held[3]
+    both.arrive(3)  # as all engines get it where another one was restarted
+    answer = {
+        "num_open": num_open,
+        "held": held,
+        "keeps": engine.adapters._held[3] is kept,
+        "staging": [started, engine.components()["policy", "sync_staging"]],
+        "forecast": [forecast.resident(one, "start")["sync_staging"] for one in (_start_action(), _generates())],
+    }
+    engine.invoke("resume")
+    finished = {one.id: one for one in engine.invoke("collect", scaled(60.0), 3)}
+    ends = {version: finished[asked(version).id].completions for version in (1, 2, 3)}
+    answer |= {
+        "spans": {v: [[(s.version, s.start, s.end) for s in c.spans] for c in done] for v, done in ends.items()},
+        "differences": {v: [both.differences(c) for c in done] for v, done in ends.items()},
+        "left": engine.adapters.versions,
+        "files": [path.name for path in Path("/dev/shm").glob(f"rlplan-{os.getpid()}-adapter-*")],
+    }
+    engine.invoke("pause")
+    answer["refused"] = _without_a_slot(both)
+    return answer
+
+
+def _without_a_slot(both: Versions) -> str:
+    """What an engine says of a fourth version beside samples of three: no run asks that of it."""
+    engine = both.live.engine
+    for version in (3, 4, 5):
+        both.arrive(version)
+        both.begin(version)
+    try:
+        both.arrive(6)
+    except RunError as error:
+        return str(error)
+    finally:
+        engine.invoke("abandon", [asked(version).id for version in (3, 4, 5)])
+        engine.invoke("resume")
+        engine.invoke("stop")
+    return ""
+
+
+def _generates() -> Any:
+    from tests.factories import make_plan
+
+    return next(action for action in make_plan().schedule.step if action.id == "generate")
