@@ -16,19 +16,19 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
-from rlplan.memory.weight_sync.packets import arena_bytes, policy_packets
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import NOTHING, Cost, Resource
-from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts, fresh_bytes
+from rlplan.timing.cpu.eager import FLOAT_BYTES, MicroBatch, backward_counts, forward_counts
 from rlplan.timing.cpu.engine import CpuEngine, Requests
+from rlplan.timing.cpu.hand_over import hand_over_cost
 from rlplan.timing.cpu.host import CpuHost, CpuShare, host_of, when_tasks_end
 from rlplan.timing.job import JobTiming, PartCosts, time_job
 from rlplan.timing.verifiers import verify_s
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, Phase, Role, Transport
+from rlplan.vocabulary import ActionKind, Phase, Role
 
 
 def predict_job(
@@ -228,40 +228,8 @@ class CpuTimes:
         return self.schedule.layout("policy_trainer").zero_stage
 
     def sync_cost(self, *, is_first: bool = False) -> Cost:
-        """From the trainer's memory into vLLM's layerwise reload.
-
-        Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
-        tensor of each parameter, copied (2 P e); a fresh pack of each matrix (two of its bytes); both tables packed
-        again at the end; one call, and two more to open the channel. first: the arena's pages are fresh too.
-        Source: vLLM 0.32.0 model_loader/reload; runtime/weight_sync/.
-        """
-        model, engine = self.model, self.engine
-        whole = FLOAT_BYTES * model.num_parameters
-        tables = FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
-        packed = engine.matrix_bytes + tables
-        share = engine.share
-        cost = share.touch_cost(6 * whole + 2 * packed)
-        cost += share.fresh_cost(_fresh(model) + packed + (self._arena_bytes if is_first else 0))
-        cost += share.latency_cost(self.host.latencies.reload_tensor.value, len(model.parameters))
-        return cost + self._transport_cost(whole) + self._call().times(3 if is_first else 1)
-
-    def _transport_cost(self, num_bytes: float) -> Cost:
-        """What a transport other than shared memory adds to a sync.
-
-        Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
-        kernel's and read from there (four times the bytes).
-        """
-        transport, share = self.job.sync_transport, self.engine.share
-        if transport is Transport.GLOO:
-            sent = Cost({Resource.NETWORK: num_bytes / self.host.collective_bytes_per_s})
-            return sent + share.touch_cost(2 * num_bytes)
-        if transport is Transport.DISK:
-            return share.touch_cost(4 * num_bytes) + share.fresh_cost(num_bytes)
-        return NOTHING
-
-    @property
-    def _arena_bytes(self) -> int:
-        return arena_bytes(policy_packets(self.job, self.model))
+        """From the trainer's memory into the engine. See `hand_over.hand_over_cost`."""
+        return hand_over_cost(self.job, self.engine, self.host, is_first=is_first)
 
     def checkpoint_cost(self) -> Cost:
         """The policy's weights copied apart and written."""
@@ -392,8 +360,3 @@ class CpuTimes:
 
     def _python(self, num_rollouts: float) -> Cost:
         return Cost({Resource.LATENCY: self.host.latencies.rollout.value * num_rollouts})
-
-
-def _fresh(model: ModelSpec) -> float:
-    """Bytes of the parameters that are large enough to be mapped afresh."""
-    return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)

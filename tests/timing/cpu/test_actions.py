@@ -192,3 +192,12 @@ def test_an_evaluation_is_timed_by_its_data_sets_and_samples() -> None:
     file = str(EXAMPLES / "data" / "sort_digits" / "heldout.jsonl")
     of_two = seconds(data={"heldout": {"one": file, "other": file}})
     assert 1.5 * seconds() < of_two < sampled
+
+
+def test_adapters_are_handed_over_in_a_fraction_of_the_time_of_whole_weights_and_by_each_transport() -> None:
+    adapters = {"training.lora": {"rank": 8}, "placement.sync_content": "adapter"}
+    assert times(**adapters).sync_cost().seconds < 0.7 * times(**{"training.lora": {"rank": 8}}).sync_cost().seconds
+    files = times(**adapters, **{"placement.transport": "disk"}).sync_cost().seconds
+    assert files > times(**adapters).sync_cost().seconds
+    # Measured: 28 layers in 36.6 and 38.3 ms, the first time with the channel (a busy machine of two cores).
+    assert 0.030 < times(**adapters).sync_cost().seconds < 0.045

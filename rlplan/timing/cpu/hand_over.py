@@ -1,0 +1,74 @@
+"""Seconds of a weight sync on a CPU host: whole weights into vLLM's reload, or adapters into a slot of its.
+
+In: a job, its model, the engine's share of the host. Out: a Cost. Left out: how many take part in it, who waits.
+
+Symbols: P parameters, e bytes an element, S bytes of the adapters.
+"""
+
+from rlplan.memory.weight_sync.packets import arena_bytes, policy_packets
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import ResolvedJob
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.cpu.eager import FLOAT_BYTES, fresh_bytes
+from rlplan.timing.cpu.engine import CpuEngine
+from rlplan.timing.cpu.host import CpuHost
+from rlplan.vocabulary import SyncContent, Transport
+
+
+def hand_over_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_first: bool = False) -> Cost:
+    """From the trainer's memory into the engine, with a call, and two more to open the channel before the first one,
+    when the arena's pages are fresh too.
+    """
+    sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
+    arena = arena_bytes(policy_packets(job, engine.model)) if is_first else 0
+    cost = (_adapters_cost if sends_adapters else _whole_cost)(job, engine, host, arena)
+    return cost + Cost({Resource.LATENCY: host.latencies.call.value}).times(3 if is_first else 1)
+
+
+def _whole_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:
+    """Into vLLM's layerwise reload. arena: bytes of it that are fresh.
+
+    Counts: P e copied into the arena (2 P e read and written), read by both sides for checksums (2 P e); a fresh
+    tensor of each parameter, copied (2 P e); a fresh pack of each matrix (two of its bytes); both tables packed
+    again at the end. Source: vLLM 0.32.0 model_loader/reload; runtime/weight_sync/.
+    """
+    model, share = engine.model, engine.share
+    whole = FLOAT_BYTES * model.num_parameters
+    packed = engine.matrix_bytes + FLOAT_BYTES * 4 * model.vocab_size * model.hidden_size
+    cost = share.touch_cost(6 * whole + 2 * packed) + share.fresh_cost(_fresh(model) + packed + arena)
+    cost += share.latency_cost(host.latencies.reload_tensor.value, len(model.parameters))
+    return cost + _transport_cost(job, engine, host, whole)
+
+
+def _adapters_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:
+    """Into a slot of vLLM's, through a file in memory; the base is neither sent nor packed again. arena: as above.
+
+    Counts: S copied into the arena, read by both sides for checksums, copied apart, written to the file and read from
+    there into the slot (2 S each); what is apart and the file are fresh; as many reloads as layers with adapters.
+    Source: runtime/weight_sync/contents/adapter.py.
+    """
+    adapters, share = job.adapter_parameters(engine.model), engine.share
+    size = FLOAT_BYTES * sum(one.numel for one in adapters)
+    cost = share.touch_cost(10 * size) + share.fresh_cost(2 * size + arena)
+    cost += share.latency_cost(host.latencies.reload_tensor.value, len(adapters) // 2)
+    return cost + _transport_cost(job, engine, host, size)
+
+
+def _transport_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, num_bytes: float) -> Cost:
+    """What a transport other than shared memory adds to a sync.
+
+    Counts: gloo sends the bytes and copies them into the reader's arena; files are written into fresh pages of the
+    kernel's and read from there (four times the bytes).
+    """
+    transport, share = job.sync_transport, engine.share
+    if transport is Transport.GLOO:
+        sent = Cost({Resource.NETWORK: num_bytes / host.collective_bytes_per_s})
+        return sent + share.touch_cost(2 * num_bytes)
+    if transport is Transport.DISK:
+        return share.touch_cost(4 * num_bytes) + share.fresh_cost(num_bytes)
+    return NOTHING
+
+
+def _fresh(model: ModelSpec) -> float:
+    """Bytes of the parameters that are large enough to be mapped afresh."""
+    return sum(fresh_bytes({parameter.numel: 1}, 1) for parameter in model.parameters)
