@@ -206,6 +206,10 @@ LOSSES = {
     "adapters alone are handed over": (
         *("training.lora.rank=4", "placement.sync_content=adapter", "algorithm.learning_rate=1e-3"),
     ),
+    "adapters run ahead": (
+        *("training.lora.rank=4", "placement.sync_content=adapter", "algorithm.learning_rate=1e-3"),
+        *("placement.placement=disaggregated", "placement.max_staleness=2"),
+    ),
 }
 
 
@@ -216,6 +220,7 @@ LOSSES = {
         pytest.param("time sharing", marks=pytest.mark.nightly),
         pytest.param("generation runs ahead", marks=pytest.mark.nightly),
         pytest.param("adapters alone are handed over", marks=pytest.mark.nightly),
+        pytest.param("adapters run ahead", marks=pytest.mark.nightly),
     ],
 )
 def test_a_killed_engine_comes_back_with_the_weights_of_now(how: str, tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from tests.runtime.runs.test_runs import ROUNDING
 
 pytestmark = pytest.mark.engine
 ADAPTERS_AHEAD = (
-    "workload.num_steps=4",
-    "workload.evaluate_every=4",
+    "workload.num_steps=5",
+    "workload.evaluate_every=5",
     "workload.num_heldout_prompts=16",
     "workload.num_prompts_per_step=8",
     "workload.num_samples_per_prompt=4",
     "workload.mini_batch_size=32",
-    "workload.micro_batch_size_per_gpu=4",
+    "workload.micro_batch_size_per_gpu=1",  # a step takes so long that rollouts end meanwhile
     "workload.max_response_len=200",
     "workload.mean_response_len=60",
     "workload.response_lengths={kind: lognormal, median: 50, sigma: 0.6}",
@@ -107,8 +107,7 @@ def test_each_rollout_is_of_one_version_of_the_adapter_and_outlives_later_ones(a
     assert max(row["staleness/partial_fraction"] for row in trained) == 0
     when_one_arrived = _stream(adapters_ahead, 1)
     assert when_one_arrived["version"] == 2, "the checkpoint of a step comes after its weights"
-    ended_later = {group.number for step in (2, 3) for group in _finished(adapters_ahead, step)}
-    assert ended_later & set(when_one_arrived["stream"]["again"]), "begun under version 1, ended when there were others"
+    assert min(when_one_arrived["stream"]["again"]) < 3 * 8, "one of the first three batches, begun under version 1"
 
 
 def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(adapters_ahead: FinishedRun) -> None:
@@ -116,7 +115,7 @@ def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(a
     job, policies = adapters_ahead.plan.job, dict[int, Any]()
     requests = RequestMaker(job, load_prompts(job))
     seen = set()
-    for group in (group for step in (1, 2, 3) for group in _finished(adapters_ahead, step)):
+    for group in (group for step in range(1, 5) for group in _finished(adapters_ahead, step)):
         prompt = requests.rollouts(group.number).prompt
         for completion in group.finished.completions:
             (span,) = completion.spans
@@ -124,7 +123,7 @@ def test_rollouts_that_wait_have_the_log_probs_of_the_trainer_at_their_version(a
             assert (span.start, span.end) == (0, len(completion.tokens))
             assert max(_differences(policy, prompt, completion)) < ROUNDING
             seen.add(span.version)
-    assert len(seen) > 1
+    assert max(seen) > 1, "adapters that were trained"
 
 
 def _stream(run: FinishedRun, step: int) -> dict[str, Any]:

@@ -54,10 +54,6 @@ class HeldAdapters:
         self._let_go(llm)
         return version
 
-    def holds(self, version: int, checksums: Mapping[str, int]) -> bool:
-        """Whether it is here already, as where all engines are sent what another one lost."""
-        return version in self._held and self._held[version][1] == checksums
-
     def take(
         self,
         llm: Any,
@@ -68,28 +64,44 @@ class HeldAdapters:
     ) -> None:
         """Take a version in, beside those that samples are under way with.
 
-        Raises: RunError where these take all slots: vLLM would drop one of them without a word. With `max_staleness`
-        there is always one (memory/weight_sync/adapters.py, num_adapter_versions says why).
+        One that is here already stays, as where all engines are sent what another one lost; not where it came otherwise
+        and nothing was begun with it, as where it is sent again because it was wrong.
+        Raises: RunError where samples take all slots: vLLM would drop a version of theirs without a word. With
+        `max_staleness` there is always one (memory/weight_sync/adapters.py, num_adapter_versions says why).
         """
         # In a batch with any adapter vLLM 0.32 on a CPU gives samples without one that of the last slot.
         assert self._held or not self._begun, "the first version comes before samples that go on beside it"
-        self.newest = self.version
-        self._let_go(llm)  # what arrived and was never begun with, as where it is sent again
-        if len(self._held) >= self.num_slots or version in self._held:
-            self._remove_unused(llm, set(self._held))
-        if len(self._held) >= self.num_slots or version in self._held:
-            held = ", ".join(map(str, self.versions))
-            raise sync_error(
-                f"version {version} finds no slot for its adapter: samples of versions {held} are under way, and there "
-                f"are {self.num_slots} slots"
-            )
-        self._held[version] = take_adapter(llm, job, tensors, version), checksums
+        if not self._keeps(version, checksums):
+            self._make_room(llm, version)
+            self._held[version] = take_adapter(llm, job, tensors, version), checksums
         self.newest = version
+        if self.version not in self._held:  # the first one, of a new engine or of one that was restarted
+            self.version = version
 
     def switch(self, llm: Any, version: int | None = None) -> None:
         """Samples begin with the newest version from now on, or with one that another rank names."""
         self.version = self.newest if version is None else version
         self._let_go(llm)
+
+    def _keeps(self, version: int, checksums: Mapping[str, int]) -> bool:
+        if version not in self._held:
+            return False
+        return self._num_under_way[version] > 0 or self._held[version][1] == checksums
+
+    def _make_room(self, llm: Any, version: int) -> None:
+        """Of what nothing is under way with, the version that samples begin with goes last."""
+        self.newest = self.version
+        self._let_go(llm)
+        if version in self._held:
+            self._remove_unused(llm, {version})
+        if len(self._held) >= self.num_slots:
+            self._remove_unused(llm, set(self._held))
+        if len(self._held) >= self.num_slots:
+            held = ", ".join(map(str, self.versions))
+            raise sync_error(
+                f"version {version} finds no slot for its adapter: samples of versions {held} are under way, and there "
+                f"are {self.num_slots} slots"
+            )
 
     def _let_go(self, llm: Any) -> None:
         self._remove_unused(llm, set(self._held) - {self.version, self.newest})

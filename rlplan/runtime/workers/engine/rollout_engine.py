@@ -251,7 +251,7 @@ class RolloutEngine(Worker):
         return dataclasses.replace(report, applied_s=self._transfer.apply_s)
 
     def _receive_adapter(self, update: Update) -> None:
-        """Take a version's adapters in; where another engine was restarted, this one holds them.
+        """Take a version's adapters in.
 
         Samples begin with them when all ranks of the engine have them: what is paused says so when it resumes, and
         rank 0 says it to those that it leads.
@@ -259,10 +259,9 @@ class RolloutEngine(Worker):
         transfer = self._transfer
         tensors = {name: tensor.cpu().clone() for name, tensor in transfer.receiver.tensors(update)}
         checksums = transfer.receiver.report.checksums
-        if not self.adapters.holds(update.version, checksums):
-            start = time.perf_counter()
-            self.adapters.take(self.llm, self.job, tensors, update.version, checksums)
-            transfer.apply_s = time.perf_counter() - start
+        start = time.perf_counter()
+        self.adapters.take(self.llm, self.job, tensors, update.version, checksums)
+        transfer.apply_s = time.perf_counter() - start
         if not self.paused and self.follower is None:
             self.adapters.switch(self.llm)
 

@@ -206,7 +206,9 @@ def test_a_version_goes_with_the_last_request_that_it_was_begun_with(versions: d
     assert versions["files"] == []
 
 
-def test_an_engine_that_is_sent_a_version_again_keeps_it(versions: dict[str, Any]) -> None:
+def test_an_engine_keeps_a_version_that_is_under_way_when_it_is_sent_for_another_one(
+    versions: dict[str, Any],
+) -> None:
     assert versions["keeps"]
 
 
