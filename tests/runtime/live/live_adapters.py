@@ -27,10 +27,10 @@ AHEAD = {
 class Versions:
     """An engine that is handed one version after the other while samples of those before are under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, address: tuple[str, int] | None = None, **more: Any) -> None:
         from rlplan.runtime.models.adapters import add_adapters
 
-        self.live = Live(**AHEAD)
+        self.live = Live(rank, address, **AHEAD, **more)
         add_adapters(self.live.model, self.live.job)
         self.trained = {n: p for n, p in self.live.model.named_parameters() if "lora_B" in n}
         self.values: dict[int, dict[str, Any]] = {}
@@ -128,6 +128,40 @@ def _without_a_slot(both: Versions) -> str:
         engine.invoke("resume")
         engine.invoke("stop")
     return ""
+
+
+def versions_on_ranks(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
+    """The ranks of an engine that get a version at different moments, and a request in between."""
+    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from tests.runtime.live.live_engine import _start_action
+
+    both = Versions(rank, ("127.0.0.1", port), **{"rollout.tp": num_ranks})
+    engine, job = both.live.engine, both.live.job
+    forecast = EngineForecast(job, job.load_model(), job.load_profile())
+    answer: dict[str, Any] = {
+        "staging": engine.components()["policy", "sync_staging"],
+        "forecast": forecast.resident(_start_action(), "start")["sync_staging"],
+    }
+    both.arrive(1)
+    if rank == 0:
+        time.sleep(scaled(2.0))  # a run waits for all ranks here
+        both.begin(1)
+        both.arrive(2)
+        engine.invoke("submit", [asked(0)])
+        time.sleep(scaled(2.0))
+        engine.invoke("resume")
+        engine.invoke("submit", [asked(2)])
+    else:
+        time.sleep(scaled(1.0))
+        both.arrive(2)
+    finished = {one.id: one.completions for one in engine.invoke("collect", scaled(60.0), 3)}
+    for name, version in (("before", 1), ("between", 0), ("after", 2)):
+        completions = finished[asked(version).id]
+        answer[name] = [[span.version for c in completions for span in c.spans]]
+        answer[name] += [both.differences(c) for c in completions] if rank == 0 else []
+    answer["left"] = engine.adapters.versions
+    engine.invoke("stop")
+    return answer
 
 
 def _generates() -> Any:

@@ -354,7 +354,19 @@ def memory(*arguments: Any) -> dict[str, Any]:
     return memory_of_base(*arguments[3:])
 
 
-SCENARIOS: dict[str, Any] = {"alone": alone, "ranks": ranks, "base memory": memory}
+def versions_on_ranks(*arguments: Any) -> dict[str, Any]:
+    """Several versions of an adapter on the ranks of one engine."""
+    from tests.runtime.live import live_adapters
+
+    return live_adapters.versions_on_ranks(*arguments)
+
+
+SCENARIOS: dict[str, Any] = {
+    "alone": alone,
+    "ranks": ranks,
+    "base memory": memory,
+    "versions on ranks": versions_on_ranks,
+}
 
 
 def main(path: str, scenario: str, *arguments: Any) -> None:

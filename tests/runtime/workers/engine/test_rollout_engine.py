@@ -218,3 +218,14 @@ def test_slots_and_copies_of_an_adapter_s_versions_are_predicted_to_the_byte(ver
 
 def test_a_version_that_finds_no_slot_is_refused(versions: dict[str, Any]) -> None:
     assert "version 6 finds no slot for its adapter: samples of versions 3, 4, 5 are under way" in versions["refused"]
+
+
+@pytest.mark.nightly
+def test_ranks_of_an_engine_begin_with_the_same_version_whenever_each_of_them_got_it() -> None:
+    leader, follower = ask("versions on ranks", 2)
+    for rank in (leader, follower):
+        assert rank["staging"] == rank["forecast"]
+        assert [rank[name][0] for name in ("before", "between", "after")] == [[1, 1], [1, 1], [2, 2]]
+        assert rank["left"] == [2]
+    for name, version in (("before", "1"), ("between", "1"), ("after", "2")):
+        assert max(differences[version] for differences in leader[name][1:]) < ROUNDING
