@@ -170,6 +170,11 @@ class Choice:
         return Choice(self.arrangement, trainer, engine)
 
     @property
+    def sends_changes(self) -> bool:
+        """Whether what has changed travels alone, so that a copy of what was sent last is kept."""
+        return self.sync_mode == "delta"
+
+    @property
     def with_whole_sequences(self) -> "Choice":
         """The same with passes that no ranks share, as a frozen role of rlplan's own runtime makes them."""
         return replace(self, trainer=replace(self.trainer, ulysses=1))

@@ -40,6 +40,10 @@ class Forecast(Protocol):
         """Held in the host's memory beside the device's: nothing, where the device's memory is the host's."""
         return {}
 
+    def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """The same of what the first of the processes alone holds, of those that are alike."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Process:
@@ -132,16 +136,18 @@ def _rows(action: Action, run_phase: RunPhase, process: Process) -> Iterator[Led
                 resident_high_bytes=spread(kind, held)[1] if has_interval else None,
             )
     if process.host is not None:
-        for kind, size in host_bytes(usual, action, run_phase, process.host_libraries).items():
-            provenance = Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED
-            yield row(
-                device=process.host,
-                space="host",
-                kind=kind,
-                resident_bytes=size,
-                peak_bytes=size,
-                provenance=provenance,
-            )
+        of_each = host_bytes(usual, action, run_phase, process.host_libraries)
+        for number, sizes in ((process.num_alike, of_each), (1, usual.on_host_of_first(action, run_phase))):
+            for kind, size in sizes.items():
+                yield row(
+                    device=process.host,
+                    space="host",
+                    kind=kind,
+                    resident_bytes=size,
+                    peak_bytes=size,
+                    provenance=Provenance.ASSUMED if kind is MemoryKind.PROCESS else Provenance.DERIVED,
+                    num_alike=number,
+                )
 
 
 def host_bytes(forecast: Forecast, action: Action, run_phase: RunPhase, libraries: int) -> Bytes:

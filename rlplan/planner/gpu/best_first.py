@@ -127,9 +127,10 @@ class PairBounds:
         """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
         holding = trainer.zero_stage, trainer.offloads_optimizer, trainer.offloads_parameters
         axes = trainer.ulysses, trainer.tp, trainer.pp, trainer.cp, trainer.ep
-        key = holding, axes, engine
+        keeps = transport == "delta"
+        key = holding, axes, engine, keeps
         if key not in self._beside_trainer:
-            self._beside_trainer[key] = self._beside_states(trainer, engine)
+            self._beside_trainer[key] = self._beside_states(trainer, engine, keeps_sent=keeps)
         found = self._beside_trainer[key]
         if found is None:
             return None
@@ -143,11 +144,16 @@ class PairBounds:
             return rounded((max(own, found[1]) + sync) * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)
         return self._key(own + sync, found[1])
 
-    def _beside_states(self, trainer: TrainerChoice, engine: EngineChoice) -> tuple[int, float] | None:
-        """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone."""
+    def _beside_states(
+        self, trainer: TrainerChoice, engine: EngineChoice, *, keeps_sent: bool
+    ) -> tuple[int, float] | None:
+        """(bytes of KV cache at most, seconds of the engine with it) beside a trainer's states alone.
+
+        keeps_sent: beside copies of what was sent last too, where changes alone are sent.
+        """
         scorer, arrangement = self.scorer, self.arrangement
-        states = scorer.roles.resident_bytes(arrangement, trainer)
-        most = scorer.kv_cache_beside(arrangement, engine, states, self.rank)
+        states = scorer.roles.resident_bytes(arrangement, trainer, keeps_sent=keeps_sent)
+        most = scorer.kv_cache_beside(arrangement, engine, states, self.rank, keeps_sent=keeps_sent)
         return None if most is None else (most, scorer.times.engine_seconds(arrangement, engine, most))
 
     def _key(self, trainer: float, engine: float, twice: float = 0.0) -> Key:

@@ -19,6 +19,7 @@ from rlplan.memory.roles.gpu.engine import EngineOnGpu, incoming
 from rlplan.memory.roles.gpu.own_generation import engine_class
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.gpu.sent_weights import keeping_sent_weights
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.memory.trainers.checkpoints import saved_bytes
@@ -144,11 +145,10 @@ class GpuRoles:
 
     def fit(self, candidate: Choice) -> Fit:
         """What a candidate needs at its worst moments, and the room for its KV cache."""
-        parts = self.parts(candidate.arrangement)
-        one = self.trainer_bytes(candidate.arrangement, candidate.trainer)
-        return self.without_host_memory(
-            fit(one, self.engine_bytes(candidate.arrangement, candidate.engine), parts.capacities)
-        )
+        where, keeps = candidate.arrangement, candidate.sends_changes
+        one = self.trainer_bytes(where, candidate.trainer, keeps_sent=keeps)
+        other = self.engine_bytes(where, candidate.engine, keeps_sent=keeps)
+        return self.without_host_memory(fit(one, other, self.parts(where).capacities))
 
     def without_host_memory(self, need: Fit) -> Fit:
         """The same where the GPU's memory is the host's, so that both must fit into it together."""
@@ -160,46 +160,40 @@ class GpuRoles:
         }
         return replace(need, **left)
 
-    def trainer_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
-        """Everything that trains and scores."""
-        parts = self.parts(arrangement)
-        key = parts.without_engines, choice
-        if key not in self._bytes:
-            self._bytes[key] = self._sum(parts, parts.others, Choice(arrangement, choice, NO_ENGINE))
-        return self._bytes[key]
+    def trainer_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
+        """Everything that trains and scores. keeps_sent: with what is kept where changes alone are sent."""
+        parts, one = self.parts(where), Choice(where, choice, NO_ENGINE, "delta" if keeps_sent else "")
+        return self._sum((parts.without_engines, choice), parts, parts.others, one)
 
-    def resident_bytes(self, arrangement: Arrangement, choice: TrainerChoice) -> BytesByMoment:
+    def resident_bytes(self, where: Arrangement, choice: TrainerChoice, *, keeps_sent: bool = False) -> BytesByMoment:
         """What every choice holds at least that differs from this one in its passes alone: states, not activations.
 
         Counts: passes as what is left after them. At no moment is it more than any such choice holds.
         """
-        parts, choice = self.parts(arrangement), choice.without_passes
-        key = "resident", parts.without_engines, choice
-        if key not in self._bytes:
-            candidate = Choice(arrangement, choice, NO_ENGINE)
-            self._bytes[key] = self._sum(parts, parts.others, candidate, DEPENDS_ON_TOKENS)
-        return self._bytes[key]
+        parts, choice = self.parts(where), choice.without_passes
+        one = Choice(where, choice, NO_ENGINE, "delta" if keeps_sent else "")
+        return self._sum(("resident", parts.without_engines, choice), parts, parts.others, one, DEPENDS_ON_TOKENS)
 
-    def engine_bytes(self, arrangement: Arrangement, choice: EngineChoice) -> BytesByMoment:
-        """The engine, without its KV cache."""
-        parts = self.parts(arrangement)
-        key = parts.of_engines, choice
-        if key not in self._bytes:
-            candidate = Choice(arrangement, NO_TRAINER, choice)
-            self._bytes[key] = self._sum(parts, parts.engines, candidate)
-        return self._bytes[key]
+    def engine_bytes(self, where: Arrangement, choice: EngineChoice, *, keeps_sent: bool = False) -> BytesByMoment:
+        """The engine, without its KV cache. keeps_sent: as above."""
+        parts, one = self.parts(where), Choice(where, NO_TRAINER, choice, "delta" if keeps_sent else "")
+        return self._sum((parts.of_engines, choice), parts, parts.engines, one)
 
     def _sum(
         self,
+        key: tuple[object, ...],
         parts: ArrangementParts,
         processes: tuple[str, ...],
         candidate: Choice,
         leaves_out: tuple[ActionKind, ...] = (),
     ) -> BytesByMoment:
-        total = parts.nothing
-        for name in processes:
-            total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
-        return total
+        key = *key, candidate.sends_changes
+        if key not in self._bytes:
+            total = parts.nothing
+            for name in processes:
+                total += bytes_by_moment(parts.moments, name, self._table(name, candidate), leaves_out=leaves_out)
+            self._bytes[key] = total
+        return self._bytes[key]
 
     def nothing(self, arrangement: Arrangement) -> BytesByMoment:
         """No bytes at any moment."""
@@ -240,8 +234,7 @@ class GpuRoles:
         """Steps whose rollouts are generated beside each other: as many as versions that they may be behind, where new
         weights interrupt them and do not wait until none is under way.
         """
-        place = self.job.placement
-        return place.max_staleness if arrangement.is_async and place.partial_rollouts else 1
+        return self.versions_ahead(arrangement) or 1
 
     def versions_ahead(self, arrangement: Arrangement) -> int:
         """How many steps' rollouts are under way beside training, where new weights interrupt them; else 0: a batch."""
@@ -258,6 +251,10 @@ class GpuRoles:
 
     def forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int = 0) -> Forecast:
         """What a process holds when the longest response of a micro-batch has so many tokens."""
+        one = self._forecast(process, candidate, response_len, kv_cache)
+        return keeping_sent_weights(one, self.job) if candidate.sends_changes else one
+
+    def _forecast(self, process: str, candidate: Choice, response_len: float, kv_cache: int) -> Forecast:
         arrangement, job, setting = candidate.arrangement, self.job, self.setting
         worker, *rest = process.split("/")
         micro_batch = self.micro_batch(candidate, response_len)
@@ -374,7 +371,8 @@ class GpuRoles:
         """A process's table, shared by all candidates in which it holds the same."""
         arrangement = candidate.arrangement
         is_engine = process.startswith(ENGINE)
-        key: tuple[object, ...] = (process, arrangement.placement is Placement.DISAGGREGATED, candidate.engine)
+        is_apart, keeps = arrangement.placement is Placement.DISAGGREGATED, candidate.sends_changes
+        key: tuple[object, ...] = (process, is_apart, candidate.engine, keeps)
         if process.startswith("scorer"):
             trainer = candidate.trainer
             sizes = trainer.micro_batch, trainer.max_tokens, trainer.num_token_shards
@@ -382,10 +380,8 @@ class GpuRoles:
             if self.job.target != "rlplan":
                 key = (process, arrangement.num_frozen, trainer)
         elif not is_engine:
-            own = arrangement.placement is Placement.DISAGGREGATED
-            away = arrangement.offloaded == "all"
-            copies = self._copies(arrangement, process)
-            key = (process, own, arrangement.num_training, candidate.trainer, copies, away)
+            moves = self._copies(arrangement, process), arrangement.offloaded == "all", keeps
+            key = (process, is_apart, arrangement.num_training, candidate.trainer, *moves)
         if key not in self._tables:
             longest = float(self.job.workload.max_response_len)
             is_same = is_engine or self.usual_len >= longest

@@ -358,10 +358,11 @@ class CandidateScorer:
         return self._entries[key]
 
     def kv_cache_beside(
-        self, arrangement: Arrangement, engine: EngineChoice, beside: BytesByMoment, rank: int
+        self, arrangement: Arrangement, engine: EngineChoice, beside: BytesByMoment, rank: int, *, keeps_sent: bool
     ) -> int | None:
         """The most KV cache that an engine may have beside so many bytes; None where both do not fit together."""
-        need = self.need(arrangement, (beside, self.roles.engine_bytes(arrangement, engine)))
+        held = self.roles.engine_bytes(arrangement, engine, keeps_sent=keeps_sent)
+        need = self.need(arrangement, (beside, held))
         return None if need.slack_host < 0 else self._most_kv_cache(arrangement, engine, need, rank)
 
     def _most_kv_cache(self, arrangement: Arrangement, engine: EngineChoice, need: Fit, rank: int) -> int | None:

@@ -29,6 +29,9 @@ Slot = tuple[RunPhase, str, bool]
 DEPENDS_ON_TOKENS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.SCORE)
 DEPENDS_ON_GRADIENTS = (*DEPENDS_ON_TOKENS, ActionKind.OPTIMIZER_STEP)
 """Actions whose peak is known only when the way of all gradients was followed."""
+Held = tuple[int, int, int, int, bool]
+"""Bytes of a process as expected, at the high end, on its host, there as the first of those that are alike; whether the
+KV cache is among them."""
 
 
 class RoleTable:
@@ -46,10 +49,10 @@ class RoleTable:
         states: "RoleTable | None" = None,
     ) -> None:
         self.usual, self.states, self._longest = usual, states, longest
-        self._known: dict[tuple[object, ...], tuple[int, int, int, bool]] = {}
+        self._known: dict[tuple[object, ...], Held] = {}
 
-    def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
-        """(expected, high, host, whether the KV cache is there) inside an action, or after it."""
+    def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> Held:
+        """What is held inside an action, or after it."""
         key = run_phase == "start", action.kind, inside
         if (found := self._known.get(key)) is None:
             if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
@@ -64,7 +67,7 @@ class RoleTable:
         """At the longest response of all."""
         return self._longest() if self._longest is not None else self.usual
 
-    def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> tuple[int, int, int, bool]:
+    def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> Held:
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
             if inside
@@ -75,7 +78,8 @@ class RoleTable:
         longest = usual if is_same else asks(self.longest)
         high = sum(spread(kind, size)[1] for kind, size in longest.items())
         host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
-        return sum(usual.values()), high, host, MemoryKind.KV_CACHE in usual
+        of_first = sum(self.usual.on_host_of_first(action, run_phase).values())
+        return sum(usual.values()), high, host, of_first, MemoryKind.KV_CACHE in usual
 
 
 @dataclass(frozen=True)
@@ -197,13 +201,13 @@ def bytes_by_moment(
         table.at(run_phase, action, inside=inside and action.kind not in leaves_out)
         for run_phase, action, inside in mine.slots
     ]
-    held.append((0, 0, 0, False))
+    held.append((0, 0, 0, 0, False))
     alike = moments.kinds[process]
     return BytesByMoment(
         tuple([held[index][0] for index in mine.places]),
         tuple([held[index][1] for index in mine.places]),
-        tuple([alike * held[index][2] for index in mine.hosts]),
-        tuple([place for place, index in enumerate(mine.places) if held[index][3]]),
+        tuple([alike * held[index][2] + held[index][3] for index in mine.hosts]),
+        tuple([place for place, index in enumerate(mine.places) if held[index][4]]),
     )
 
 

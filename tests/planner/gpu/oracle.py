@@ -5,7 +5,7 @@ axes, what may be combined, what the runtime refuses, who is there at which mome
 step's seconds are written here once more, the plain way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.gpu.sent_weights import sent_weights_bytes
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.weight_sync.adapters import EngineAdapters
@@ -65,11 +66,13 @@ class Oracle(RawSeconds):
             actions = [action for action in schedule.step if action.every == 1]
             moments = PhaseBytes(schedule, self.setting)
             trainers = [(one, self._trainer_bytes(moments, arrangement, one)) for one in self._trainers(arrangement)]
+            copies = self._copies(moments)
             for engine in self._engines(arrangement):
                 mine, holds = self._engine_bytes(moments, arrangement, engine)
                 for trainer, other in trainers:
-                    rank, kv_cache = self._fit(moments, arrangement, engine, mine, other, holds)
                     for sync_mode in self._sync_modes(arrangement, engine):
+                        held = (mine[0], mine[1], copies(mine[2])) if sync_mode == "delta" else mine
+                        rank, kv_cache = self._fit(moments, arrangement, engine, held, other, holds)
                         choice = Choice(arrangement, trainer, engine, sync_mode)
                         if not self._can_run(arrangement, engine, sync_mode):
                             yield Tried(REFUSED, 0.0, 0.0, choice, kv_cache)
@@ -187,6 +190,25 @@ class Oracle(RawSeconds):
                 moments.add(full, name, *(self._engine(arrangement, engine, 1 << 40),) * 2)
                 holds = {i for i, (a, b) in enumerate(zip(total[0], full[0], strict=True)) if a != b}
         return total, sorted(holds)
+
+    def _copies(self, moments: "PhaseBytes") -> Callable[[list[int]], list[int]]:
+        """Adds to bytes of hosts what rlplan's runtime keeps where changes travel alone, once something was sent: a
+        copy on the rank that sends, one on every rank that generates.
+        """
+        bytes_each, bucket = self.spec.rollout.dtype.num_bytes, self.spec.placement.sync_bucket
+        copy = sent_weights_bytes(self.setting.policy, bytes_each, bucket)
+        number = {name: count for name, count in moments.alike.items() if name.startswith("rollout_engine")}
+        number |= {name: 1 for name in moments.names if name.startswith("policy_trainer")}
+        added = [
+            copy
+            * sum(
+                number.get(name, 0)
+                for name, (_, action, _) in there.items()
+                if moments.home[name] == host and not action.kind.startswith("start_")
+            )
+            for _, host, there in moments.rows
+        ]
+        return lambda sizes: [one + more for one, more in zip(sizes, added, strict=True)]
 
     def _fit(
         self,

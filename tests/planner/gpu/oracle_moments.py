@@ -51,7 +51,7 @@ class PhaseBytes:
 
     def add(self, total: Bytes, name: str, usual: Any, longest: Any) -> None:
         """Add a process where it is at each moment."""
-        known: dict[tuple[str, str, bool], tuple[int, int, int]] = {}
+        known: dict[tuple[str, str, bool], tuple[int, int, int, int]] = {}
         for index, (device, host, there) in enumerate(self.rows):
             if name not in there:
                 continue
@@ -62,10 +62,11 @@ class PhaseBytes:
                 most = longest.peak(action, run_phase) if inside else held
                 high = sum(spread(kind, size)[1] for kind, size in most.items())
                 lies_there = host_bytes(usual, action, run_phase, WORKER_HOST_BYTES)
-                known[key] = sum(held.values()), high, sum(lies_there.values())
-            expected, high, on_host = known[key]
+                once = usual.on_host_of_first(action, run_phase)
+                known[key] = sum(held.values()), high, sum(lies_there.values()), sum(once.values())
+            expected, high, on_host, of_first = known[key]
             if self.on[name] == device:
                 total[0][index] += expected
                 total[1][index] += high
             if self.home[name] == host:
-                total[2][index] += on_host * self.alike[name]
+                total[2][index] += on_host * self.alike[name] + of_first
