@@ -72,6 +72,12 @@ class GpuSetting:
         """The rates of a device group."""
         return self.pool(group).cluster
 
+    def part(self, group: str, num_gpus: int) -> Cluster:
+        """The rates of so many GPUs of a device group."""
+        whole = self.cluster(group)
+        per_host = whole.gpus_per_host
+        return replace(whole, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
+
     @property
     def profiles(self) -> tuple[GpuProfile | NodeProfile, ...]:
         """Of each kind of GPU, and of the nodes that they sit in."""

@@ -373,8 +373,7 @@ class GpuTimes:
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
         if (group, size := group_size(arrangement, group)) not in self._clusters:
-            whole = self.setting.cluster(group)
-            self._clusters[group, size] = replace(whole, num_gpus=size, gpus_per_host=min(size, whole.gpus_per_host))
+            self._clusters[group, size] = self.setting.part(group, size)
         return self._clusters[group, size]
 
     def _once(self, key: object, work_out: Callable[[], Cost], costs: dict[object, Cost] | None = None) -> Cost:

@@ -48,6 +48,8 @@ class Cluster:
     gpus_per_host: int
     node: NodeProfile | None = None
     """The machine they sit in, None where it is not known (then one host at most)."""
+    host_gpus: int = 0
+    """GPUs of a host, where these are some of them and others are next to them."""
 
     @property
     def num_hosts(self) -> int:

@@ -105,7 +105,8 @@ def host_link_bytes_per_s(cluster: Cluster) -> float:
 
 def _joined(cluster: Cluster) -> int:
     """GPUs that reach each other without the network; of a part of a host's GPUs, all of that host's."""
-    return max(cluster.gpus_per_host, cluster.node.num_gpus_in_link_domain if cluster.node else 1)
+    linked = cluster.node.num_gpus_in_link_domain if cluster.node else 1
+    return max(cluster.gpus_per_host, cluster.host_gpus, linked)
 
 
 def _network(cluster: Cluster) -> float:

@@ -98,7 +98,7 @@ class RawSeconds(RawAxes):
         size = arrangement.num_training
         if group in (GENERATION, SCORING):
             size = arrangement.num_generation if group == GENERATION else arrangement.num_scoring
-        return Cluster(pool.gpu, size, min(size, pool.gpus_per_host), pool.node)
+        return Cluster(pool.gpu, size, min(size, pool.gpus_per_host), pool.node, pool.gpus_per_host)
 
     def _work_out(
         self,
