@@ -58,7 +58,13 @@ CHANGED_SHARE = 0.03
 GATHERED_ELEMENT_BYTES = 2
 """Weights are gathered in 16 bits; narrower ones are made of them on the way, and each then has a tensor of scales."""
 INDEX_BYTES = 4
-"""Of the position that travels beside a changed element."""
+"""Of the position that travels beside a changed element (verl)."""
+CODED_BYTES_PER_S = 1.67e9
+"""Of the weights that rlplan's own runtime brings up to date: one thread of the rank that sends compares them on the
+host with what was sent last and codes what has changed, one of each engine's rank lays that over its copy, packet by
+packet in turn. Measured at both ends together: reports/runtime/sync.md, shared memory, delta."""
+GAP_BYTES = 1
+"""Of how far a changed element lies behind the one before it. Source: `rlplan.runtime.weight_sync.contents.delta`."""
 
 
 class Loader(StrEnum):
@@ -93,7 +99,7 @@ class SyncSetup:
     loads: bool = True
     """False leaves the engines' own part out, as benchmarks of transports do."""
     changed_share: float = CHANGED_SHARE
-    """Of the elements, sent where only changes are."""
+    """Of 16-bit elements, sent where only changes are; of wider ones practically all change in a step."""
     attention_dp: int = 1
     """Groups of tp ranks of one engine, each with all but the experts, which they share."""
 
@@ -101,6 +107,11 @@ class SyncSetup:
     def is_sharded(self) -> bool:
         """Whether no training rank holds the weights whole."""
         return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "rlplan")
+
+    @property
+    def is_coded_by_one(self) -> bool:
+        """Whether changes are found by the rank that sends, of all weights; else by every rank, of its own part."""
+        return self.transport == "delta" and self.trainer == "rlplan"
 
 
 @lru_cache(maxsize=64)
@@ -125,7 +136,8 @@ def num_sent_tensors(model: ModelSpec) -> int:
 def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> Cost:
     """Seconds of one weight sync.
 
-    Counts: GATHER + SEND + LOAD one after the other, or the slowest and a bucket of the others (`overlapped`).
+    Counts: GATHER + SEND + LOAD one after the other, or the slowest and a bucket of the others (`overlapped`). Of a
+    delta of rlplan's own runtime GATHER ends on the host with the changes coded, LOAD begins there with all weights.
     Source: verl checkpoint_engine (two buckets in turn), slime update_weight (one after the other).
     Assumes: all ranks gather everything; every engine gets everything at once.
 
@@ -141,7 +153,11 @@ def sync_cost(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     num_bytes, gather, load = ends.num_bytes, ends.gather, ends.load
     if setup.transport == "delta":
         wire = lone_wire(training, generation)
-        return gather + Cost({wire.resource: wire.seconds(num_bytes)}) + load
+        send = Cost({wire.resource: wire.seconds(num_bytes)})
+        if not setup.is_coded_by_one:
+            return gather + send + load
+        num_buckets = ceil_div(model.num_parameters * setup.element_bytes, setup.bucket_bytes)
+        return overlapped((gather, send, load), num_buckets)
     if setup.transport == "disk":
         return gather + _through_disk(num_bytes, training, generation) + load
     if setup.transport == "shared_memory":
@@ -168,16 +184,10 @@ class SyncEnds:
 
 
 def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation: Cluster) -> SyncEnds:
-    """What is sent, and what both ends do for it: of whole weights, adapters, or what has changed.
-
-    Counts: of a delta each rank's shard compared, the changed elements with their positions, two passes to write them.
-    """
+    """What is sent, and what both ends do for it: of whole weights, adapters, or what has changed."""
     num_bytes, tensors = model.num_parameters * setup.element_bytes, num_sent_tensors(model)
-    if setup.transport == "delta":
-        compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
-        write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / _memory(generation)})
-        changed = num_bytes / setup.element_bytes * setup.changed_share * (setup.element_bytes + INDEX_BYTES)
-        return SyncEnds(ceil(changed), tensors, compare, write + _server(setup))
+    if setup.transport == "delta" and not setup.is_coded_by_one:
+        return _ends_of_shards(model, setup, generation)
     if setup.transport == "adapter":
         num_bytes, tensors = setup.adapter_bytes, 2 * len(linear_layers(model))
     gathered = num_bytes * max(1, GATHERED_ELEMENT_BYTES // setup.element_bytes)
@@ -185,7 +195,41 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
     share = held_share(model, setup) if setup.transport != "adapter" else 1 / setup.tp
     load = load_cost(num_bytes, tensors, setup, generation, share) if setup.loads else NOTHING
+    if setup.is_coded_by_one:
+        gather += host_copy_cost(gathered, training) + Cost({Resource.HOST: gathered / CODED_BYTES_PER_S})
+        load += host_copy_cost(gathered * share, generation)
+        num_bytes = changed_bytes(model, setup)
     return SyncEnds(num_bytes, tensors, gather, load)
+
+
+def _ends_of_shards(model: ModelSpec, setup: SyncSetup, generation: Cluster) -> SyncEnds:
+    """Of changes that every training rank finds in its own part: that compared, two passes to write what has changed.
+
+    Source: verl docs/advance/delta_weight_sync.md.
+    """
+    num_bytes = model.num_parameters * setup.element_bytes
+    compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
+    write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / _memory(generation)})
+    return SyncEnds(changed_bytes(model, setup), num_sent_tensors(model), compare, write + _server(setup))
+
+
+def changed_bytes(model: ModelSpec, setup: SyncSetup) -> int:
+    """Bytes of the elements that have changed with their places.
+
+    Counts: P c (e + INDEX_BYTES), c the changed share; of rlplan's own coding P c (e + GAP_BYTES), e at least 2, and no
+    more than all weights. Source: as `sync_ends`. Assumes: of elements wider than 16 bits all change.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> model = find_model("meta-llama/Llama-3.1-8B")  # 8,030,261,248 parameters, of which 3 % change
+    >>> [changed_bytes(model, SyncSetup("delta", size, 8, 8)) for size in (2, 4)]  # 3 bytes each; all of 4
+    [722723513, 32121044992]
+    """
+    size = setup.element_bytes
+    share = setup.changed_share if size <= GATHERED_ELEMENT_BYTES else 1.0
+    if not setup.is_coded_by_one:
+        return ceil(model.num_parameters * share * (size + INDEX_BYTES))
+    coded = max(size, GATHERED_ELEMENT_BYTES)
+    return min(model.num_parameters * coded, ceil(model.num_parameters * share * (coded + GAP_BYTES)))
 
 
 def overlapped(stages: tuple[Cost, ...], num_buckets: int) -> Cost:
