@@ -321,6 +321,35 @@ def test_any_change_is_coded_bit_for_bit_within_the_packet_s_bytes(
         assert torch.equal(tensor, held), name
 
 
+class OnGpu(torch.Tensor):
+    """A channel's memory as it is on a GPU: numpy does not reach it."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+    def numpy(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
+def test_changes_go_through_a_gpu_s_memory_as_through_the_host_s(share: float) -> None:
+    parameters = [Parameter("model.layers.0.a.weight", (5000,))]
+    packets, generator = plan_packets(parameters, 2, 1 << 30), torch.Generator().manual_seed(0)
+    mine, theirs = SentWeights(packets, torch.bfloat16), SentWeights(packets, torch.bfloat16)
+    there = torch.empty(packets[0].bucket.num_bytes, dtype=torch.uint8).as_subclass(OnGpu)  # type: ignore[attr-defined]
+    old = torch.randn(5000, generator=generator).to(torch.bfloat16)
+    mine.put(0, there, [("model.layers.0.a.weight", old)])
+    theirs.take(0, there)
+    new = torch.where(torch.rand(5000, generator=generator) < share, -old, old)
+    encoding, size = mine.encode(0, there, [("model.layers.0.a.weight", new)])
+    assert (encoding == Encoding.FULL) is (share == 1.0)
+    theirs.take(0, there) if encoding == Encoding.FULL else theirs.apply(0, there[:size])
+    ((_, held),) = named(theirs.copies[0], packets[0].bucket.entries, torch.bfloat16)
+    assert torch.equal(held, new)
+
+
 def test_a_delta_over_another_base_is_refused(tmp_path: Path) -> None:
     channel = Channel(Transport.SHARED_MEMORY, 4000, torch.float32, 1, tmp_path, sends_deltas=True)
     weights = Weights(0, torch.float32)

@@ -1,7 +1,8 @@
 """Delta content: only the elements that have changed since the last update, bit for bit.
 
 In: a packet's weights and a copy of what was sent last. Out: bytes; and on the other side the same copy, brought up to
-date. Whole elements are compared as integers of 16 or 32 bits, so that nothing depends on how floats compare.
+date. Copies lie on the host, where everything is coded, also for a channel through the memory of GPUs. Whole elements
+are compared as integers of 16 or 32 bits, so that nothing depends on how floats compare.
 
 A payload is a table, a word of 8 bytes for each chunk (at most 2^20 elements of one tensor), then the chunks' bodies.
 A chunk is coded in the shortest of three ways: gaps (the new elements, then a byte for each: how far it lies behind the
@@ -72,22 +73,26 @@ class SentWeights:
         Returns: how the packet is coded, and its bytes, a multiple of 64.
         """
         bucket, copy = self.packets[index].bucket, self.copies[index]
+        coded = buffer if buffer.is_cpu else torch.empty(buffer.numel(), dtype=torch.uint8)  # numpy writes on the host
         table, end = [], _table_bytes(bucket)
         for (entry, part), new in zip(_chunks(bucket), _words(bucket, tensors, self.dtype), strict=True):
             old = _old_words(copy, entry, self.dtype, part)
             body = _code(new, old)
             table.append(body.count << 2 | body.coding)
             if end + body.num_bytes <= buffer.numel():
-                _write(buffer, end, body.parts)
+                _write(coded, end, body.parts)
             end += body.num_bytes
             if body.count:
                 old[:] = new
         if round_up(end, 64) > buffer.numel():
             buffer.copy_(copy)
             return Encoding.FULL, buffer.numel()
-        _write(buffer, 0, (np.array(table, dtype=np.int64),))
-        buffer[end : round_up(end, 64)] = 0
-        return Encoding.DELTA, round_up(end, 64)
+        size = round_up(end, 64)
+        _write(coded, 0, (np.array(table, dtype=np.int64),))
+        coded[end:size] = 0
+        if coded is not buffer:
+            buffer[:size].copy_(coded[:size])
+        return Encoding.DELTA, size
 
     def take(self, index: int, payload: torch.Tensor) -> None:
         """Keep a whole packet."""
@@ -95,7 +100,7 @@ class SentWeights:
 
     def apply(self, index: int, payload: torch.Tensor) -> list[BucketEntry]:
         """Lay a delta over the copy. Returns: the tensors of every layer in which anything came."""
-        bucket, data = self.packets[index].bucket, payload.numpy()
+        bucket, data = self.packets[index].bucket, payload.cpu().numpy()
         chunks = list(_chunks(bucket))
         table = data[: _WORD * len(chunks)].view(np.int64)
         end, touched = _table_bytes(bucket), set()
@@ -158,8 +163,8 @@ def _short_gaps(places: Any) -> Any:
     return steps
 
 
-def _write(buffer: torch.Tensor, start: int, parts: Iterable[Any]) -> None:
-    data = buffer.numpy()
+def _write(coded: torch.Tensor, start: int, parts: Iterable[Any]) -> None:
+    data = coded.numpy()
     for part in parts:
         size = part.nbytes
         data[start : start + size] = part.view(np.uint8)
