@@ -27,6 +27,7 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.gpu.sync_times import changes_may_win
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -70,7 +71,8 @@ class GpuSpace:
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self.gpus_per_host = setting.gpus_per_host
         self.has_rollouts = job.has_rollouts
-        self._transports: dict[bool, tuple[WeightSyncMode, ...]] = {}
+        self._setting, self._sends_changes = setting, dict[tuple[int, int], bool]()
+        self._transports: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
         self._can_train_on: dict[tuple[int, bool], bool] = {}
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool, bool], tuple[EngineChoice, ...]] = {}
@@ -144,10 +146,10 @@ class GpuSpace:
         if engine.adapter_versions:
             is_possible = self.job.training.trains_adapters and engine.sleep_level < 2
             return ("adapter",) if is_possible and self._may_send_adapters else ()
-        shares_devices = arrangement.shares_devices
-        if shares_devices not in self._transports:
-            self._transports[shares_devices] = self._all_transports(shares_devices=shares_devices)
-        return self._transports[shares_devices]
+        key = arrangement.shares_devices, self._may_send_changes(arrangement)
+        if key not in self._transports:
+            self._transports[key] = self._all_transports(*key)
+        return self._transports[key]
 
     @cached_property
     def _may_send_adapters(self) -> bool:
@@ -155,7 +157,16 @@ class GpuSpace:
         is_open = place.sync_content == "auto" and place.transport == "auto"
         return self.has_rollouts and (is_open or place.sync_content is SyncContent.ADAPTER)
 
-    def _all_transports(self, *, shares_devices: bool) -> tuple[WeightSyncMode, ...]:
+    def _may_send_changes(self, arrangement: Arrangement) -> bool:
+        """Whether what has changed may travel alone, where the job leaves that open."""
+        if arrangement.shares_devices or self.job.placement.sync_content != "auto":
+            return False
+        sizes = arrangement.num_training, arrangement.num_generation
+        if sizes not in self._sends_changes:
+            self._sends_changes[sizes] = changes_may_win(self.job, self._setting, *sizes)
+        return self._sends_changes[sizes]
+
+    def _all_transports(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
         if not self.has_rollouts:
             return ("",)
         place = self.job.placement
@@ -174,7 +185,7 @@ class GpuSpace:
             usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
         if content is SyncContent.ADAPTER:
             return ()
-        changes: tuple[WeightSyncMode, ...] = () if self.job.hardware.link is None else ("delta",)
+        changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
         return (*usual, *changes) if content == "auto" and given == "auto" else usual
 
     @property

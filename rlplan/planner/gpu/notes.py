@@ -13,6 +13,7 @@ from rlplan.planner.plan_parts import Considered
 from rlplan.spec.hardware.rates import format_bytes_per_s
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.slow_links import tcp_bytes_per_s
+from rlplan.timing.transfer.weight_sync import CHANGED_SHARE
 from rlplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
             "no drafted token were taken"
         )
     yield from _over_link(search, plan)
+    yield from _changes(search, plan)
     groups = plan.choice.arrangement.num_training // plan.choice.trainer.ranks_per_sequence
     units = search.job.num_units_per_mini_batch
     if units % groups:
@@ -54,6 +56,20 @@ def _over_link(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     yield (
         f"{what}, {linked.num_bytes / 1e9:.3g} GB, take {format_seconds(linked.travels.seconds)} to {link.num_places} "
         f"place{'s' * (link.num_places > 1)} at {rate} ({ways}), {beside}"
+    )
+
+
+def _changes(search: "GpuSearch", plan: Plan) -> Iterator[str]:
+    """What it brings within a cluster that what has changed travels alone."""
+    if not plan.choice.sends_changes or search.setting.link is not None:
+        return
+    where, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
+    cost = search.of(plan).times.syncs.cost
+    whole = min(cost(where, trainer, engine, way).seconds for way in ("nccl", "disk"))
+    now = cost(where, trainer, engine, plan.choice.sync_mode).seconds
+    yield (
+        f"what has changed travels ({CHANGED_SHARE:.0%} of the elements, assumed): {format_seconds(now)} instead of "
+        f"{format_seconds(whole)} for all weights (placement.sync_content=full)"
     )
 
 

@@ -1,7 +1,7 @@
 """Seconds of the weight sync of a candidate: by its transport, within a cluster or over a slow link.
 
-In: a SettledJob, its setting, who the clusters are. Out: Cost, LinkedSync. Left out: how seconds are computed
-(timing/transfer).
+In: a SettledJob, its setting, who the clusters are. Out: Cost, LinkedSync; whether changes alone are worth a look.
+Left out: how seconds are computed (timing/transfer).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,14 @@ from rlplan.spec.resolved import SettledJob
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
-from rlplan.timing.transfer.weight_sync import SyncSetup, SyncTransport, sync_cost
+from rlplan.timing.transfer.weight_sync import (
+    CODED_BYTES_PER_S,
+    GATHERED_ELEMENT_BYTES,
+    SyncSetup,
+    SyncTransport,
+    sync_cost,
+)
+from rlplan.timing.transfer.wires import lone_wire
 
 
 class SyncTimes:
@@ -84,3 +91,18 @@ class SyncTimes:
             return 0
         adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
         return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
+
+
+def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:
+    """Whether it may be faster to send what has changed alone, between so many GPUs of their own, than all weights.
+
+    Over a link always. In a cluster for rlplan's own runtime (no export says it), where the wire carries less than one
+    thread codes, and elements of 16 bits or fewer: else all weights are on the other side before the changes are found,
+    for both ways gather and load alike, and stages that overlap take no less when one of them takes more.
+    """
+    if setting.link is not None:
+        return True
+    if job.target != "rlplan" or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
+        return False
+    wire = lone_wire(setting.part(TRAINING, num_training), setting.part(GENERATION, num_generation))
+    return wire.bytes_per_s < CODED_BYTES_PER_S

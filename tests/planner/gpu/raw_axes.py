@@ -260,7 +260,10 @@ class RawAxes:
         ways: tuple[WeightSyncMode, ...] = ("cuda_ipc", "nccl", "disk", "adapter", "delta")
         for sync_mode in ways:
             content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
-            if place.sync_content not in ("auto", content) or (place.sync_content == "auto" and sync_mode == "delta"):
+            if place.sync_content not in ("auto", content):
+                continue
+            is_own = self.spec.target == "rlplan"  # nobody else's export says it
+            if sync_mode == "delta" and place.sync_content == "auto" and (arrangement.shares_devices or not is_own):
                 continue
             if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):
                 continue

@@ -55,6 +55,19 @@ SHARED_ATTENTION = [
 ]
 
 
+ONE_TRAINS = ("placement.num_generation_devices=7", "training.zero_stage=auto", "rollout.max_num_seqs=auto")
+SLOW_NETWORKS = [
+    ("2xrtx-4090-4x", "delta", "placement.max_staleness=1"),
+    ("2xrtx-4090-4x", "delta", *ONE_TRAINS),
+    ("2xrtx-4090-4x", "disk", *ONE_TRAINS, "hardware.host_memory=18GiB"),
+    pytest.param(
+        ("2xrtx-4090-4x", "disk", "rollout.dtype=float32", "placement.max_staleness=1"), marks=pytest.mark.nightly
+    ),
+    ("1xrtx-4090-4x", "nccl", "placement.max_staleness=1"),
+    ("2xrtx-4090-8x", "nccl", "placement.num_generation_devices=8", "rollout.tp=auto", "rollout.max_num_seqs=auto"),
+]
+
+
 @pytest.mark.parametrize(
     "asked", [*SHARED_ATTENTION[:2], *(pytest.param(one, marks=pytest.mark.nightly) for one in SHARED_ATTENTION[2:])]
 )
@@ -67,11 +80,22 @@ def test_the_search_finds_it_where_attention_may_be_data_parallel(asked: tuple[s
     _compare_job(gpu_job(top, [*alone, "workload.num_prompts_per_step=32", *overrides]), 500)
 
 
+@pytest.mark.parametrize("asked", SLOW_NETWORKS)
+def test_the_search_finds_it_where_what_has_changed_may_travel_alone(asked: tuple[str, ...]) -> None:
+    """Over 10 Gbit/s, where the hosts have room for the copies and where they have none, and over 25."""
+    gpus, chosen, *overrides = asked
+    top = {"policy": "Qwen/Qwen2.5-0.5B", "hardware": gpus, "algorithm": "grpo"}
+    fixed = ("training.tp=1", "training.ulysses=1", "training.zero_stage=2", "rollout.tp=1", "rollout.max_num_seqs=128")
+    work = ("placement.placement=disaggregated", "workload.num_prompts_per_step=32", "workload.max_response_len=512")
+    assert _compare_job(gpu_job(top, [*fixed, *work, *overrides]), 300) == chosen
+
+
 def _compare(seed: int, most: int) -> None:
     _compare_job(_job(Random(seed), most), LEAST)
 
 
-def _compare_job(spec: SettledJob, least: int) -> None:
+def _compare_job(spec: SettledJob, least: int) -> str:
+    """The sync mode that was chosen."""
     setting = read_setting(spec)
     search = GpuSearch(spec, setting)
     with patch("rlplan.planner.gpu.search.SAME_SPEED", -1e-9):  # no simpler one that is as fast or a little slower
@@ -81,7 +105,7 @@ def _compare_job(spec: SettledJob, least: int) -> None:
     best = min(one.key for one in tried)
     if best[0] >= 2:
         assert found.fit.rank == 2, "of memory: the verdict of what is refused besides is `refused`"
-        return
+        return ""
     alike = [one for one in tried if one.key == best]
     chosen = search.score(found.choice)
     mine = Tried(chosen.rank, *chosen.key, found.choice, found.kv.kv_cache_memory_bytes if found.kv else 0)
@@ -92,6 +116,7 @@ def _compare_job(spec: SettledJob, least: int) -> None:
     assert mine.choice == min((one.choice for one in alike), key=simplicity)
     assert search.space.num_candidates <= len(tried)
     assert found.stats.num_scored < len(tried) / 10
+    return found.choice.sync_mode
 
 
 def _job(random: Random, most: int) -> SettledJob:

@@ -1,0 +1,93 @@
+"""Plans in which what has changed travels alone, and those in which it does not: the network decides."""
+
+import pytest
+
+from rlplan.planner.gpu.search import GpuSearch
+from rlplan.planner.gpu.sync_times import changes_may_win
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.planner.setting import read_setting
+from rlplan.spec.resolved import SettledJob
+from rlplan.units import GIB
+from tests.factories import gpu_job
+
+POLICY = "Qwen/Qwen2.5-1.5B"
+SLOW, FASTER = "2xrtx-4090-4x", "2xrtx-4090-8x"
+"""Hosts with 10 and with 25 Gbit/s between them: 1.0 and 2.5 GB/s of messages, where one thread codes 1.67."""
+WORDS = "what has changed travels (3% of the elements, assumed)"
+
+
+def job_of(gpus: str, *more: str, target: str = "rlplan") -> SettledJob:
+    top = {"policy": POLICY, "hardware": gpus, "algorithm": "grpo", "target": target}
+    return gpu_job(top, ["placement.placement=disaggregated", *more])
+
+
+def plan_of(gpus: str, *more: str) -> Plan:
+    return best_plan(job_of(gpus, *more), with_others=False)
+
+
+def sync_s(plan: Plan) -> float:
+    return plan.costs["sync_weights"].seconds
+
+
+def test_over_a_slow_network_what_has_changed_travels_and_the_plan_says_what_that_brings() -> None:
+    plan, whole = plan_of(SLOW), plan_of(SLOW, "placement.sync_content=full")
+    assert (plan.choice.sync_mode, plan.job.placement.sync_content) == ("delta", "delta")
+    assert plan.job.placement.transport == "nccl"
+    assert not plan.refusals, "the runtime runs it"
+    assert plan.seconds < whole.seconds
+    assert sync_s(plan) >= 2 * 1_543_714_304 / 1.67e9
+    (note,) = (note for note in plan.notes if note.startswith(WORDS))
+    assert note.endswith("for all weights (placement.sync_content=full)")
+    assert not any(note.startswith(WORDS) for note in whole.notes)
+
+
+def test_over_a_faster_one_all_weights_travel_and_asking_for_changes_costs_time() -> None:
+    plan, asked = plan_of(FASTER), plan_of(FASTER, "placement.sync_content=delta")
+    assert (plan.choice.sync_mode, asked.choice.sync_mode) == ("nccl", "delta")
+    assert sync_s(plan) < sync_s(asked)
+    assert any(note.startswith(WORDS) for note in asked.notes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more", "target", "may"),
+    [
+        (SLOW, (), "rlplan", True),
+        (FASTER, (), "rlplan", False),
+        ("16xH100", (), "rlplan", False),
+        (SLOW, ("rollout.dtype=float32",), "rlplan", False),
+        (SLOW, (), "fsdp2", False),
+        ("8xH100 + 8xH100 over 590Mb/s", (), "fsdp2", True),
+    ],
+)
+def test_changes_are_looked_at_only_where_they_can_win(
+    gpus: str, more: tuple[str, ...], target: str, may: bool
+) -> None:
+    job = job_of(gpus, *more, target=target)
+    setting = read_setting(job)
+    half = setting.num_gpus // 2
+    assert changes_may_win(job, setting, half, half) is may
+    space = GpuSearch(job, setting).space
+    modes = {mode for one in space.arrangements for e in space.engines(one) for mode in space.transports(one, e)}
+    assert ("delta" in modes) is may
+
+
+def test_on_one_of_those_hosts_no_network_is_between_the_groups() -> None:
+    job = job_of(SLOW)
+    assert not changes_may_win(job, read_setting(job), 2, 2)
+
+
+def test_a_transport_that_is_named_carries_all_weights() -> None:
+    assert plan_of(SLOW, "placement.transport=nccl").choice.sync_mode == "nccl"
+
+
+def test_the_search_takes_all_weights_where_the_copies_do_not_fit_into_a_host() -> None:
+    """Two hosts of four GPUs with 10 Gbit/s between them: one trains, four of a host generate, each with a copy."""
+    asked, modes = ("policy.path=Qwen/Qwen2.5-0.5B", "placement.num_generation_devices=7", "rollout.tp=1"), []
+    for memory in (22, 18):  # four workers with 4 GiB each, and four copies of 1.17 GiB
+        plan = plan_of(SLOW, *asked, f"hardware.host_memory={memory}GiB")
+        assert plan.ledger.host_peak("host:1").num_bytes <= memory * GIB
+        modes.append((plan.verdict.value, plan.choice.sync_mode))
+    assert modes[0] == ("fits", "delta")
+    assert modes[1][0] == "fits"
+    assert modes[1][1] != "delta"
