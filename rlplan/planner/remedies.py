@@ -104,6 +104,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
         (rollout.tp != "auto", "rollout", {"tp": "auto"}),
         (rollout.attention_dp != "auto", "rollout", {"attention_dp": "auto"}),
+        (spec.placement.sync_content == "delta", "placement", {"sync_content": "full"}),
         (spec.placement.placement != "auto", "placement", {"placement": "auto"}),
         (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
         (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),

@@ -112,7 +112,7 @@ def _passes(plan: Plan) -> Iterator[Change]:
 
 
 def _of_engine(plan: Plan) -> Iterator[Change]:
-    """How the engine sleeps, how many sequences it has at once, and in how many bits."""
+    """How the engine sleeps, how many sequences it has at once, in how many bits, and what is sent to it."""
     spec, engine = plan.asked, plan.choice.engine
     if not spec.has_rollouts:
         return
@@ -125,6 +125,8 @@ def _of_engine(plan: Plan) -> Iterator[Change]:
         for word in quantizations(spec, plan.job.load_gpu("generation")):
             if word != engine.quantization:
                 yield Change((f"rollout.quantization={word or 'none'}",), word or "as loaded")
+    if spec.placement.sync_content == "auto" and plan.choice.sends_changes:
+        yield Change(("placement.sync_content=full",), "all weights sent")
 
 
 def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Change]:

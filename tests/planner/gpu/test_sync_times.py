@@ -1,10 +1,15 @@
 """Plans in which what has changed travels alone, and those in which it does not: the network decides."""
 
+from dataclasses import replace
+
 import pytest
 
+from rlplan.planner.answers.families import list_families
+from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.gpu.sync_times import changes_may_win
 from rlplan.planner.plan import Plan
+from rlplan.planner.remedies import list_remedies
 from rlplan.planner.search import best_plan
 from rlplan.planner.setting import read_setting
 from rlplan.spec.resolved import SettledJob
@@ -40,6 +45,17 @@ def test_over_a_slow_network_what_has_changed_travels_and_the_plan_says_what_tha
     (note,) = (note for note in plan.notes if note.startswith(WORDS))
     assert note.endswith("for all weights (placement.sync_content=full)")
     assert not any(note.startswith(WORDS) for note in whole.notes)
+
+
+def test_what_all_weights_would_take_is_asked_beside_it() -> None:
+    plan = plan_of(SLOW)
+    assert [change.typed for change in list_families(plan) if "sync_content" in change.typed] == [
+        "placement.sync_content=full"
+    ]
+    assert differences(replace(plan.choice, sync_mode="nccl"), plan.choice, plan.job, plan.asked).split() == [
+        "placement.transport=nccl",
+        "placement.sync_content=full",
+    ]
 
 
 def test_over_a_faster_one_all_weights_travel_and_asking_for_changes_costs_time() -> None:
@@ -88,6 +104,9 @@ def test_the_search_takes_all_weights_where_the_copies_do_not_fit_into_a_host() 
         plan = plan_of(SLOW, *asked, f"hardware.host_memory={memory}GiB")
         assert plan.ledger.host_peak("host:1").num_bytes <= memory * GIB
         modes.append((plan.verdict.value, plan.choice.sync_mode))
+    asked_for = plan_of(SLOW, *asked, "hardware.host_memory=18GiB", "placement.sync_content=delta")
+    assert asked_for.verdict.value == "does not fit"
+    assert "placement.sync_content=full" in [remedy.change for remedy in list_remedies(asked_for)]
     assert modes[0] == ("fits", "delta")
     assert modes[1][0] == "fits"
     assert modes[1][1] != "delta"
