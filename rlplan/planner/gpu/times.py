@@ -56,7 +56,7 @@ class GpuTimes:
         self._alike: dict[object, int] = {}
         self._rollouts_ahead: dict[object, RolloutsAhead] = {}
         self._speeds: dict[tuple[object, ...], EngineSpeed] = {}
-        self._clusters: dict[tuple[str, int], Cluster] = {}
+        self._clusters: dict[tuple[str, int, int], Cluster] = {}
         self.syncs = SyncTimes(job, setting, roles, self._cluster)
 
     def share_engines(self, known: "GpuTimes") -> None:
@@ -372,9 +372,10 @@ class GpuTimes:
 
     def _cluster(self, arrangement: Arrangement, group: str) -> Cluster:
         """The GPUs of a device group."""
-        if (group, size := group_size(arrangement, group)) not in self._clusters:
-            self._clusters[group, size] = self.setting.part(group, size)
-        return self._clusters[group, size]
+        key = group, group_size(arrangement, group), self.setting.pool(group).gpus_per_host
+        if key not in self._clusters:
+            self._clusters[key] = self.setting.part(*key[:2])
+        return self._clusters[key]
 
     def _once(self, key: object, work_out: Callable[[], Cost], costs: dict[object, Cost] | None = None) -> Cost:
         costs = self._costs if costs is None else costs

@@ -58,6 +58,17 @@ def test_hosts_of_other_sizes_have_tables_of_their_own(counts: tuple[int, ...]) 
     assert [found(job) for job in jobs][-1] == alone
 
 
+def test_a_group_has_as_many_gpus_beside_it_as_its_host_has() -> None:
+    """Of cards that no link joins: one trains on a host of two, then one of a host of four, on which three generate."""
+    top = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo"}
+    apart = ("placement.placement=disaggregated", "placement.max_staleness=1", "rollout.tp=1", "training.zero_stage=2")
+    few = gpu_job(top | {"hardware": "2xRTX4090"}, apart)
+    more = gpu_job(top | {"hardware": "4xRTX4090"}, (*apart, "placement.num_generation_devices=3"))
+    alone = found_alone(more)
+    scored_candidates._RECENT.clear()
+    assert [found(few), found(more)][1] == alone
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(40))
 def test_an_answer_does_not_depend_on_what_was_asked_before(seed: int) -> None:
