@@ -52,6 +52,10 @@ WORKER_ENVIRONMENT = {
 }
 
 
+WHOLE_ACTIVATIONS = {"VLLM_CPU_INT4_W4A8": "0"}
+"""Of an engine whose weights are in 4 bits: activations stay in 16. On CPUs with AMX vLLM 0.32 would round them to 8,
+so that rollouts depended on the CPU (kernels/linear/mixed_precision/cpu.py)."""
+
 _ON_GPUS = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -125,6 +129,8 @@ def ray_placement(plan: Plan) -> RayPlacement:
             environment["OMP_NUM_THREADS"] = str(threads)
             if layout.worker == "rollout_engine" and job.rollout.shares_base:  # its matmuls are torch's, as a trainer's
                 environment |= _FEW_MATMULS
+            if layout.worker == "rollout_engine" and job.rollout.base_path is not None:
+                environment |= WHOLE_ACTIVATIONS
             fields: dict[str, Any] = {"process": process, "worker": layout.worker, "role": layout.role}
             workers.append(
                 WorkerPlacement(

@@ -27,7 +27,8 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
 
     `processed_logprobs` are the log-probs of the distribution that was sampled from (after temperature), which is
     what the ratio needs. Every rank of an engine is a process of ours (`external_launcher`). vLLM needs the tokenizer
-    only to stop at texts.
+    only to stop at texts. Weights in mxfp4 are multiplied by a kernel that leaves activations alone: on Blackwell vLLM
+    would round them to 4 bits too (kernels/linear/mxfp4). Of a checkpoint in 4 bits its own config says the format.
     """
     arguments: dict[str, Any] = {
         "dtype": job.rollout.dtype.value,
@@ -55,6 +56,8 @@ def engine_arguments(job: ResolvedJob, placement: Placement = Placement.HYBRID) 
         arguments |= {"limit_mm_per_prompt": {"image": MAX_IMAGES}, "mm_processor_cache_gb": 0}
     if job.rollout.quantization != "none":
         arguments["quantization"] = job.rollout.quantization
+    if job.rollout.quantization == "mxfp4":
+        arguments["kernel_config"] = {"linear_backend_per_quant": {"mxfp4": "marlin"}}
     if job.rollout.speculative_tokens:
         arguments["speculative_config"] = {
             "method": "ngram",

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
+from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
+from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
@@ -46,6 +48,7 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from model_refusals(job)
     yield from _images(job)
     yield from _trainer_of(job)
+    yield from engine_base_refusals(job)
     if job.rollout.engine == "transformers":
         yield "rollout.engine transformers: the runtime generates with vLLM; TRL generates in its trainer"
     if job.rollout.engine == "sglang":
@@ -63,6 +66,7 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     yield from _devices(job, choice)
     yield from _mini_batches(job, choice)
     yield from shared_base_refusals(job, choice)
+    yield from engine_base_choice_refusals(job, choice)
     if job.device_kind == "cuda":
         yield from _engines_on_gpus(job, choice)
         yield from _sync_on_gpus(job, choice)
@@ -119,6 +123,8 @@ def _models(job: SettledJob) -> Iterator[str]:
     if job.device_kind == "cpu":
         return  # its models are read by the same function
     for key, path in job.named_models.items():
+        if key == BASE_PATH:
+            continue  # quantised, which no other model may be (checks/engine_base.py)
         load = load_scalar_base if key in (f"roles.{Role.VALUE}.path", f"roles.{Role.REWARD}.path") else load_model
         try:
             load(Path(path))
@@ -198,8 +204,11 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         yield f"hardware.num_hosts {hardware.num_hosts}: a {named.name} has {most} GPUs, not {per_host}"
     if hardware.num_devices % hardware.num_hosts:
         yield f"hardware.num_hosts {hardware.num_hosts}: {hardware.num_devices} GPUs do not fill whole hosts"
-    if rollout.quantization not in ("none", "auto", "fp8"):
-        yield f"rollout.quantization {rollout.quantization}: the engine can only quantise to fp8 while loading"
+    if rollout.quantization not in ("none", "auto", "fp8", MXFP4):
+        yield (
+            f"rollout.quantization {rollout.quantization}: the engine can only quantise to fp8 while loading, and for "
+            f"adapters to mxfp4; rollout.base_path=FOLDER is a checkpoint in 4 bits"
+        )
     if rollout.speculative_tokens:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
     if rollout.attention_dp not in ("auto", 1) and job.target not in WITH_ATTENTION_DP:
@@ -250,7 +259,7 @@ def _cpu_host(job: SettledJob) -> Iterator[str]:
         yield "hardware.generation: a second group of devices is of GPUs"
     lora = job.training.lora
     if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
-        if job.training.has_packed_base:
+        if job.training.has_packed_base and job.rollout.base_path is None:
             yield "placement.sync_content adapter: the engine would serve the base as it was before quantisation"
         if lora.rank > MAX_ENGINE_LORA_RANK:
             yield f"training.lora.rank {lora.rank}: the engine takes adapters of at most rank {MAX_ENGINE_LORA_RANK}"

@@ -259,9 +259,10 @@ class JobSpec(JobRoles):
         if self.data is not None:
             changed["data"] = self.data.with_paths(of_data)
         changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
-        changed["rollout"] = self.rollout.model_copy(
-            update={"environment": self.rollout.environment.with_paths(change)}
-        )
+        rollout: dict[str, object] = {"environment": self.rollout.environment.with_paths(change)}
+        if self.rollout.base_path is not None:
+            rollout["base_path"] = of_model(self.rollout.base_path)
+        changed["rollout"] = self.rollout.model_copy(update=rollout)
         return self.model_copy(update=changed)
 
     def resolved(self, folder: Path) -> Self:

@@ -107,7 +107,9 @@ class JobRoles(JobParts):
     @property
     def named_models(self) -> dict[str, str]:
         """Every model that the job names, by its key."""
-        return {"policy.path": self.policy.path} | {f"roles.{role}.path": p for role, p in self.roles.paths.items()}
+        base = self.rollout.base_path
+        roles = {f"roles.{role}.path": path for role, path in self.roles.paths.items()}
+        return {"policy.path": self.policy.path, **roles, **({"rollout.base_path": base} if base is not None else {})}
 
     def load_model(self) -> ModelSpec:
         """The policy's shape. Raises: SpecError when the folder, its config or the length limit is wrong.

@@ -40,6 +40,7 @@ VARIANTS = (
     ("placement.placement=colocated", "placement.offload=host", "placement.offload_roles=all", "training.tp=1"),
     ("placement.placement=disaggregated",),
     ("rollout.kv_dtype=fp8", "rollout.quantization=fp8"),
+    ("rollout.quantization=mxfp4", "training.lora={rank: 16}", "placement.sync_content=adapter"),
     ("training.zero_stage=3", "training.offloads_optimizer=true", "placement.placement=hybrid"),
 )
 SORTING = EXAMPLES / "data" / "sort_digits"

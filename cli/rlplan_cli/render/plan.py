@@ -150,6 +150,7 @@ def choice_line(plan: Plan) -> str:
         words.append(f"; engine tp {engine.tp}" + f", attention dp {engine.attention_dp}" * (engine.attention_dp > 1))
         words.append(f" x {plan.choice.engines}" + " with expert parallelism" * engine.has_expert_parallel)
         words.append(f" in {engine.quantization}" if engine.quantization else "")
+        words.append(" with a base in 4 bits" if plan.job.rollout.base_path is not None else "")
         words.append(f", sleep level {engine.sleep_level}" * (engine.sleep_level > 0))
         words.append(", beside training" * (step.is_async))
     return "".join(words)

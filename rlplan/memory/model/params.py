@@ -5,6 +5,8 @@ In: a ModelSpec. Out: bytes. Left out: ZeRO-3 and quantisation.
 Symbols: P parameters, e bytes an element, N rows and K columns of a linear weight.
 """
 
+from collections.abc import Collection
+
 from rlplan.memory.serving.tensors import VOCABULARY_MULTIPLE, engine_tensors, linear_weights, stored_bytes
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
@@ -32,20 +34,22 @@ def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) ->
     return stored_bytes(engine_tensors(model, tp), element_bytes)
 
 
-def fused_linear_shapes(model: ModelSpec, tp: int = 1) -> list[tuple[int, int]]:
+def fused_linear_shapes(model: ModelSpec, tp: int = 1, without: Collection[str] = ()) -> list[tuple[int, int]]:
     """(N, K) of each linear weight that vLLM packs: q, k and v fused, gate and up fused, and every vocabulary table.
 
     Embedding and head are packed each for itself, also when they share one tied table; Gemma 2 and Cohere have no head.
+    without: names of weights in 4 bits, which stay tensors.
     Source: vLLM 0.32.0, models/qwen3.py, models/gemma2.py and vocab_parallel_embedding.py.
     """
-    layers = [(tensor.shape[0], tensor.shape[1]) for tensor in linear_weights(engine_tensors(model, tp))]
+    linear = [tensor for tensor in linear_weights(engine_tensors(model, tp)) if tensor.name not in without]
+    layers = [(tensor.shape[0], tensor.shape[1]) for tensor in linear]
     table = (round_up(model.vocab_size, VOCABULARY_MULTIPLE) // tp, model.hidden_size)
     return layers + [table] * (1 if model.architecture in _NO_HEAD else 2)
 
 
-def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
+def largest_linear_bytes(model: ModelSpec, element_bytes: int, tp: int = 1, without: Collection[str] = ()) -> int:
     """Bytes of the largest linear weight, which exists twice while it is loaded and packed anew."""
-    return max(n * k for n, k in fused_linear_shapes(model, tp)) * element_bytes
+    return max(n * k for n, k in fused_linear_shapes(model, tp, without)) * element_bytes
 
 
 def expert_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> tuple[int, int]:
@@ -61,7 +65,9 @@ def expert_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> tuple[int
     return sizes["gate_up_proj"], sizes["down_proj"]
 
 
-def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPacking, tp: int = 1) -> int:
+def packed_weight_bytes(
+    model: ModelSpec, element_bytes: int, packing: WeightPacking, tp: int = 1, without: Collection[str] = ()
+) -> int:
     """Bytes of the opaque buffers into which vLLM repacks linear weights on a CPU, in place of the parameters.
 
     Counts: `_block_elements` of each weight, the handler beside it, and the code that is compiled once a shape.
@@ -69,7 +75,7 @@ def packed_weight_bytes(model: ModelSpec, element_bytes: int, packing: WeightPac
     with glibc's allocator statistics. Assumes: a CPU without tiles (AMX), for which vLLM packs small bf16 weights
     otherwise. Differs: the linear parameters alone are up to a few percent less.
     """
-    shapes = fused_linear_shapes(model, tp)
+    shapes = fused_linear_shapes(model, tp, without)
     blocks = sum(_block_elements(n, k, element_bytes, packing) for n, k in shapes) * element_bytes
     return blocks + len(shapes) * packing.bytes_per_weight.value + len(set(shapes)) * packing.bytes_per_shape.value
 

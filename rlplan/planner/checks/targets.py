@@ -78,6 +78,17 @@ def shared_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
+def engine_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """A base that only engines of rlplan's own runtime load in another format than the trainer."""
+    if job.rollout.base_path is not None and job.target != "rlplan":
+        yield (
+            f"rollout.base_path with {NAMES[job.target]}",
+            "rollout.base_path",
+            "rlplan's own runtime alone has engines with a checkpoint of their own",
+            "rollout.base_path=null, or target=rlplan",
+        )
+
+
 def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     tp = given_ranks(job.training.tp)
     if tp == 1:
@@ -227,5 +238,5 @@ def _fsdp2(training: SettledTraining, target: Target) -> Iterator[Problem]:
         )
 
 
-CHECKS = (axes, deepspeed, losses, shared_base, trainer)
+CHECKS = (axes, deepspeed, losses, shared_base, engine_base, trainer)
 """All of them, in order."""

@@ -200,6 +200,8 @@ def _can_hold(model: ModelSpec, axes: EngineAxes) -> bool:
 def quantizations(job: JobSpec, gpu: GpuProfile) -> tuple[str | None, ...]:
     """Formats of an engine's weights: open, as they are or in fp8 where the GPU multiplies it."""
     wanted = job.rollout.quantization
+    if job.rollout.base_path is not None:
+        return (None,)  # its format is its checkpoint's
     if wanted != "auto":
         return (None if wanted == "none" else wanted,)
     return (None, "fp8") if ComputeDtype.FLOAT8 in gpu.dense_flops_per_s else (None,)

@@ -22,11 +22,13 @@ OF_OLDER = {
     "data.shuffles": "True",
     "data.difficulty_column": "None",
     "data.heldout": "of its own",
+    "rollout.base_path": "none",
 }
 """What a checkpoint that does not say it has: others were not saved then."""
 MAY_CHANGE = (
     "algorithm", "rewards", "roles", "rollout.environment", "data.prompt_column", "data.answer_column",
     "data.system_prompt", "workload.temperature", "workload.max_response_len",
+    "rollout.base_path",
 )  # fmt: skip
 """What may change on purpose: a run that goes on says that it has."""
 
@@ -93,6 +95,7 @@ def _said(job: ResolvedJob) -> dict[str, str]:
         "data.system_prompt": _short(job.needed_data.system_prompt or ""),
         "workload.temperature": str(work.temperature),
         "workload.max_response_len": str(work.max_response_len),
+        "rollout.base_path": _model(job.rollout.base_path) if job.rollout.base_path else "",
         "rollout.environment": _short(job.rollout.environment.model_dump_json()),
     }
     return {key: value or "none" for key, value in said.items()}

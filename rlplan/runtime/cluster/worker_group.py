@@ -82,7 +82,8 @@ class WorkerGroup(Calls):
 
     def _greet(self, processes: Sequence[str]) -> None:
         """Wait until processes are up, and note where."""
-        paths = [self.spec.job.policy.path]
+        job = self.spec.job
+        paths = [path for path in (job.policy.path, job.rollout.base_path) if path is not None]
         greetings = [(name, "hello", self.actors[name].hello.remote(paths)) for name in processes]
         calls = [Call(*greeting, self.restart_counts[greeting[0]]) for greeting in greetings]
         for process, hello in zip(processes, self.gather(calls, self.limits.start_timeout_s), strict=True):
@@ -180,7 +181,7 @@ class WorkerGroup(Calls):
 def _unreadable(process: str, hello: Hello) -> HostError:
     return HostError(
         f"{hello.missing[0]} is not there on host {hello.address}, where {process} runs",
-        where="policy.path",
+        where="policy.path, rollout.base_path",
         rule="every host of a cluster reads the model at the same path",
         way_out="put it on a file system that the hosts share, or copy it to the same path on each host",
     )

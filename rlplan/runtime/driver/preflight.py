@@ -164,6 +164,8 @@ def _check_policy_files(job: ResolvedJob) -> None:
     """Safetensors are there: no library may fall back to a format that is unpickled. Raises: SpecError."""
     read = {"policy": (job.policy.path, "set policy.init to random")} if job.policy.init == "checkpoint" else {}
     read |= {role.value: (path, f"leave roles.{role}.path out") for role, path in job.roles.paths.items()}
+    if job.rollout.base_path is not None:
+        read["engines' base"] = (job.rollout.base_path, "leave rollout.base_path out")
     for name, (path, other) in read.items():
         if not has_weights(Path(path)):
             raise SpecError(

@@ -46,7 +46,7 @@ class Starter:
         """The first time with its libraries; an engine that was stopped starts from the weights saved last."""
         self.weight_sync.forget()
         imported = self._import_libraries(action) if step == 0 else []
-        folder = self.folder_of(action.role) if self.switches.saved is None else str(self.switches.saved)
+        folder = self.engine_folder() if self.switches.saved is None else str(self.switches.saved)
         if self.spec.job.takes_images:  # the engine has the tower too; it is not started again (planner/rules.py)
             folder = self.spec.job.policy.path
         self.switches.check_saved(action.processes, self.weight_sync.version)
@@ -64,6 +64,10 @@ class Starter:
     def folder_of(self, role: Role) -> str:
         """Where a role's model is loaded from: its own folder, or the start checkpoint."""
         return self.spec.job.roles.paths.get(role, str(self.model_folder))
+
+    def engine_folder(self) -> str:
+        """Where engines load the policy from before any update: its base in 4 bits, where the job names one."""
+        return self.spec.job.rollout.base_path or self.folder_of(Role.POLICY)
 
     def _prepare_weights(self, action: Action) -> list[Measurement]:
         """Of a resumed run, for engines that are started from a folder, and not handed weights over before step 1."""

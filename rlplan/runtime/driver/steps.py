@@ -71,9 +71,8 @@ class ActionRunner:
             spec, worker_group, recorder, self.metrics, self.fleet, prompts, reward_pool, resumption
         )
         self.learner = Learner(spec, worker_group, self.metrics)
-        self.recovery = Recovery(
-            spec, worker_group, self.fleet, self.weight_sync, self.switches, self.starter.folder_of
-        )
+        folders = self.starter.folder_of, self.starter.engine_folder
+        self.recovery = Recovery(spec, worker_group, self.fleet, self.weight_sync, self.switches, *folders)
         self.supervisor = self._supervisor(worker_group, announce)
         self.stream = self.collector.stream
         if self.stream is not None:

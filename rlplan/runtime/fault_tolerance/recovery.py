@@ -35,10 +35,12 @@ class Recovery:
         weight_sync: WeightSync,
         switches: Switches,
         folder_of: Callable[[Role], str],
+        engine_folder: Callable[[], str],
     ) -> None:
-        """folder_of: where a role's model is loaded from when the run starts."""
+        """folder_of: where a role's model is loaded from when the run starts. engine_folder: the same of engines."""
         self.spec, self.worker_group, self.fleet = spec, worker_group, fleet
-        self.weight_sync, self.switches, self.folder_of = weight_sync, switches, folder_of
+        self.weight_sync, self.switches = weight_sync, switches
+        self.folder_of, self.engine_folder = folder_of, engine_folder
         self.trainers = threading.Lock()
 
     @property
@@ -70,12 +72,12 @@ class Recovery:
         if action.kind in SELF_SUFFICIENT:
             return
         if any(other.kind is ActionKind.SAVE_WEIGHTS for other in self.spec.schedule.step):
-            folder = self.folder_of(Role.POLICY) if self.switches.saved is None else str(self.switches.saved)
+            folder = self.engine_folder() if self.switches.saved is None else str(self.switches.saved)
             self.switches.check_saved(ranks, self.weight_sync.version)
             self.fleet.load([ranks], folder, self.weight_sync.version, timeout_s)
             self.fleet.submit_again(ranks, timeout_s)
             return
-        self.fleet.load([ranks], self.folder_of(Role.POLICY), 0, timeout_s)
+        self.fleet.load([ranks], self.engine_folder(), 0, timeout_s)
         with self.trainers, self.fleet.paused(timeout_s):  # no other thread asks the trainers for anything
             self.weight_sync.resend()
             self.fleet.submit_again(ranks, timeout_s)

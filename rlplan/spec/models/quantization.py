@@ -31,6 +31,10 @@ class QuantizationSpec(Spec):
     """What a scale is for: `tensor`, `channel`, `group`, `block`; empty where the method alone says it."""
     has_double_quant: bool = False
     """Scales are quantised too."""
+    has_zero_points: bool | None = None
+    """Beside scales; None where the config does not say."""
+    has_act_order: bool = False
+    """Groups are not of neighbouring columns (GPTQ's `desc_act`)."""
     left_out: tuple[str, ...] = ()
     """Modules that stay plain."""
 
@@ -57,8 +61,18 @@ def _read(config: Config) -> QuantizationSpec:
         is_float=weights.get("type") == "float",
         strategy="block" if config.get("weight_block_size") else strategy if isinstance(strategy, str) else "",
         has_double_quant=config.get("bnb_4bit_use_double_quant") is True,
+        has_zero_points=_has_zero_points(config, weights),
+        has_act_order=config.get("desc_act") is True,
         left_out=_names(config),
     )
+
+
+def _has_zero_points(config: Config, weights: dict[str, Any]) -> bool | None:
+    """By AWQ's `zero_point`, or the contrary of GPTQ's `sym` and of compressed-tensors' `symmetric`."""
+    if isinstance(said := config.get("zero_point"), bool):
+        return said
+    is_symmetric = weights.get("symmetric", config.get("sym"))
+    return None if not isinstance(is_symmetric, bool) else not is_symmetric
 
 
 def _group_weights(config: Config) -> dict[str, Any]:

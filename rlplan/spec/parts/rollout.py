@@ -41,7 +41,7 @@ class RolloutSpec(Spec):
     stop: tuple[str | int, ...] = ()
     """Texts and tokens that end a response."""
     quantization: str = Field(default="none", max_length=40)
-    """Of the weights, by a format's name; `auto` may take fp8 where the GPU computes it."""
+    """Of the weights, by a format's name: quantised while loading. `auto` may take fp8 where the GPU computes it."""
     speculative_tokens: Annotated[int, Field(ge=0, le=16)] | Auto = 0
     """Tokens that are proposed at a time from what stands before (n-gram speculative decoding); `auto` takes as many as
     make a step fastest at the acceptance rate, and none without one.
@@ -53,6 +53,9 @@ class RolloutSpec(Spec):
     """What answers the policy between its turns."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
     """Of the KV cache: `auto` is the weights', `fp8` halves it (GPUs only)."""
+    base_path: str | None = None
+    """A folder with the policy's weights in 4 bits (AWQ, GPTQ, compressed-tensors), which engines load in place of the
+    policy's; the trainer keeps its own. For LoRA whose adapters alone are handed over. None: `policy.path`."""
     shares_base: bool = False
     """Whether an engine computes with the frozen base that the trainer on its device holds, and has no weights of its
     own (LoRA whose adapters alone are handed over)."""

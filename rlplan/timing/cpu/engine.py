@@ -9,6 +9,7 @@ width, k key width, I MLP width.
 
 from functools import cached_property
 
+from rlplan.memory.model.engine_base import engine_quantization, packed_tensors
 from rlplan.memory.serving.generation import kv_bytes_per_token, num_kv_blocks
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
@@ -44,8 +45,13 @@ class CpuEngine:
 
     @cached_property
     def matrix_bytes(self) -> int:
-        """Bytes of all layers' matrices."""
-        return FLOAT_BYTES * matrix_numel(self.model)
+        """Bytes of all layers' matrices, those in 4 bits as they are."""
+        scheme = engine_quantization(self.rollout, None)
+        packed = packed_tensors(self.model, scheme)
+        whole = FLOAT_BYTES * matrix_numel(self.model)
+        if scheme is None:
+            return whole
+        return whole + sum(scheme.form.num_bytes(tensor.shape) - FLOAT_BYTES * tensor.numel for tensor in packed)
 
     def at_once(self, requests: Requests) -> int:
         """c: sequences that run at the same time: as many as wanted, max_num_seqs, or as the KV cache holds."""

@@ -14,7 +14,7 @@ from math import ceil, log
 from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.memory.model.engine_base import engine_quantization
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
@@ -62,7 +62,7 @@ class EngineSpeed:
             replicas=choice.attention_dp,
             element_bytes=element_bytes,
             kv_element_bytes=1 if self.rollout.kv_dtype == "fp8" else element_bytes,
-            scheme=quantization_by_word(word, where="rollout.quantization"),
+            scheme=engine_quantization(self.rollout, word),
         )
 
     @cached_property

@@ -12,6 +12,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.learning.learner import Learner
 from rlplan.runtime.learning.logprob_mismatch import (
     BINS_PER_DOUBLING,
+    FOUR_BITS,
     LIMITS,
     check_logprob_mismatch,
     differences_of,
@@ -143,6 +144,18 @@ def test_an_engine_in_fp8_has_limits_of_its_own() -> None:
     job: ResolvedJob = make_job(**BF16)
     rollout = job.rollout.model_copy(update={"quantization": "fp8"})
     assert limits_of(job.model_copy(update={"rollout": rollout}))[0] == "fp8"
+
+
+@pytest.mark.parametrize("rollout", [{"base_path": "/models/awq"}, {"quantization": "mxfp4"}])
+def test_an_engine_in_4_bits_has_limits_of_its_own_and_is_not_said_to_have_the_same_weights(
+    rollout: dict[str, str],
+) -> None:
+    job = make_job(**BF16, **{f"rollout.{key}": value for key, value in rollout.items()})
+    assert limits_of(job) == (FOUR_BITS, LIMITS[FOUR_BITS])
+    with pytest.raises(RunError, match=r"of the same weights in 4 bits, differ by 0\.5") as caught:
+        check_logprob_mismatch(differences_of([passes(torch.full((NUM_TOKENS,), 0.5))]), job, 1)
+    (key,) = rollout
+    assert f"rollout.{key}={'null' if key == 'base_path' else 'none'} loads whole weights" in str(caught.value)
 
 
 def test_a_stale_policy_in_fp32_is_far_beyond_the_limits() -> None:

@@ -115,11 +115,14 @@ class Live:
 
     def _channel(self) -> Any:
         """The trainer's end of a channel into the engine."""
+        import torch
+
         from rlplan.memory.weight_sync.packets import policy_packets
         from rlplan.runtime.weight_sync.channel import Endpoint
         from rlplan.runtime.weight_sync.sender import PolicySender
 
-        sender = PolicySender(policy_packets(self.job, self.job.load_model()), self.model.dtype)
+        dtype = getattr(torch, self.job.rollout.dtype.value)
+        sender = PolicySender(policy_packets(self.job, self.job.load_model()), dtype)
         endpoint = sender.offer(Endpoint(self.job.sync_transport, num_readers=1))
         opening = threading.Thread(target=sender.open, args=(endpoint,))
         opening.start()

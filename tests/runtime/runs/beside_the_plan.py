@@ -31,12 +31,15 @@ def check_steps(run: FinishedRun, *, within: float) -> None:
         assert measured * 0.98 <= predicted <= measured * 1.15, (process, predicted, measured)
 
 
-def check_run(run: FinishedRun, num_steps: int) -> None:
-    """It ended well, the first log-probs agree, what stays is what was predicted, and no peak is above or far below."""
+def check_run(run: FinishedRun, num_steps: int, agree: float = WEIGHTS_AGREE) -> None:
+    """It ended well, the first log-probs agree, what stays is what was predicted, and no peak is above or far below.
+
+    agree: how far apart log-probs may be where the engine holds its weights in another format.
+    """
     assert run.exit_code == 0, run.stderr
     differences = [row["sync/logprob_difference_max"] for row in run.metrics if row["step"] > 0]
     assert len(differences) == num_steps
-    assert max(differences) < WEIGHTS_AGREE
+    assert max(differences) < agree
     later = [row for row in run.plan.ledger.rows if row.run_phase != "first"]
     rows = {(row.action_id, row.process, row.role, row.kind): row for row in later}
     compared = 0

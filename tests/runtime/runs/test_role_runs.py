@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.runtime.learning.logprob_mismatch import FOUR_BITS, LIMITS
 from tests.factories import EXAMPLES, make_adapter
 from tests.runtime.conftest import Runner
+from tests.runtime.live.four_bits import METHODS, quantize
 from tests.runtime.runs.beside_the_plan import check_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
@@ -66,6 +68,18 @@ def test_adapters_over_a_base_that_trainer_and_engine_share(run_job: Runner) -> 
     check_run(run, 2)
     held = {row.kind.value for row in run.plan.ledger.rows_of("rollout_engine/0") if row.resident_bytes}
     assert not {"weights", "packed_weights"} & held
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adapters_over_an_engine_s_base_in_4_bits(run_job: Runner, tmp_path: Path, method: str) -> None:
+    quantize(EXAMPLES / "models" / "sorter", tmp_path / "base", method)
+    base = (f"rollout.base_path={tmp_path / 'base'}", "rollout.dtype=bfloat16", "placement.sync_content=adapter")
+    run = run_job("examples/lora-tiny.yaml", *SHORT, *base, "workload.num_steps=3")
+    check_run(run, 3, agree=LIMITS[FOUR_BITS].p99)
+    differences = [row["sync/logprob_difference_mean"] for row in run.metrics if row["step"] > 0]
+    assert all(1e-3 < difference < LIMITS[FOUR_BITS].mean for difference in differences), differences
+    held = {row.kind.value: row.resident_bytes for row in run.plan.ledger.rows_of("rollout_engine/0")}
+    assert held["weights"] < 786_432, "its linear layers, in bf16, are more"
 
 
 def test_a_teacher_without_rewards(run_job: Runner) -> None:

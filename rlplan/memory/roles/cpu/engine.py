@@ -9,6 +9,7 @@ from functools import cached_property
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.engine_base import engine_quantization, loaded_form, packed_tensors, repacking_bytes
 from rlplan.memory.model.params import (
     engine_parameter_bytes,
     expert_bytes,
@@ -16,6 +17,7 @@ from rlplan.memory.model.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
+from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
@@ -27,7 +29,7 @@ from rlplan.memory.serving.generation import (
 from rlplan.memory.weight_sync.adapters import engine_adapters
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -105,9 +107,12 @@ class EngineForecast(Forecast):
         cache = kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp)
         if rollout.shares_base:  # the trainer's row counts it (serving/shared_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
+        scheme, in_4_bits = self._scheme, self._in_4_bits
+        packing, names = self.profile.weight_packing, frozenset(tensor.name for tensor in in_4_bits)
+        kept = sum(scheme.form.num_bytes(tensor.shape) for tensor in in_4_bits) if scheme is not None else 0
         return {
-            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp),
-            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, self.profile.weight_packing, tp),
+            MemoryKind.WEIGHTS: unpacked_remainder_bytes(model, element_bytes, tp) + kept,
+            MemoryKind.PACKED_WEIGHTS: packed_weight_bytes(model, element_bytes, packing, tp, names),
             MemoryKind.KV_CACHE: cache,
         }
 
@@ -115,11 +120,27 @@ class EngineForecast(Forecast):
     def _loaded_bytes(self) -> int:
         if self.job.rollout.shares_base:
             return 0
-        return engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+        whole = engine_parameter_bytes(self.model, self.element_bytes, self.tp)
+        if self._scheme is None:
+            return whole
+        form = loaded_form(self._scheme)
+        return whole + sum(
+            form.num_bytes(tensor.shape) - tensor.numel * self.element_bytes for tensor in self._in_4_bits
+        )
+
+    @cached_property
+    def _scheme(self) -> Quantization | None:
+        return engine_quantization(self.job.rollout, None)
+
+    @property
+    def _in_4_bits(self) -> tuple[Parameter, ...]:
+        return packed_tensors(self.model, self._scheme)
 
     @cached_property
     def _largest_bytes(self) -> int:
-        return largest_linear_bytes(self.model, self.element_bytes, self.tp)
+        names = [tensor.name for tensor in self._in_4_bits]
+        plain = largest_linear_bytes(self.model, self.element_bytes, self.tp, names)
+        return max(plain, repacking_bytes(self.model, self._scheme))
 
     @cached_property
     def _expert_bytes(self) -> tuple[int, int]:

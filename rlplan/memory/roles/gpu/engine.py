@@ -14,7 +14,8 @@ from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.quantized_checkpoints import quantization_by_word
+from rlplan.memory.model.engine_base import engine_quantization
+from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.serving.kv import CachePool, cache_pool
@@ -132,7 +133,7 @@ class EngineOnGpu(Forecast):
     def _own_bytes(self) -> int:
         choice, e = self.choice, self.rollout.dtype.num_bytes
         cut = choice.tp, choice.expert_ranks, choice.attention_dp
-        return loaded_bytes(self.model, cut, e, choice.quantization or "")
+        return loaded_bytes(self.model, cut, e, engine_quantization(self.rollout, choice.quantization))
 
     @cached_property
     def activation_bytes(self) -> int:
@@ -173,12 +174,11 @@ def _pool(model: ModelSpec, tp: int, element_bytes: int, block_size: int | None)
 
 
 @lru_cache(maxsize=256)
-def loaded_bytes(model: ModelSpec, cut: tuple[int, int, int], element_bytes: int, quantization: str) -> int:
-    """Bytes of a rank's parameters, quantised by a format's name or not, and its rotary table. Raises: SpecError.
+def loaded_bytes(model: ModelSpec, cut: tuple[int, int, int], element_bytes: int, scheme: Quantization | None) -> int:
+    """Bytes of a rank's parameters, quantised or not, and its rotary table. Raises: SpecError.
 
     cut: tp, ranks over which whole experts are spread (1 where each is cut over tp), groups that attend by themselves.
     """
-    scheme = quantization_by_word(quantization, where="rollout.quantization")
     tp, ep, attention_dp = cut
     parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep, attention_dp=attention_dp), element_bytes, scheme)
     return parameters + rotary_table_bytes(model, element_bytes)

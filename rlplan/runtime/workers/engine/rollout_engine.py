@@ -28,6 +28,7 @@ from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
+from rlplan.runtime.workers.engine.int4_kernels import allow_tiles
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker, no_collections
@@ -119,6 +120,8 @@ class RolloutEngine(Worker):
         from rlplan.runtime.workers.worker_device import worker_device
 
         worker_device(self.job)
+        if self.job.rollout.base_path is not None:
+            allow_tiles()
         self.stop()
         arguments = self.arguments | ({} if self.job.is_on_gpus else cpu_arguments(read_model(Path(model_folder))))
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])

@@ -1,0 +1,85 @@
+"""Live engines whose base is a checkpoint in 4 bits, each held to the model that its bits stand for.
+
+In: the methods of four_bits.py. Out: how far apart log-probs are, and what memory the engine and its forecast say.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rlplan.emit.ray import WHOLE_ACTIVATIONS
+from tests.factories import EXAMPLES
+from tests.runtime.live.four_bits import METHODS, quantize
+from tests.runtime.live.live_engine import DEADLINE_S, Live, _start_action, request, threads_of
+from tests.runtime.live.live_forks import SERVING, answer, answers_of, start
+
+SORTER = EXAMPLES / "models" / "sorter"
+ASKED = {"training.lora": {"rank": 8}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
+
+
+class PackedLive(Live):
+    """The comparison model has the weights that the engine's bits stand for, in fp32, and the trained adapters."""
+
+    def __init__(self, method: str, folder: Path) -> None:
+        from rlplan.runtime.models.adapters import add_adapters
+
+        self.base = folder / method
+        meant = quantize(SORTER, self.base, method)
+        super().__init__(**ASKED, **{"rollout.base_path": str(self.base)})
+        self.model = meant
+        add_adapters(self.model, self.job)
+
+    def start(self, rank: int = 0, address: tuple[str, int] | None = None) -> None:
+        self.engine.invoke("start", str(self.base), rank, address)
+
+    def differences(self, name: str) -> list[float]:
+        asked = request(name, 4, 40)
+        (finished,) = self.engine.invoke("generate", [asked])
+        return [one for c in finished.completions for one in self.difference(asked.prompt, c)]
+
+    def trained(self, version: int) -> list[float]:
+        """With adapters of their own."""
+        import torch
+
+        torch.manual_seed(version)
+        for name, parameter in self.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        self.update(version)
+        return self.differences("b")
+
+
+def ask_engines() -> dict[str, Any]:
+    """What an engine of each method says, all in one process of their own."""
+    environment = {"OMP_NUM_THREADS": str(threads_of(1)), **WHOLE_ACTIVATIONS}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "0.json"
+        target, log = "tests.runtime.live.live_four_bits:main", path.with_suffix(".log")
+        process = start(target, str(path), log=log, environment=environment, libraries=SERVING)
+        try:
+            found: dict[str, Any] = answers_of([process], [path], DEADLINE_S)[0]
+        finally:
+            process.close()
+    return found
+
+
+def main(path: str) -> None:
+    """The process. path: of what it says."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer(Path(path), {method: _engine(method, Path(folder)) for method in METHODS})
+
+
+def _engine(method: str, folder: Path) -> dict[str, Any]:
+    from rlplan.memory.roles.cpu.engine import EngineForecast
+
+    live = PackedLive(method, folder)
+    engine, forecast = live.engine, EngineForecast(live.job, live.job.load_model(), live.job.load_profile())
+    said = {
+        "loaded": (engine.packing.loaded_bytes, forecast.loaded(_start_action())["weights"]),
+        "held": {kind: size for (_, kind), size in engine.components().items()},
+        "forecast": {str(kind): size for kind, size in forecast.resident(_start_action(), "steady").items()},
+        "before": live.differences("a"),
+        "trained": [live.trained(version) for version in (1, 2)],
+    }
+    engine.invoke("stop")
+    return said
