@@ -148,7 +148,9 @@ def _of_rollouts(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
         if tp != engine.tp:
             yield f"another tensor parallelism: engines of {tp} GPUs", {"rollout.tp": str(tp)}
     if engine.quantization:
-        yield "weights not in 8 bits: the plan reads fp8", {"rollout.quantization": "none"}
+        yield f"weights as loaded: the plan reads {engine.quantization}", {"rollout.quantization": "none"}
+    if plan.job.rollout.base_path is not None:
+        yield "weights as loaded: the plan reads a base in 4 bits", {"rollout.base_path": "null"}
 
 
 def _of_weights(plan: Plan) -> Iterator[tuple[str, Settings]]:

@@ -22,6 +22,7 @@ from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.units import MIB
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Provenance, Role, Stream
+from tests.factories import EXAMPLES
 from tests.runtime.conftest import FEW_PROCESSES, alive, descendants_of, finish, start
 from tests.runtime.fault_tolerance.test_failures import (
     engine_pid,
@@ -30,6 +31,7 @@ from tests.runtime.fault_tolerance.test_failures import (
     until_ended,
     wait_for_steps,
 )
+from tests.runtime.live.four_bits import quantize
 from tests.waiting import wait_for
 
 
@@ -265,6 +267,25 @@ def test_an_engine_and_a_trainer_that_share_a_base_come_back_with_it(tmp_path: P
     assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 8))
     assert max(row.get("sync/logprob_difference_max", 0.0) for row in run.metrics) < 1e-4
     assert alive(children) == []
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+def test_a_lost_engine_with_a_base_in_4_bits_comes_back_with_it(tmp_path: Path) -> None:
+    folder, base = tmp_path / "run", tmp_path / "base"
+    quantize(EXAMPLES / "models" / "sorter", base, "awq")
+    packed = (f"rollout.base_path={base}", "rollout.dtype=bfloat16", "placement.sync_content=adapter")
+    short = ("workload.num_steps=5", "workload.num_heldout_prompts=8")
+    process = start("run", "examples/lora-tiny.yaml", *packed, *short, "--out", str(folder))
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2, 120)
+    os.kill(engine_pid(folder), signal.SIGKILL)
+    run = finish(process, folder)
+    assert run.exit_code == 0, run.stderr
+    assert [row["step"] for row in run.metrics if row["step"] > 0] == list(range(1, 6))
+    of_engine = [one for one in run.trace.samples if one.process == "rollout_engine/0" and one.attempt > 1]
+    held = {one.num_bytes for one in of_engine if one.kind == "weights" and one.statistic == "resident"}
+    assert held == {473_856}, "as tests/planner/checks/test_engine_base.py works it by hand"
 
 
 @pytest.mark.engine
