@@ -13,6 +13,7 @@ from rlplan.runtime.data.prompt_sets import load_prompts
 from rlplan.runtime.driver import preflight
 from rlplan.runtime.host.doctor import examine, missing_packages
 from tests.factories import make_job, make_plan
+from tests.memory.model.packed_base import packed_base
 
 
 def test_a_logger_that_is_not_installed_is_said_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,19 @@ def test_a_policy_without_a_tokenizer_or_weights_is_refused(tmp_path: Path) -> N
         load_prompts(plan.job)
     with pytest.raises(SpecError, match="no weights"):
         preflight.check_host(execution_spec(plan), plan.ledger)
+
+
+def test_an_engine_s_base_without_weights_is_refused_by_its_key(tmp_path: Path) -> None:
+    base = packed_base(tmp_path / "base")
+    asked = {"training.lora": {"rank": 4}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
+    plan = make_plan(**asked, **{"rollout.base_path": str(base)})
+    (base / "model.safetensors").unlink()
+    with pytest.raises(SpecError, match="the engines' base has no weights") as caught:
+        preflight.check_host(execution_spec(plan), plan.ledger)
+    assert "leave rollout.base_path out" in str(caught.value)
+    shutil.rmtree(base)
+    with pytest.raises(SpecError, match=r"rollout\.base_path"):
+        preflight.check_plan(plan)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00001.bin", "../model.safetensors", "model.pt"])

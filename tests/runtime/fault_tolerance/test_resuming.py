@@ -22,8 +22,10 @@ from rlplan.runtime.fault_tolerance.resuming import (
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.run_folder.recorder import Recorder
+from rlplan.spec.fingerprints import model_fingerprint
 from rlplan.trace import Trace
 from tests.factories import EXAMPLES, make_job, make_plan
+from tests.memory.model.packed_base import packed_base
 from tests.runtime.checkpoints.test_folder import save
 
 
@@ -135,6 +137,14 @@ def test_what_may_be_otherwise_in_a_resumed_run_is_said() -> None:
     ]
     older = {key: value for key, value in identity_of(make_job()).items() if key not in MAY_CHANGE}
     assert compare(identity_of(other), older, Path("x")) == []
+
+
+def test_a_resumed_run_says_that_its_engines_load_another_base(tmp_path: Path) -> None:
+    plain = {"training.lora": {"rank": 4}, "placement.sync_content": "adapter", "rollout.dtype": "bfloat16"}
+    base = packed_base(tmp_path / "base")
+    packed = identity_of(make_job(**plain, **{"rollout.base_path": str(base)}))
+    (said,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
+    assert said == f"rollout.base_path is {model_fingerprint(base)} from here on, and was none"
 
 
 def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:
