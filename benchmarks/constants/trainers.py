@@ -94,8 +94,8 @@ def _waits(point: MeasuredPoint) -> bool:
 
 
 def _is_counted_of_agile(point: MeasuredPoint) -> bool:
-    """An update that is not replayed tensor by tensor, of one of two versions of the trainer."""
-    return point.kind == "train_peak" and point.id.startswith("agilerl-") and _has(point, ("olmoe", "gemma-4"))
+    """An update that is not replayed tensor by tensor."""
+    return point.kind == "train_peak" and point.id.startswith("agilerl-olmoe")
 
 
 def _is_asleep_with_wide_heads(point: MeasuredPoint) -> bool:
@@ -175,8 +175,8 @@ CONSTANTS = (
         "FIRST_KERNELS, MiB",
         ((colocated, "FIRST_KERNELS"),),
         0,
-        {"2.8.0": 200 * MIB, "2.8.2": 130 * MIB, "now": 140 * MIB},
-        lambda point, fitted: f"AgileRL {fitted}" in str(point.settings.get("framework")),
+        {"generations of Qwen2.5 and SmolLM2": 130 * MIB, "now": 140 * MIB},
+        lambda point, fitted: fitted in point.id,
         _is_counted_of_agile,
         unit=MIB,
     ),

@@ -93,5 +93,6 @@ def _settings(phase: _Phase, versions: dict[str, str]) -> dict[str, Any]:
         "gradient_checkpointing": True,
         "attention": {"auto": "sdpa"}.get(knobs.get("attn_implementation", "auto"), knobs.get("attn_implementation")),
         "optimizer": "AdamW on adapters",
+        "transformers": versions.get("transformers", ""),
         "gpu_memory_utilization": knobs.get("gpu_memory_utilization"),
     }

@@ -18,7 +18,10 @@ from rlplan.accuracy.training.colocated import (
     asleep_parts,
     num_updates,
     outside_tensors,
+    passes_mask,
     replayed_bytes,
+    unfused_pairs,
+    within_device,
 )
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
@@ -40,13 +43,8 @@ TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p
 """Units of a statistic over steps that is no peak."""
 
 
-UNFUSED_UP_TO = (5, 11)
-"""The last version of transformers known to ask for grouped keys whatever the width of a head; 5.19 does not."""
-FUSED_HEAD_DIM = 256
-"""Flash attention's widest head; torch's other fused kernel takes no grouped keys."""
 SCORE_BYTES = 4 * 4
-"""In fp32 the softmax and its masked copy, saved, and the gradients of both; torch's
-`_scaled_dot_product_attention_math`."""
+"""In fp32 what softmax gave, both gradients, and their product; replay/attention.py."""
 
 
 @predicts("train_peak")
@@ -61,7 +59,7 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
             # Before the update NVML also shows what torch has cached of the rollout, which `learn` gives back first,
             # and what a process before had not given back yet: 0.55 GiB beside 1.3 in an update of 1.5B.
             asleep = min(asleep_bytes(point, run), sum(asleep_parts(point).values()))
-            return in_its_unit(point, held | {MemoryKind.PROCESS: asleep})
+            return in_its_unit(point, within_device(point, held, asleep))
     rank_state = rank_state_of(run)
     headless = replace(rank_state, head_gradient=0) if run.trainer is MEGATRON else rank_state
     found = [
@@ -109,16 +107,6 @@ def _snapshots(run: Run, rank_state: RankState, shape: MicroBatchShape) -> list[
     return list(named.values())
 
 
-def passes_mask(run: Run) -> bool:
-    """Whether attention gets a mask of pairs, for which transformers copies keys and values for every query head.
-
-    Assumes: AgileRL after 2.8.0 passes one where a micro-batch has several sequences, as its peaks of Gemma 4 say.
-    Source: transformers 5.11 integrations/sdpa_attention.py (`use_gqa_in_sdpa`).
-    """
-    word = run.settings.word("framework")
-    return word.startswith("AgileRL") and not word.startswith("AgileRL 2.8.0") and run.tokens.sequences > 1
-
-
 def mask_bytes(run: Run) -> int:
     """Bytes of masks: of each kind of layer one of a byte a pair, and one layer's in 16 bits for its kernel.
 
@@ -128,25 +116,6 @@ def mask_bytes(run: Run) -> int:
         return 0
     kinds = len({kind.block.head_dim for kind in run.layers})
     return (kinds + run.precision.compute) * run.tokens.sequences * run.tokens.length**2
-
-
-def unfused_pairs(run: Run) -> int:
-    """Pairs of tokens, times heads, of a layer for which transformers and torch have no fused attention; 0 for others.
-
-    Counts: heads wider than 256 that share keys, where no mask is passed, in transformers 5.11 and before.
-    Source: transformers pull request 46960. Assumes: other trainers than AgileRL where a micro-batch has one sequence;
-    5.12 has the pull request.
-    """
-    settings, tokens = run.settings, run.tokens
-    version = re.match(r"(\d+)\.(\d+)", settings.word("transformers"))
-    if version is None or tuple(map(int, version.groups())) > UNFUSED_UP_TO:
-        return 0
-    is_agile = settings.word("framework").startswith("AgileRL")
-    if passes_mask(run) or (tokens.sequences > 1 and not is_agile):
-        return 0
-    heads = [kind.block.num_heads for kind in run.layers
-             if kind.block.head_dim > FUSED_HEAD_DIM and kind.block.num_kv_heads < kind.block.num_heads]  # fmt: skip
-    return max(heads, default=0) * tokens.sequences * tokens.length**2
 
 
 def context_bytes(point: MeasuredPoint, run: Run) -> int:

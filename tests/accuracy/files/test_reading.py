@@ -224,11 +224,13 @@ def test_a_file_of_agilerls_rig_gives_generation_update_and_what_the_engine_left
     rig = {
         "model_id": "Qwen/Qwen2.5-0.5B-Instruct",
         "device": {"name": "NVIDIA L4"},
-        "framework_versions": {"agilerl": "2.8.0", "vllm": "0.23.0"},
+        "framework_versions": {"agilerl": "2.8.0", "vllm": "0.23.0", "transformers": "5.11.0"},
         "measured": [update, {"phase": "generation", "device_peak_bytes": 5.5e9, "knobs": knobs}],
     }
     report = compare(read_points(write(tmp_path, "rig.json", json.dumps(rig))))
     assert [point.kind for point in report.points] == ["sleeping_engine_residual", "train_peak", "rollout_peak"]
+    points = read_points(tmp_path / "rig.json")
+    assert {point.settings["transformers"] for point in points} == {"5.11.0"}  # whose attention has kernels or not
     assert all(point.status == "predicted" for point in report.points), [point.reason for point in report.points]
     with pytest.raises(SpecError, match="device"):
         read_points(write(tmp_path, "broken.json", json.dumps({**rig, "device": {}})))

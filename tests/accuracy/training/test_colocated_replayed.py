@@ -6,9 +6,17 @@ import pytest
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.training.colocated import RESIDUAL, is_replayed, replayed_bytes, stored_tensors
+from rlplan.accuracy.training.colocated import (
+    RESIDUAL,
+    is_replayed,
+    kinds_of,
+    replayed_bytes,
+    stored_tensors,
+    within_device,
+)
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
+from rlplan.memory.trainers.replay.attention import Way
 from rlplan.units import GIB, MIB
 from rlplan.vocabulary import MemoryKind
 
@@ -55,6 +63,56 @@ def test_an_update_grows_by_what_the_replay_reserves_within_30_mebibytes(name: s
     assert replayed(name, rows) == pytest.approx(grown(name), abs=30)
 
 
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("512-mb1-g4-r64-u330-attn", 30),
+        ("512-mb8-g4-r8-u327-attn", 30),
+        ("512-mb8-g16-r8-u345-attn", 30),
+        ("1024-mb4-g8-r16-u344-attn", 30),
+        ("2048-mb2-g8-r32-u366-attn", 100),
+        ("2048-mb8-g4-r16-u343-attn", 220),
+        ("4096-mb1-g4-r8-u363-attn", 250),
+        ("4096-mb8-g4-r64-u367-attn", 290),
+        ("512-mb8-g4-r64-u450", 60),  # sampled, as the rest, with Liger's kernels and masks
+        ("1024-mb4-g8-r16-u450", 40),
+        ("4096-mb8-g4-r8-u450", 100),
+    ],
+)
+def test_an_update_of_gemma_4_grows_by_what_its_layers_take_one_by_one(name: str, within: int) -> None:
+    name = f"gemma-4-e2b-it-a100-s{name}"
+    assert replayed(name, 256) == pytest.approx(grown(name), abs=within)
+
+
+def test_a_full_device_has_its_free_segments_given_back() -> None:
+    """40,170 MiB of 40,960 were in use where the replay would reserve more than there is."""
+    point = RIG["agilerl-gemma-4-e2b-it-a100-s4096-mb8-g16-r64-u493-attn"]
+    held = replayed_bytes(run_of("gemma-4-e2b-it-a100-s4096-mb8-g16-r64-u493-attn"), 256)
+    assert held is not None
+    assert sum(held.values()) / MIB > 40_900
+    capped = within_device(point, held, 1360 * MIB)
+    assert sum(capped.values()) == 40_960 * MIB
+    assert (
+        within_device(point, held | {MemoryKind.WEIGHTS: GIB}, 0)[MemoryKind.FRAGMENTATION]
+        == held[MemoryKind.FRAGMENTATION]
+    )
+
+
+def test_liger_s_kernels_came_to_gemma_4_after_agilerl_2_8_0() -> None:
+    older = run_of("gemma-4-e2b-it-a100-s512-mb1-g4-r8-u327-attn")
+    newer = run_of("gemma-4-e2b-it-a100-s4096-mb8-g4-r8-u450")
+    assert (kinds := kinds_of(older)) is not None
+    assert not kinds.has_liger
+    assert {kind.way for kind in kinds.layers} == {Way.MASKED, Way.SCORES}  # 512 tokens are more than the window has
+    assert (kinds := kinds_of(newer)) is not None
+    assert kinds.has_liger
+    assert {kind.way for kind in kinds.layers} == {Way.MASKED}
+    assert [kind.keys_of for kind in kinds.layers][:18] == [None] * 15 + [13, 13, 13]
+    fixed = kinds_of(run_of("gemma-4-e2b-it-a100-s512-mb1-g4-r8-u327-attn", transformers="5.19.0"))
+    assert fixed is not None
+    assert {kind.way for kind in fixed.layers} == {Way.MASKED, Way.EFFICIENT}
+
+
 def test_responses_are_of_one_length_where_the_rig_held_them_to_it() -> None:
     """From AgileRL's commit c02e7ac8 on no response ends before the limit; in older files some may have."""
     sampled = {point.model for point in RIG.values() if str(point.settings.get("completion")).startswith("sampled")}
@@ -94,12 +152,12 @@ def test_a_base_in_four_bits_is_smaller_and_its_update_takes_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "settings"),
     [
-        "olmoe-1b-7b-0924-a100-s512-mb1-g4-r8-u428",
-        "gemma-4-e2b-it-a100-s512-mb1-g4-r8-u450",
+        ("olmoe-1b-7b-0924-a100-s512-mb1-g4-r8-u428", {}),
+        ("gemma-4-e2b-it-a100-s512-mb1-g4-r8-u450", {"quant": "nf4"}),
     ],
 )
-def test_experts_and_other_layers_are_not_replayed(name: str) -> None:
-    assert not is_replayed(run_of(name))
-    assert replayed_bytes(run_of(name), ROWS) is None
+def test_experts_and_wide_heads_over_four_bits_are_not_replayed(name: str, settings: dict[str, str]) -> None:
+    assert not is_replayed(run_of(name, **settings))
+    assert replayed_bytes(run_of(name, **settings), ROWS) is None

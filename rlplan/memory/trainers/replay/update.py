@@ -21,7 +21,8 @@ from functools import lru_cache
 
 from rlplan.memory.machine.segments import Segments, Tensor
 from rlplan.memory.model.block import FLOAT_BYTES
-from rlplan.memory.trainers.replay_layer import CUBLAS_WORKSPACE, LayerPasses, LayerSizes
+from rlplan.memory.trainers.replay.gemma import GemmaPasses, Kinds
+from rlplan.memory.trainers.replay.layer import CUBLAS_WORKSPACE, LayerPasses, LayerSizes
 from rlplan.records import dataclass
 
 UPDATES = 2
@@ -43,6 +44,8 @@ class ReplayedUpdate:
     """Each with a step of its own."""
     rows_at_once: int
     """Of logits, in a tile."""
+    kinds: Kinds | None = None
+    """All layers where they differ (gemma.py); `layer` is the first one's then."""
 
     @property
     def num_rows(self) -> int:
@@ -62,11 +65,12 @@ class Reserved:
 def replayed_peak(update: ReplayedUpdate) -> Reserved:
     """Bytes reserved and allocated at most in an update.
 
-    Counts: every tensor of the update, in order, by the allocator's rules. Source: this module and replay_layer.py.
+    Counts: every tensor of the update, in order, by the allocator's rules. Source: this module and layer.py.
     Assumes: the allocator is empty before; later segments lie at lower addresses, which decides which of two equal
     blocks is broken into. With rising ones eight of AgileRL's updates of 0.5B lack 150 to 300 MiB, two are met better.
     """
-    replay = _Replay(update, Segments(goes_down=True))
+    segments = Segments(goes_down=True)
+    replay = _Replay(update, segments) if update.kinds is None else _ReplayOfKinds(update, update.kinds, segments)
     replay.run()
     return Reserved(replay.segments.reserved, replay.segments.peak_allocated)
 
@@ -77,6 +81,7 @@ class _Replay:
     def __init__(self, update: ReplayedUpdate, segments: Segments) -> None:
         self.update, self.segments = update, segments
         self.passes = LayerPasses(update.layer, segments)
+        self.copies: list[Tensor] | None = None
         self.moments: list[Tensor] = []
         self.tables: list[Tensor] = []
         """Attention's mask and the rotary positions, until the pass that goes back has ended."""
@@ -86,7 +91,7 @@ class _Replay:
         for size in self.update.stored:
             self.segments.take(size)
         for is_policy in (False, True):
-            self.passes.copies = [] if is_policy else None
+            self._set_copies([] if is_policy else None)
             hidden = self._forward([], has_gradient=False)
             self._give_copies()
             self.passes.give(self._tiles(), hidden)
@@ -95,25 +100,38 @@ class _Replay:
 
     def _micro_batch(self) -> None:
         entries: list[Tensor] = []
-        self.passes.copies = []
+        self._set_copies([])
         hidden = self._forward(entries, has_gradient=True)
         self._give_copies()
         self.passes.give(self._tiles())
         of_rows = self._tiles(goes_back=True)
         self.passes.give(hidden)
         gradient = self._rows()
-        self.passes.give(of_rows, entries.pop())
+        self.passes.give(of_rows)
+        self._backward(entries, gradient)
+        self.passes.give(*self.tables)
+        self._step(self._take_gradients())
+
+    def _backward(self, entries: list[Tensor], gradient: Tensor) -> None:
+        """Through the last norm and all layers, over the gradient of the last hidden states."""
+        self.passes.give(entries.pop())
         while entries:
             self.passes.backward(entries.pop())
-        self.passes.give(*self.tables, gradient)
-        self._step()
+        self.passes.give(gradient)
+
+    def _set_copies(self, copies: list[Tensor] | None) -> None:
+        self.copies = self.passes.copies = copies
+
+    def _take_gradients(self) -> list[Tensor]:
+        found, self.passes.gradients = self.passes.gradients, []
+        return found
 
     def _rows(self) -> Tensor:
         return self.passes.take(self.update.layer.block.hidden, self.update.layer.element_bytes)
 
     def _give_copies(self) -> None:
-        self.passes.give(*(self.passes.copies or ()))
-        self.passes.copies = None
+        self.passes.give(*(self.copies or ()))
+        self._set_copies(None)
 
     def _forward(self, entries: list[Tensor], *, has_gradient: bool) -> Tensor:
         """All layers and the last norm. Returns the hidden states; entries get the layers' inputs and the norm's."""
@@ -137,13 +155,13 @@ class _Replay:
         """What all layers read: a mask of pairs as booleans, if there is one, and the tables of rotary positions."""
         pairs = self.update.layer.mask_pairs
         mask = [self.segments.take(pairs)] if pairs else []
-        return mask + self._rotary_tables()
+        return mask + self._rotary_tables(self.update.layer.block.head_dim)
 
-    def _rotary_tables(self) -> list[Tensor]:
+    def _rotary_tables(self, width: int) -> list[Tensor]:
         """Cosine and sine of each token's positions, in the model's type; made in fp32, of frequencies that stand twice
         beside each other.
         """
-        take, width = self.passes.take, self.update.layer.block.head_dim
+        take = self.passes.take
         working, wide = [take(width // 2, FLOAT_BYTES), take(width, FLOAT_BYTES)], []
         for _ in ("cosine", "sine"):
             unscaled = take(width, FLOAT_BYTES)
@@ -180,20 +198,48 @@ class _Replay:
             self.has_workspace = True
             self.segments.take(CUBLAS_WORKSPACE)
 
-    def _step(self) -> None:
+    def _step(self, gradients: list[Tensor]) -> None:
         if not self.moments:
             self.moments = self._like_adapters(copies=2)
         self.passes.give(*self._like_adapters())
-        self.passes.give(*self.passes.gradients)
-        self.passes.gradients = []
+        self.passes.give(*gradients)
 
     def _like_adapters(self, copies: int = 1) -> list[Tensor]:
         """Tensors of the adapters' sizes, in fp32."""
-        sizes = [FLOAT_BYTES * self.update.layer.rank * width for width in _widths(self.update.layer)]
-        return [
-            self.segments.take(size) for _ in range(self.update.num_layers) for size in sizes for _ in range(copies)
-        ]
+        rank = self.update.layer.rank
+        return [self.segments.take(FLOAT_BYTES * rank * width) for width in self._widths() for _ in range(copies)]
+
+    def _widths(self) -> Iterable[int]:
+        """Numbers of each adapter, over the rank."""
+        layer = self.update.layer
+        return (width for _ in range(self.update.num_layers) for module in layer.modules.values() for width in module)
 
 
-def _widths(layer: LayerSizes) -> Iterable[int]:
-    return (width for module in layer.modules.values() for width in module)
+class _ReplayOfKinds(_Replay):
+    """One replay of layers of several kinds."""
+
+    def __init__(self, update: ReplayedUpdate, kinds: Kinds, segments: Segments) -> None:
+        super().__init__(update, segments)
+        self.kinds, self.layers = kinds, GemmaPasses(kinds, segments)
+
+    def _forward(self, entries: list[Tensor], *, has_gradient: bool) -> Tensor:
+        self.tables = [self.segments.take(size) for size in self.kinds.mask_bytes]
+        for width in self.kinds.head_widths:
+            self.tables += self._rotary_tables(width)
+        hidden = self.layers.forward(has_gradient=has_gradient)
+        if not has_gradient:
+            self.passes.give(*self.tables)
+        return hidden
+
+    def _backward(self, entries: list[Tensor], gradient: Tensor) -> None:
+        self.layers.backward(gradient)
+
+    def _set_copies(self, copies: list[Tensor] | None) -> None:
+        self.copies = copies
+        self.layers.set_copies(copies)
+
+    def _take_gradients(self) -> list[Tensor]:
+        return self.layers.take_gradients()
+
+    def _widths(self) -> Iterable[int]:
+        return self.kinds.adapter_widths()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from rlplan.memory.model.block import Block
-from rlplan.memory.trainers.replay import ReplayedUpdate, replayed_peak
-from rlplan.memory.trainers.replay_layer import CUBLAS_WORKSPACE, LayerSizes
+from rlplan.memory.trainers.replay.layer import CUBLAS_WORKSPACE, LayerSizes
+from rlplan.memory.trainers.replay.update import ReplayedUpdate, replayed_peak
 from rlplan.units import MIB
 
 BLOCK = Block(hidden=512, num_heads=8, num_kv_heads=2, head_dim=64, intermediate=2048)

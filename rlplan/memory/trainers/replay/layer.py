@@ -99,20 +99,20 @@ class LayerPasses:
         """A pass that keeps nothing inside the layer. Returns the layer's output; its input is the caller's."""
         width, e = self.sizes.block.hidden, self.sizes.element_bytes
         rows, scales = self.take(width, e), self.take(1, FLOAT_BYTES)
-        queries, keys, values = (self._product(name, has_gradient)[0] for name in ("q", "k", "v"))
+        queries, keys, values = (self.product(name, has_gradient)[0] for name in ("q", "k", "v"))
         queries, keys, values = self._halves(queries, keys, values)
         masked = self._masked()
         attended, log_sums = self.take(self.sizes.block.q, HALF_BYTES), self.take(self._heads, FLOAT_BYTES)
         self.give(log_sums, *masked)
-        projected = self._product("o", has_gradient)[0]
+        projected = self.product("o", has_gradient)[0]
         self.give(attended, queries, keys, values, rows)
         between = self.take(width, e)
         self.give(projected)
         rows, more_scales = self.take(width, e), self.take(1, FLOAT_BYTES)
-        gate, up = self._product("gate", has_gradient)[0], self._product("up", has_gradient)[0]
+        gate, up = self.product("gate", has_gradient)[0], self.product("up", has_gradient)[0]
         product = self.take(self.sizes.block.intermediate, e)
         self.give(up, gate)
-        result = self._product("down", has_gradient)[0]
+        result = self.product("down", has_gradient)[0]
         self.give(product, rows)
         output = self.take(width, e)
         self.give(result, between, more_scales, scales)
@@ -125,11 +125,11 @@ class LayerPasses:
         block, e = self.sizes.block, self.sizes.element_bytes
         of_output = self.take(block.hidden, HALF_BYTES)  # the scaled gradient, made before anything is read
         scales, rows = self.take(1, FLOAT_BYTES), self.take(block.hidden, e)
-        (queries, of_q), (keys, of_k), (values, of_v) = (self._product(name, True, keeps=True) for name in "qkv")
+        (queries, of_q), (keys, of_k), (values, of_v) = (self.product(name, True, keeps=True) for name in "qkv")
         queries, keys, values = self._halves(queries, keys, values)
         bias, *repeated = self._masked() or (None,)
         attended, log_sums = self.take(block.q, HALF_BYTES), self.take(self._heads, FLOAT_BYTES)
-        projected, of_o = self._product("o", True, keeps=True)
+        projected, of_o = self.product("o", True, keeps=True)
         self.give(rows)
         if repeated:
             self.give(keys, values)
@@ -137,14 +137,14 @@ class LayerPasses:
         between = self.take(block.hidden, e)
         self.give(projected)
         rows, more_scales = self.take(block.hidden, e), self.take(1, FLOAT_BYTES)
-        (gate, of_gate), (up, of_up) = (self._product(name, True, keeps=True) for name in ("gate", "up"))
+        (gate, of_gate), (up, of_up) = (self.product(name, True, keeps=True) for name in ("gate", "up"))
         product = self.take(block.intermediate, e)
         of_down = self._begun("down")
         self.give(product, rows)
-        self.give(self._back("down", of_down, None, scaled=of_output))
-        gradient = self._back("gate", of_gate, gate, into=self._back("up", of_up, up))
+        self.give(self.back("down", of_down, None, scaled=of_output))
+        gradient = self.back("gate", of_gate, gate, into=self.back("up", of_up, up))
         self._leave_norm(between, more_scales, gradient)
-        gradient = self._back("o", of_o, None)
+        gradient = self.back("o", of_o, None)
         self._leave_attention((queries, keys, values, attended, log_sums, gradient, bias), (of_q, of_k, of_v))
         self.give(scales, entry)
 
@@ -180,7 +180,7 @@ class LayerPasses:
                 gradients[place] = cast
         of_input = None
         for name, place in (("v", 2), ("k", 1), ("q", 0)):
-            of_input = self._back(name, kept[place], gradients[place], into=of_input)
+            of_input = self.back(name, kept[place], gradients[place], into=of_input)
         self._leave_norm(*(() if of_input is None else (of_input,)))
 
     def _halves(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -213,7 +213,7 @@ class LayerPasses:
             return self.take(into, FLOAT_BYTES), self.take(into, HALF_BYTES)
         return None, None if name == "o" else self.take(into, HALF_BYTES)
 
-    def _product(self, name: str, has_gradient: bool, *, keeps: bool = False) -> tuple[Tensor, Kept]:
+    def product(self, name: str, has_gradient: bool, *, keeps: bool = False) -> tuple[Tensor, Kept]:
         """One adapted product. Returns its result, and what it keeps."""
         into, out = self.modules[name]
         rank, keep = self.sizes.rank, Kept(None, None, None, None)
@@ -263,7 +263,7 @@ class LayerPasses:
         self.gradients.append(self.segments.take(numel * FLOAT_BYTES))
         self.give(half)
 
-    def _back(
+    def back(
         self,
         name: str,
         kept: Kept,

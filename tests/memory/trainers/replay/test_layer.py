@@ -4,7 +4,7 @@ import pytest
 
 from rlplan.memory.machine.segments import Segments
 from rlplan.memory.model.block import Block
-from rlplan.memory.trainers.replay_layer import CUBLAS_WORKSPACE, LayerPasses, LayerSizes
+from rlplan.memory.trainers.replay.layer import CUBLAS_WORKSPACE, LayerPasses, LayerSizes
 
 BLOCK = Block(hidden=512, num_heads=8, num_kv_heads=2, head_dim=64, intermediate=2048)
 TOKENS, RANK = 4096, 8

@@ -1,0 +1,1 @@
+"""What a training rank keeps and reaches: ZeRO and other trainers, optimizers, peaks, checkpoints, offload."""
