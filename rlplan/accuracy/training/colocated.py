@@ -23,7 +23,7 @@ from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.peaks import prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.peaks import freed_head_bytes, prefill_peak_bytes, sampler_peak_bytes
 from rlplan.memory.serving.versions import VllmVersion, parse_version
 from rlplan.memory.trainers.replay.attention import Sequences, Way
 from rlplan.memory.trainers.replay.gemma import Kind, Kinds
@@ -38,9 +38,9 @@ from rlplan.vocabulary import MemoryKind
 
 FIRST_KERNELS = 140 * MIB
 """What the driver takes for kernels that are loaded when they first run, in the first generation and in updates that
-are not replayed (OLMoE). Fitted to 159 generations of five models under AgileRL: 1.5 % mean error with it, 2.6 %
-without; each model, left out, has 1.9, 1.5, 1.2, 1.1 and 4.0 % (130 to 235 MiB by the others), without it 2.4, 2.4, 1.9,
-1.6 and 5.3 %. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
+are not replayed (OLMoE). Fitted to 159 generations of five models under AgileRL: 1.1 % mean error with it, 2.0 %
+without. Left out, SmolLM2 has 2.4 % (3.4 without), Qwen2.5 0.5B 0.9 (2.4), 1.5B 1.1 (1.9), 7B 1.1 (1.6) and OLMoE 0.5
+(0.4) by the others' 125 to 130 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
 TRITON_KERNELS = 80 * MIB
 """Attention kernels that Triton compiles for heads of two widths (Gemma 4: vLLM has no other backend for both). Fitted
 to 15 residuals of E2B under vLLM 0.26: 0.10 to 0.17 GiB missing without it; on 12 under 0.23, left out, the mean miss
@@ -317,20 +317,26 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
     """The most that NVML shows in a generation, the trainer offloaded.
 
     Counts: what the driver keeps and the context; the engine's fraction of the total, whose peak of the profile run
-    was given back; kernels that are loaded now; and the prefill of a group's prompt or the sampler. Rollouts of a group
-    share their prompt's blocks (vLLM's prefix cache, on by default), so it is computed once and its last block anew.
+    was given back but for experts' workspaces; what was reserved while it loaded and holds no weights; kernels that are
+    loaded now; and the prefill of a group's prompt or the sampler. Rollouts of a group share their prompt's blocks
+    (vLLM's prefix cache, on by default), so it is computed once and its last block anew.
     """
     settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), _unit(point)
     prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
     num_seqs, model = memory.limits.max_num_seqs, model_of(point)
     tokens = min(memory.limits.max_num_batched_tokens, prompt + (num_seqs - 1) * memory.block_size)
-    sampling = sampler_peak_bytes(_version_of(settings), model, num_seqs, num_seqs)
+    version = _version_of(settings)
+    sampling = sampler_peak_bytes(version, model, num_seqs, num_seqs)
+    profiled = prefill_peak_bytes(model, 1, memory.limits.max_num_batched_tokens, has_workspaces=True)
+    given_back = max(profiled, memory.sampler_peak, memory.encoder_peak)
+    passing = max(prefill_peak_bytes(model, 1, tokens, has_workspaces=True), sampling)
     parts = {
         "driver": gpu.kept_by_driver,
         "context": memory.context,
-        "engine": memory.requested - memory.activation_peak,
+        "engine": memory.requested - given_back,
+        "unused": freed_head_bytes(version, model),
         "kernels": FIRST_KERNELS,
-        "passing": min(max(prefill_peak_bytes(model, 1, tokens), sampling), memory.activation_peak),
+        "passing": min(passing, given_back),
     }
     return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
 

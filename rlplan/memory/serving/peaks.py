@@ -29,17 +29,31 @@ LOGIT_BYTES = 2
 GRAPH_BYTES = 10 * MIB
 """A captured batch size: workspaces and the driver's copy of the kernels' arguments. Fitted: 0.65 GiB (vllm pull 21489)
 and 0.62 GiB a rank (Llama-70B, 8 ranks) with 67 sizes each; leave-one-source-out error 5 %."""
+GEMMA_PATCHES = 280 * 3**2
+"""Patches of an image for Gemma 4: 280 tokens of 3 by 3 (`default_output_length`, `pooling_kernel_size`)."""
+TIED_HEADS = ("LlamaForCausalLM", "Gemma4ForConditionalGeneration")
+"""Models for which vLLM makes a language head before it takes the table in its place. Source: vLLM models/llama.py and
+gemma4.py (`tie_weights`). Qwen2's generations show none, whose head was the table from the first."""
 NON_TORCH_GROWTH = 70 * MIB
 """What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
 
 
 def prefill_peak_bytes(
-    model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1, attention_dp: int = 1
+    model: ModelSpec,
+    tp: int,
+    num_tokens: int,
+    element_bytes: int = 2,
+    *,
+    ep: int = 1,
+    attention_dp: int = 1,
+    has_workspaces: bool = False,
 ) -> int:
     """Bytes in flight at the widest moment of one layer, during a forward pass of T tokens without gradients.
 
-    Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t; the experts'
-    k*(max(2Ie/t, h) + Ie/t); attention's q, k, v and output; latent attention's decompressed keys and values.
+    Counts: e*T*(width + 2.9 h), where width is the largest of: the MLP's gate, up and product 3I/t (of the wider
+    layers); the experts' k*(max(2Ie/t, h) + Ie/t), unless workspaces are there for them; attention's q, k, v and
+    output; latent attention's decompressed keys and values. Beside it what layers read of their own (Gemma 4 E2B), of
+    all layers.
     Source: vLLM 0.32.0 layers/activation.py, fused_moe/fused_moe.py (`intermediate_cache1` and 3 share memory).
     Assumes: all T tokens pass in one chunk of experts, as up to 16,384 do; with expert parallelism (ep above 1) every
     rank has rows for all of them, and experts of their whole width. Of attention_dp groups each attends to T / d of
@@ -52,9 +66,12 @@ def prefill_peak_bytes(
     """
     layout = Layout(tp=tp, ep=ep, attention_dp=attention_dp, vocab_multiple=64)
     share, own_tokens = sizes_of(model, layout).share, ceil_div(num_tokens, attention_dp)
-    widths = [3 * share["I"], 2 * share["q"] + 2 * share["kv"]]
+    mlp = 2 * share["I"] if model.shared_keys and model.shared_keys.widens_mlp else share["I"]
+    widths = [3 * mlp, 2 * share["q"] + 2 * share["kv"]]
     exchanged = 0
-    if model.experts:
+    if model.experts and has_workspaces:
+        widths = widths[1:] if len(model.experts.layers) == model.num_layers else widths
+    elif model.experts:
         width = share["Ie"]
         routed = model.experts.num_active * (max(2 * width, model.hidden_size) + width)
         if attention_dp == 1:
@@ -66,7 +83,8 @@ def prefill_peak_bytes(
     if model.linear_attention:
         widths.append(3 * share["lk"] + 4 * share["lv"])
     own = max(own_tokens * max(widths), exchanged)
-    return int(element_bytes * (own + own_tokens * RESIDUAL_COPIES * model.hidden_size))
+    inputs = model.num_layers * model.per_layer_input.width if model.per_layer_input else 0
+    return int(element_bytes * (own + own_tokens * (RESIDUAL_COPIES * model.hidden_size + inputs)))
 
 
 def sampler_peak_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, num_seqs: int) -> int:
@@ -144,6 +162,23 @@ def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_b
     return element_bytes * num_tokens * (rows + hidden)
 
 
+def freed_head_bytes(version: VllmVersion, model: ModelSpec, element_bytes: int = 2) -> int:
+    """Bytes of a language head that was made and given back, in whose segment adapters lie now.
+
+    Counts: e*V*h of tied models in `TIED_HEADS`, before vLLM keeps blocks of more than 20 MiB whole while it loads.
+    Source: vLLM 0.32.0 gpu_worker.py (`max_split_size_mb`), device_allocator/cumem.py (`_trim`: unused segments only);
+    what the profile run counts is what is allocated. Held to: 17 generations of SmolLM2 1.7B, 186 MiB too low by the
+    median without it, 6 too high with it. Assumes: 0.32 for the change, the first that was read.
+
+    >>> from rlplan.spec.models.catalogue import find_model
+    >>> freed_head_bytes(VllmVersion(0, 23, 0), find_model("HuggingFaceTB/SmolLM2-1.7B")) >> 20  # 49152 * 2048 * 2
+    192
+    """
+    if not model.has_tied_embeddings or model.architecture not in TIED_HEADS or version >= VllmVersion(0, 32, 0):
+        return 0
+    return element_bytes * model.vocab_size * model.hidden_size
+
+
 def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: int) -> int:
     """Bytes that come out of the fraction though no tensor holds them.
 
@@ -158,13 +193,14 @@ def encoder_peak_bytes(model: ModelSpec, num_tokens: int) -> int:
     """Bytes in flight while the vision tower profiles as many images as T tokens hold; 0 without a tower.
 
     Counts: 2 bytes a patch times (2w + 3v), w and v the tower's MLP and hidden width, and the pixels.
-    Source: vLLM 0.32.0 gpu_model_runner.py `profile_run`, models/siglip.py.
-    Assumes: a text token stands for 4 patches, or for 16 in SigLIP towers of 4,096 patches (Gemma 3).
+    Source: vLLM 0.32.0 gpu_model_runner.py `profile_run`, models/siglip.py, models/gemma4_mm.py (`_encoder_chunk`).
+    Assumes: a text token stands for 4 patches, or for 16 in SigLIP towers of 4,096 patches (Gemma 3); Gemma 4's images
+    pass one by one, for vLLM cuts them into as many as it has room for. AgileRL's generations show none of them.
     """
     if model.vision is None:
         return 0
     sizes = model.vision.sizes
     merged = 16 if sizes.get("n", 0) >= 4096 else 4
     pixels = sizes.get("p", 3 * sizes.get("s", 14) ** 2)
-    patches = ceil_div(num_tokens * merged, 1)
+    patches = GEMMA_PATCHES if model.vision.tower == "gemma4" else num_tokens * merged
     return 2 * patches * (2 * sizes.get("w", 0) + 3 * sizes.get("v", 0) + pixels)

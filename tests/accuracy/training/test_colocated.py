@@ -145,6 +145,18 @@ def test_rollouts_of_a_group_share_the_prefill_of_their_prompt() -> None:
     assert many["passing"] == pytest.approx(few["passing"] * (8192 + 15 * 16) / (8192 + 16))
 
 
+def test_a_generation_of_a_mixture_keeps_its_workspaces_and_a_tied_head_its_segment() -> None:
+    """Measured by AgileRL: 33,037 MiB of OLMoE, 10,322 of SmolLM2 (sixteen sequences of 4,096, and four)."""
+    mixture = changed(COUNTED, group_size=16, gpu_memory_utilization=0.84, lora_rank=8)
+    measured = {"value": 33_037 / 1024, "unit": "GiB device used (NVML peak in generation)"}
+    point = MeasuredPoint.model_validate(mixture.model_dump() | {"kind": "rollout_peak", "measured": measured})
+    assert sum(parts_of(point).values()) == pytest.approx(33_037 / 1024, rel=0.015)
+    tied = changed(RIG["agilerl-smollm2-1.7b-l4-s4096-mb8-g4-r8-u450"], padding=None)
+    point = MeasuredPoint.model_validate(tied.model_dump() | {"kind": "rollout_peak", "measured": measured})
+    assert parts_of(point)["unused"] == 49_152 * 2048 * 2 / GIB
+    assert sum(parts_of(point).values()) == pytest.approx(10_322 / 1024, rel=0.005)
+
+
 def test_a_gpu_whose_nvml_total_nobody_said_is_refused() -> None:
     answer = predict(RIG["agilerl-qwen2.5-0.5b-l4-s512-mb1-g4-r8-u200-asleep"].model_copy(update={"gpu": "1x A30"}))
     assert isinstance(answer, Refusal)

@@ -5,7 +5,13 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.kv import CacheGroup, cache_pool
-from rlplan.memory.serving.peaks import num_graph_sizes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.peaks import (
+    encoder_peak_bytes,
+    freed_head_bytes,
+    num_graph_sizes,
+    prefill_peak_bytes,
+    sampler_peak_bytes,
+)
 from rlplan.memory.serving.trtllm import TrtllmSettings, num_trtllm_sequences
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
 from rlplan.spec.models.catalogue import find_model, load_catalogue
@@ -148,6 +154,38 @@ def test_the_sampler_is_the_peak_of_small_prefills_and_the_prefill_of_large_ones
     model = find_model(LLAMA)
     assert sampler_peak_bytes(LATEST, model, 2048, 256) > prefill_peak_bytes(model, 1, 2048)
     assert sampler_peak_bytes(LATEST, model, 16384, 256) < prefill_peak_bytes(model, 1, 16384)
+
+
+def test_gemma_4_s_prefill_has_its_wider_mlps_and_the_inputs_of_all_layers() -> None:
+    """Measured by AgileRL: 94 to 104 kB a token between 2,048 and 65,536."""
+    token = 2 * (3 * 2 * 6144 + 2.9 * 1536 + 35 * 256)
+    assert prefill_peak_bytes(find_model("google/gemma-4-E2B-it"), 1, 1000) == int(1000 * token)
+
+
+def test_gemma_4_s_images_pass_one_by_one_whatever_the_tokens() -> None:
+    model = find_model("google/gemma-4-E2B-it")
+    assert encoder_peak_bytes(model, 65_536) == encoder_peak_bytes(model, 2048)
+    assert encoder_peak_bytes(model, 2048) == 2 * 2520 * (2 * 3072 + 3 * 768 + 768)
+
+
+def test_beside_workspaces_of_experts_a_prefill_has_attention_and_the_residual_stream() -> None:
+    model = find_model("allenai/OLMoE-1B-7B-0924")
+    assert prefill_peak_bytes(model, 1, 1000, has_workspaces=True) == int(2000 * (4 * 2048 + 2.9 * 2048))
+    dense = find_model(LLAMA)
+    assert prefill_peak_bytes(dense, 1, 1000, has_workspaces=True) == prefill_peak_bytes(dense, 1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "size"),
+    [
+        ("google/gemma-4-E2B-it", VllmVersion(0, 26, 0), 262_144 * 1536 * 2),
+        ("google/gemma-4-E2B-it", LATEST, 0),  # blocks of more than 20 MiB are kept whole while it loads
+        ("Qwen/Qwen2.5-0.5B-Instruct", VllmVersion(0, 23, 0), 0),
+        (LLAMA, VllmVersion(0, 23, 0), 0),  # its head is its own
+    ],
+)
+def test_a_tied_head_that_was_made_stays_reserved_before_vllm_0_32(name: str, version: VllmVersion, size: int) -> None:
+    assert freed_head_bytes(version, find_model(name)) == size
 
 
 # ------------------------------------------------------------------------------------------ the cache
