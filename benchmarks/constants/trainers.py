@@ -175,7 +175,7 @@ CONSTANTS = (
         "FIRST_KERNELS, MiB",
         ((colocated, "FIRST_KERNELS"),),
         0,
-        {"generations of Qwen2.5 and SmolLM2": 130 * MIB, "now": 140 * MIB},
+        {"generations of Qwen2.5 and SmolLM2": 100 * MIB, "now": 100 * MIB},
         lambda point, fitted: fitted in point.id,
         _is_counted_of_agile,
         unit=MIB,

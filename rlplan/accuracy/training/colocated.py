@@ -23,7 +23,12 @@ from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.peaks import freed_head_bytes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.peaks import (
+    freed_head_bytes,
+    input_buffer_bytes,
+    prefill_peak_bytes,
+    sampler_peak_bytes,
+)
 from rlplan.memory.serving.versions import VllmVersion, parse_version
 from rlplan.memory.trainers.replay.attention import Sequences, Way
 from rlplan.memory.trainers.replay.gemma import Kind, Kinds
@@ -36,11 +41,11 @@ from rlplan.spec.models.parts import SLIDING
 from rlplan.units import GIB, MIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
-FIRST_KERNELS = 140 * MIB
+FIRST_KERNELS = 100 * MIB
 """What the driver takes for kernels that are loaded when they first run, in the first generation and in updates that
-are not replayed (OLMoE). Fitted to 159 generations of five models under AgileRL: 1.1 % mean error with it, 2.0 %
-without. Left out, SmolLM2 has 2.4 % (3.4 without), Qwen2.5 0.5B 0.9 (2.4), 1.5B 1.1 (1.9), 7B 1.1 (1.6) and OLMoE 0.5
-(0.4) by the others' 125 to 130 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
+are not replayed (OLMoE). Fitted to 159 generations of five models under AgileRL: 0.9 % mean error with it, 1.5 %
+without. Left out, SmolLM2 has 1.9 % (2.6 without), Qwen2.5 0.5B 0.6 (1.7), 1.5B 0.9 (1.2), 7B 1.0 (1.3) and OLMoE 0.6
+(0.5) by the others' 85 to 105 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
 TRITON_KERNELS = 80 * MIB
 """Attention kernels that Triton compiles for heads of two widths (Gemma 4: vLLM has no other backend for both). Fitted
 to 15 residuals of E2B under vLLM 0.26: 0.10 to 0.17 GiB missing without it; on 12 under 0.23, left out, the mean miss
@@ -317,9 +322,9 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
     """The most that NVML shows in a generation, the trainer offloaded.
 
     Counts: what the driver keeps and the context; the engine's fraction of the total, whose peak of the profile run
-    was given back but for experts' workspaces; what was reserved while it loaded and holds no weights; kernels that are
-    loaded now; and the prefill of a group's prompt or the sampler. Rollouts of a group share their prompt's blocks
-    (vLLM's prefix cache, on by default), so it is computed once and its last block anew.
+    was given back but for experts' workspaces; what was reserved while it loaded and holds no weights; its buffer of
+    inputs; kernels that are loaded now; and the prefill of a group's prompt or the sampler. Rollouts of a group share
+    their prompt's blocks (vLLM's prefix cache, on by default), so it is computed once and its last block anew.
     """
     settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), _unit(point)
     prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
@@ -335,6 +340,7 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
         "context": memory.context,
         "engine": memory.requested - given_back,
         "unused": freed_head_bytes(version, model),
+        "buffers": input_buffer_bytes(model, memory.limits.max_num_batched_tokens),
         "kernels": FIRST_KERNELS,
         "passing": min(passing, given_back),
     }

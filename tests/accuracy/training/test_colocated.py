@@ -150,9 +150,10 @@ def test_a_generation_of_a_mixture_keeps_its_workspaces_and_a_tied_head_its_segm
     mixture = changed(COUNTED, group_size=16, gpu_memory_utilization=0.84, lora_rank=8)
     measured = {"value": 33_037 / 1024, "unit": "GiB device used (NVML peak in generation)"}
     point = MeasuredPoint.model_validate(mixture.model_dump() | {"kind": "rollout_peak", "measured": measured})
-    assert sum(parts_of(point).values()) == pytest.approx(33_037 / 1024, rel=0.015)
+    assert sum(parts_of(point).values()) == pytest.approx(33_037 / 1024, rel=0.02)
     tied = changed(RIG["agilerl-smollm2-1.7b-l4-s4096-mb8-g4-r8-u450"], padding=None)
     point = MeasuredPoint.model_validate(tied.model_dump() | {"kind": "rollout_peak", "measured": measured})
+    assert parts_of(point)["buffers"] == 2 * 4 * 4096 * 2048 / GIB
     assert parts_of(point)["unused"] == 49_152 * 2048 * 2 / GIB
     assert sum(parts_of(point).values()) == pytest.approx(10_322 / 1024, rel=0.005)
 
