@@ -27,13 +27,13 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
-from rlplan.planner.gpu.sync_times import changes_may_win
+from rlplan.planner.gpu.sync_times import SyncModes
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Placement, SyncContent, Transport
+from rlplan.vocabulary import Placement
 
 MAX_AUTO_TOKENS = 32_768
 """Tokens of a rank's micro-batch beyond which `auto` does not go: kernels are long saturated."""
@@ -71,14 +71,13 @@ class GpuSpace:
         self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
         self.gpus_per_host = setting.gpus_per_host
         self.has_rollouts = job.has_rollouts
-        self._setting, self._sends_changes = setting, dict[tuple[int, int], bool]()
-        self._transports: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
+        self.sync_modes = SyncModes(job, setting)
         self._can_train_on: dict[tuple[int, bool], bool] = {}
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool, bool], tuple[EngineChoice, ...]] = {}
         self._counts: dict[tuple[int, bool], int] = {}
         if known is not None:
-            self._transports, self._can_train_on, self._sweeps = known._transports, known._can_train_on, known._sweeps
+            self._can_train_on, self._sweeps = known._can_train_on, known._sweeps
             self._engines, self._counts = known._engines, known._counts
 
     @cached_property
@@ -140,53 +139,8 @@ class GpuSpace:
         return self._engines[key]
 
     def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """Modes of weight sync to the engine. An adapter needs a base that was not dropped while the engine slept, and
-        an engine with slots for it.
-        """
-        if engine.adapter_versions:
-            is_possible = self.job.training.trains_adapters and engine.sleep_level < 2
-            return ("adapter",) if is_possible and self._may_send_adapters else ()
-        key = arrangement.shares_devices, self._may_send_changes(arrangement)
-        if key not in self._transports:
-            self._transports[key] = self._all_transports(*key)
-        return self._transports[key]
-
-    @cached_property
-    def _may_send_adapters(self) -> bool:
-        place = self.job.placement
-        is_open = place.sync_content == "auto" and place.transport == "auto"
-        return self.has_rollouts and (is_open or place.sync_content is SyncContent.ADAPTER)
-
-    def _may_send_changes(self, arrangement: Arrangement) -> bool:
-        """Whether what has changed may travel alone, where the job leaves that open."""
-        if arrangement.shares_devices or self.job.placement.sync_content != "auto":
-            return False
-        sizes = arrangement.num_training, arrangement.num_generation
-        if sizes not in self._sends_changes:
-            self._sends_changes[sizes] = changes_may_win(self.job, self._setting, *sizes)
-        return self._sends_changes[sizes]
-
-    def _all_transports(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
-        if not self.has_rollouts:
-            return ("",)
-        place = self.job.placement
-        content, given = place.sync_content, place.transport
-        if content is SyncContent.DELTA:
-            return ("delta",)
-        usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
-        if self.job.hardware.link is not None:
-            usual = ("disk",)  # files, which places pass on
-        if given != "auto":
-            found: dict[Transport, WeightSyncMode] = {
-                Transport.CUDA_IPC: "cuda_ipc",
-                Transport.NCCL: "nccl",
-                Transport.DISK: "disk",
-            }
-            usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
-        if content is SyncContent.ADAPTER:
-            return ()
-        changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
-        return (*usual, *changes) if content == "auto" and given == "auto" else usual
+        """Modes of weight sync to the engine."""
+        return self.sync_modes.of(arrangement, engine)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:

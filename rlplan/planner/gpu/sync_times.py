@@ -1,6 +1,6 @@
-"""Seconds of the weight sync of a candidate: by its transport, within a cluster or over a slow link.
+"""Weight sync of a candidate: the modes that may be chosen, and the seconds of one, in a cluster or over a slow link.
 
-In: a SettledJob, its setting, who the clusters are. Out: Cost, LinkedSync; whether changes alone are worth a look.
+In: a SettledJob, its setting, who the clusters are. Out: modes; Cost, LinkedSync.
 Left out: how seconds are computed (timing/transfer).
 """
 
@@ -25,6 +25,7 @@ from rlplan.timing.transfer.weight_sync import (
     sync_cost,
 )
 from rlplan.timing.transfer.wires import lone_wire
+from rlplan.vocabulary import SyncContent, Transport
 
 
 class SyncTimes:
@@ -91,6 +92,63 @@ class SyncTimes:
             return 0
         adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
         return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
+
+
+class SyncModes:
+    """Modes of weight sync that a job leaves open."""
+
+    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
+        self.job, self.setting = job, setting
+        self._sends_changes: dict[tuple[int, int], bool] = {}
+        self._known: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
+
+    def of(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+        """To an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with slots
+        for it.
+        """
+        if engine.adapter_versions:
+            is_possible = self.job.training.trains_adapters and engine.sleep_level < 2
+            return ("adapter",) if is_possible and self._may_send_adapters else ()
+        key = arrangement.shares_devices, self._may_send_changes(arrangement)
+        if key not in self._known:
+            self._known[key] = self._of_weights(*key)
+        return self._known[key]
+
+    @cached_property
+    def _may_send_adapters(self) -> bool:
+        place = self.job.placement
+        is_open = place.sync_content == "auto" and place.transport == "auto"
+        return self.job.has_rollouts and (is_open or place.sync_content is SyncContent.ADAPTER)
+
+    def _may_send_changes(self, arrangement: Arrangement) -> bool:
+        if arrangement.shares_devices or self.job.placement.sync_content != "auto":
+            return False
+        sizes = arrangement.num_training, arrangement.num_generation
+        if sizes not in self._sends_changes:
+            self._sends_changes[sizes] = changes_may_win(self.job, self.setting, *sizes)
+        return self._sends_changes[sizes]
+
+    def _of_weights(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
+        """Of all weights, or of what has changed of them."""
+        if not self.job.has_rollouts:
+            return ("",)
+        content, given = self.job.placement.sync_content, self.job.placement.transport
+        if content is SyncContent.DELTA:
+            return ("delta",)
+        usual: tuple[WeightSyncMode, ...] = ("cuda_ipc",) if shares_devices else ("nccl", "disk")
+        if self.job.hardware.link is not None:
+            usual = ("disk",)  # files, which places pass on
+        if given != "auto":
+            found: dict[Transport, WeightSyncMode] = {
+                Transport.CUDA_IPC: "cuda_ipc",
+                Transport.NCCL: "nccl",
+                Transport.DISK: "disk",
+            }
+            usual = tuple(mode for name, mode in found.items() if name == given and mode in (*usual, "disk"))
+        if content is SyncContent.ADAPTER:
+            return ()
+        changes: tuple[WeightSyncMode, ...] = ("delta",) if sends_changes else ()
+        return (*usual, *changes) if content == "auto" and given == "auto" else usual
 
 
 def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num_generation: int) -> bool:

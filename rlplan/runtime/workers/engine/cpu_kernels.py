@@ -4,7 +4,8 @@ vLLM 0.32 was built with kernels for RMS norms and gated SiLU on CPUs (`torch.op
 operations, seven or more for a norm, each of which costs a decoding step of a few rows its dispatch: with compilation
 they would be fused, and the runtime has none. And for the log-prob of every sampled token it counts the words that are
 as likely, which reads all log-probs once more and which no part of ours reads.
-In: nothing. Out: vLLM with these kernels, by its own means for such replacements (`CustomOp.register_oot`).
+In: nothing. Out: vLLM with these kernels, by its own means for such replacements (`CustomOp.register_oot`); a process
+that may use the CPU's tiles, as its kernel for weights in 4 bits does.
 """
 
 from typing import Any
@@ -56,6 +57,16 @@ def take_cpu_kernels() -> None:
     CustomOp.register_oot(CpuRMSNorm, name="RMSNorm")
     CustomOp.register_oot(CpuSiluAndMul, name="SiluAndMul")
     Sampler.gather_logprobs = staticmethod(_unranked(Sampler.gather_logprobs))
+
+
+def allow_tiles() -> None:
+    """Ask the system for AMX tiles, once a process: without it their first use ends the process (SIGILL).
+
+    vLLM 0.32 multiplies 4 bits with tiles where the CPU has them, and leaves the asking to oneDNN, which does it only
+    where it multiplies with them itself first. Source: kernels/linear/mixed_precision/cpu.py, `_get_isa_hint`.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        torch.cpu._init_amx()
 
 
 def _unranked(gather: Any) -> Any:

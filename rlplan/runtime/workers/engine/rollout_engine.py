@@ -25,10 +25,9 @@ from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
 from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, ReceiveReport, Update, sync_error
 from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
 from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
-from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
+from rlplan.runtime.workers.engine.cpu_kernels import allow_tiles, take_cpu_kernels
 from rlplan.runtime.workers.engine.engine_thread import EngineThread
 from rlplan.runtime.workers.engine.held_adapters import HeldAdapters
-from rlplan.runtime.workers.engine.int4_kernels import allow_tiles
 from rlplan.runtime.workers.engine.request_tracker import Outbox, RequestTracker
 from rlplan.runtime.workers.engine.sampling import completion_of, sampling_parameters
 from rlplan.runtime.workers.worker import Worker, no_collections
