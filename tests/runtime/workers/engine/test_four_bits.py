@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.live.four_bits import METHODS
-from tests.runtime.live.live_four_bits import ask_engines
+from tests.runtime.workers.engine.live_four_bits import ask_engines
 
 pytestmark = pytest.mark.engine
 ROUNDING_MEAN, ROUNDING = 0.03, 0.5

@@ -54,7 +54,7 @@ def ask_engines() -> dict[str, Any]:
     environment = {"OMP_NUM_THREADS": str(threads_of(1)), **WHOLE_ACTIVATIONS}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.json"
-        target, log = "tests.runtime.live.live_four_bits:main", path.with_suffix(".log")
+        target, log = "tests.runtime.workers.engine.live_four_bits:main", path.with_suffix(".log")
         process = start(target, str(path), log=log, environment=environment, libraries=SERVING)
         try:
             found: dict[str, Any] = answers_of([process], [path], DEADLINE_S)[0]
