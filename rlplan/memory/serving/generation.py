@@ -7,11 +7,15 @@ Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/worker/cpu_model_runner.py
 Symbols: L layers, k kv heads, d head_dim, e bytes an element, B block size in tokens, t tensor-parallel ranks.
 """
 
+from pathlib import Path
+
 from rlplan.memory.model.activations import forward_working_bytes
+from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.headers import has_weights, read_index
 from rlplan.spec.models.kv import layer_caches
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
@@ -106,3 +110,17 @@ def compiled_kernel_bytes(model: ModelSpec, packing: WeightPacking, num_sizes: i
     """
     num_kernels = min(MAX_KERNELS, len(set(fused_linear_shapes(model, tp))) * num_sizes)
     return num_kernels * packing.bytes_per_batch_size.value
+
+
+def mapped_checkpoint_bytes(folder: Path | None, model: ModelSpec, *, is_drawn: bool) -> int:
+    """Bytes of the largest file of a checkpoint: its pages are the engine's own while it is read.
+
+    is_drawn: whether start weights are drawn, which are written as one file in fp32.
+    Source: vLLM 0.32.0, weight_utils.py, `safetensors_weights_iterator`: one file after the other, mapped. Assumes:
+    where no file is there, the same.
+    """
+    if is_drawn or folder is None or not has_weights(folder):
+        return FLOAT_BYTES * model.num_parameters
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    names = {whole.name} if whole.is_file() else set(read_index(index).values())
+    return max((folder / name).stat().st_size for name in names)

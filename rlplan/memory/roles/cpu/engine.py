@@ -23,6 +23,7 @@ from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     engine_activation_bytes,
     kv_cache_bytes,
+    mapped_checkpoint_bytes,
     num_batch_sizes,
     sampler_bytes,
 )
@@ -30,6 +31,7 @@ from rlplan.memory.weight_sync.adapters import engine_adapters
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec, Parameter
+from rlplan.spec.models.catalogue import model_path
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -79,10 +81,11 @@ class EngineForecast(Forecast):
         if action.kind is ActionKind.START_ENGINE:
             loading, largest = self._loaded_bytes, max(largest, widening)
             settled = held[MemoryKind.WEIGHTS] + held[MemoryKind.PACKED_WEIGHTS] + held[MemoryKind.KV_CACHE]
-            if loading + largest > settled:
-                # Every parameter as loaded, and the first pack; the KV cache comes later. Of a shared base
-                # the one parameter that is compared with it.
-                held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: largest, MemoryKind.KV_CACHE: 0}
+            # Every parameter as loaded, beside the file's pages or, later, the first pack; the KV cache comes last.
+            # Of a shared base the one parameter that is compared with it.
+            beside = max(largest, self._mapped_bytes)
+            if loading + beside > settled:
+                held |= {MemoryKind.WEIGHTS: loading, MemoryKind.PACKED_WEIGHTS: beside, MemoryKind.KV_CACHE: 0}
         elif action.kind is ActionKind.SYNC_WEIGHTS and not self.job.rollout.shares_base:
             # The reload materialises a weight (of experts a layer's) and packs it before it lets go of the old pack.
             fresh = max((largest, largest), (widening + narrowing, widening), key=sum)
@@ -141,6 +144,16 @@ class EngineForecast(Forecast):
         names = [tensor.name for tensor in self._in_4_bits]
         plain = largest_linear_bytes(self.model, self.element_bytes, self.tp, names)
         return max(plain, repacking_bytes(self.model, self._scheme))
+
+    @cached_property
+    def _mapped_bytes(self) -> int:
+        """Of the checkpoint's file while it is loaded; the trainer's row counts that of a shared base."""
+        job = self.job
+        if job.rollout.shares_base:
+            return 0
+        folder = model_path(job.rollout.base_path or job.policy.path)
+        is_drawn = job.rollout.base_path is None and job.policy.init == "random"
+        return mapped_checkpoint_bytes(folder, self.model, is_drawn=is_drawn)
 
     @cached_property
     def _expert_bytes(self) -> tuple[int, int]:
