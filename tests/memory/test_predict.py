@@ -285,6 +285,15 @@ def test_a_larger_micro_batch_never_needs_less_while_gradients_are_accumulated(s
         assert small.process_peak(process).num_bytes <= large.process_peak(process).num_bytes
 
 
+def test_a_trainer_in_16_bits_holds_its_compiled_matmuls() -> None:
+    def slack(dtype: str) -> int:
+        ledger = make_ledger(training={"dtype": dtype})
+        rows = [row for row in ledger.rows_of("policy_trainer/0") if row.kind is MemoryKind.FRAGMENTATION]
+        return {row.resident_bytes for row in rows}.pop()
+
+    assert slack("bfloat16") - slack("float32") == 14 * MIB
+
+
 def test_a_heap_that_is_kept_has_holes_at_the_peak_and_none_between_actions() -> None:
     released, kept = make_ledger(), make_ledger(**{"hardware.keeps_heap": True})
     for before, after in zip(released.rows, kept.rows, strict=True):

@@ -10,6 +10,11 @@ UNSEEN_SHARE_PERCENT = 1
 """Percent of a process's tensors at its peak that the formulas do not see: temporaries smaller than a layer's own, and
 garbage that Python has not collected yet. Measured on four models of 40 to 154 M parameters: 0.0 to 0.9."""
 
+COMPILED_MATMUL_BYTES = 14 << 20
+"""Of matmuls that oneDNN compiled for a training process in 16 bits, which keeps 32 of them and 32 of torch's own
+(`rlplan.emit.ray`); those in fp32 go through neither. Measured: 14 MB after 60 numbers of rows (docs/decisions.md,
+"Compiled matmuls in bf16 on a CPU")."""
+
 HEAP_SHARE_PERCENT = 40
 """Percent of an action's passing tensors by which a heap that is kept grows beyond them: holes between long-lived and
 short-lived ones. Measured in two training passes of one length, 40 M parameters on one core: 24 to 38."""

@@ -11,7 +11,7 @@ from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
-from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, slack_bytes
 from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.model.params import parameter_bytes
@@ -114,7 +114,9 @@ class TrainerForecast(Forecast):
         if action.kind in HANDS_WEIGHTS_ON and self.layout.tp > 1:
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + put_together_bytes(self.trained)
         tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
-        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.policy_trainer, tensors)
+        held[MemoryKind.FRAGMENTATION] = (
+            slack_bytes(self.profile.process_slack.policy_trainer, tensors) + self._compiled
+        )
         return held
 
     @property
@@ -159,6 +161,11 @@ class TrainerForecast(Forecast):
             dequantised=self.trained.dequantised,
         )
 
+    @property
+    def _compiled(self) -> int:
+        """Code of matmuls, which stays."""
+        return COMPILED_MATMUL_BYTES if self.trained.element_bytes < FLOAT_BYTES else 0
+
     def _update_peak(self, held: Mapping[MemoryKind, int], *, is_first: bool) -> dict[MemoryKind, int]:
         """The largest moment of the optimizer's step, in the first of which Adam's moments appear late."""
         found = snapshots(self.rank_state, self.shape, resident=held)
@@ -196,7 +203,7 @@ class TrainerForecast(Forecast):
             held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else self.rank_state.kept_bucket
         return held | {
             MemoryKind.PROCESS: self._imports,
-            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.policy_trainer.value + self._compiled,
         }
 
     def _merges(self, action: Action) -> bool:
