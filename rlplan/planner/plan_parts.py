@@ -5,6 +5,7 @@ Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/sea
 """
 
 import shlex
+from collections.abc import Iterable
 from enum import Enum
 from typing import Literal
 
@@ -199,12 +200,26 @@ class Remedy:
         return resets, self.verdict.rank, cost, needs_more, keys, self.seconds * self.num_devices
 
 
-def nothing_possible(impossible: tuple[Considered, ...]) -> NoFeasiblePlanError:
-    """The answer where no choice can be built."""
+def keys_in(reason: str) -> str:
+    """The keys with which a reason ends, as they are typed; empty where it names none.
+
+    >>> keys_in("rollout.tp 2 was not tried (rollout.tp=1)"), keys_in("rollout.tp 2 (docs/job.md)")
+    ('rollout.tp=1', '')
+    """
+    said = reason.rpartition(" (")[2].removesuffix(")")
+    return said if "=" in said else ""
+
+
+def nothing_possible(impossible: tuple[Considered, ...], of_the_job: Iterable[str] = ()) -> NoFeasiblePlanError:
+    """The answer where no choice can be built. of_the_job: what refuses it whatever is chosen, which says more than the
+    reason of a placement that begins with the same key.
+    """
     reasons = "; ".join(f"{one.placement}: {one.reason}" for one in impossible)
+    reasons = next((one for one in of_the_job if one.partition(":")[0] in reasons), reasons)
     return NoFeasiblePlanError(
         "no layout can be built for this job",
         where="placement.placement, training.zero_stage, hardware.num_devices",
         rule=reasons or "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more",
-        way_out="leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
+        way_out=keys_in(reasons)
+        or "leave placement.placement and training.zero_stage on auto, or change hardware.num_devices",
     )

@@ -13,6 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
+from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
@@ -86,14 +87,13 @@ def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
     where = reason.split(maxsplit=1)[0].rstrip(":")
-    another = (
-        "another value of the key (docs/job.md); target=megatron or target=fsdp2 plans for trainers of other stacks"
-    )
+    change = keys_in(reason) or "another value of the key (docs/job.md)"
+    others = "target=megatron or target=fsdp2 plans for trainers of other stacks"
     return EmitError(
         f"refused: {reason}",
         where=where,
         rule="a plan must run on its target, however much memory there is (docs/planning.md, Running it)",
-        way_out=_FOR_OTHERS if where == "target" else another,
+        way_out=_FOR_OTHERS if where == "target" else f"{change}; {others}",
     )
 
 

@@ -170,7 +170,7 @@ class GpuSearch:
 
     def _run(self, *, with_others: bool) -> Plan:
         if not self.space.arrangements:
-            raise nothing_possible(self.space.impossible)
+            raise nothing_possible(self.space.impossible, rules.job_refusals(self.job))
         found = self.best()
         best, stream = self.simplest(), found.stream
         faster = () if best is found.plan else (found.one,)
@@ -213,7 +213,8 @@ class GpuSearch:
             num_scored += stream.num_scored
         nearest = self.nearest()
         if isinstance(nearest, str):
-            raise nothing_possible((Considered(self.space.arrangements[0].placement, nearest),))
+            nearest_one = Considered(self.space.arrangements[0].placement, nearest)
+            raise nothing_possible((nearest_one,), rules.job_refusals(self.job))
         return Best(self.full_plan(nearest), nearest, None, num_scored)
 
     def pareto(self) -> tuple[Alternative, ...]:
