@@ -1,10 +1,11 @@
-"""Kernels of vLLM's own that it leaves aside on a CPU, and a count that it makes for nobody.
+"""A kernel of vLLM's own that it leaves aside on a CPU, and a count that it makes for nobody.
 
-vLLM 0.32 was built with kernels for RMS norms and gated SiLU on CPUs (`torch.ops._C`) and computes both in torch's
-operations, seven or more for a norm, each of which costs a decoding step of a few rows its dispatch: with compilation
-they would be fused, and the runtime has none. And for the log-prob of every sampled token it counts the words that are
-as likely, which reads all log-probs once more and which no part of ours reads.
-In: nothing. Out: vLLM with these kernels, by its own means for such replacements (`CustomOp.register_oot`); a process
+vLLM 0.32 was built with a kernel for RMS norms on CPUs (`torch.ops._C`) and computes them in torch's operations, seven
+or more, each of which costs a decoding step of a few rows its dispatch: with compilation they would be fused, and the
+runtime has none. Its kernel for gated SiLU rounds otherwise than the trainer in bf16, and stays aside. And for the
+log-prob of every sampled token it counts the words that are as likely, which reads all log-probs once more and which no
+part of ours reads.
+In: nothing. Out: vLLM with that kernel, by its own means for such replacements (`CustomOp.register_oot`); a process
 that may use the CPU's tiles, as its kernel for weights in 4 bits does.
 """
 
@@ -13,13 +14,12 @@ from typing import Any
 import torch
 
 WIDTH = 8
-"""The kernels for CPUs take so many elements at a time, and refuse rows that are no multiple of it."""
+"""The kernel for CPUs takes so many elements at a time, and refuses rows that are no multiple of it."""
 
 
 def take_cpu_kernels() -> None:
     """Call it before an engine is made; once more does nothing. On a CPU only: a GPU takes its own kernels."""
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
-    from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.v1.sample.sampler import Sampler
 
@@ -43,19 +43,7 @@ def take_cpu_kernels() -> None:
             torch.ops._C.fused_add_rms_norm(x, residual, weight, self.variance_epsilon)
             return x, residual
 
-    class CpuSiluAndMul(SiluAndMul):
-        """In vLLM's kernel, whose product is rounded once."""
-
-        def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
-            width = x.shape[-1] // 2
-            if width % WIDTH:
-                return torch.nn.functional.silu(x[..., :width]) * x[..., width:]
-            output = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-            torch.ops._C.silu_and_mul(output, x.contiguous())
-            return output
-
     CustomOp.register_oot(CpuRMSNorm, name="RMSNorm")
-    CustomOp.register_oot(CpuSiluAndMul, name="SiluAndMul")
     Sampler.gather_logprobs = staticmethod(_unranked(Sampler.gather_logprobs))
 
 

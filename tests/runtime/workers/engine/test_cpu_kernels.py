@@ -1,4 +1,4 @@
-"""vLLM's own kernels for norms and gated SiLU on a CPU: they compute what its operations in torch do."""
+"""vLLM's own kernel for norms on a CPU: it computes what its operations in torch do."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +17,12 @@ ROUNDINGS = {torch.float32: 4, torch.bfloat16: 2}
 def layers() -> Iterator[Any]:
     """vLLM's layers, as they are made in an engine."""
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers import activation, layernorm
+    from vllm.model_executor.layers import layernorm
 
     take_cpu_kernels()
     take_cpu_kernels()  # as a second engine in a process does
     with set_current_vllm_config(VllmConfig()):
-        yield {"norm": layernorm.RMSNorm, "silu": activation.SiluAndMul}
+        yield {"norm": layernorm.RMSNorm}
 
 
 @pytest.mark.parametrize("dtype", ROUNDINGS)
@@ -46,13 +46,6 @@ def test_a_norm_adds_the_residual_first_and_hands_the_sum_on(layers: Any, dtype:
     found, found_sum = norm.forward_cpu(x.clone(), residual.clone())
     near(found, expected)
     assert torch.equal(found_sum, expected_sum)
-
-
-@pytest.mark.parametrize("dtype", ROUNDINGS)
-@pytest.mark.parametrize("width", [64, 33])
-def test_gated_silu_is_that_of_torchs_operations(layers: Any, dtype: torch.dtype, width: int) -> None:
-    x = torch.randn(5, 2 * width).to(dtype)
-    near(layers["silu"]().forward_cpu(x), layers["silu"].forward_native(x))
 
 
 def test_sampled_tokens_come_with_their_log_probs_and_without_ranks(layers: Any) -> None:
