@@ -86,8 +86,8 @@ class EngineAdapters:
 
 
 def adapter_versions(job: SettledJob) -> int:
-    """The same where generation of a job runs as far ahead as it may: only the newest where a weight sync waits until
-    nothing is under way, and in the engines of other stacks, which take an adapter in the place of the one before.
+    """Versions that a job's engines hold: `num_adapter_versions`; one where a weight sync waits until nothing is under
+    way, and in the engines of other stacks, which take an adapter in the place of the one before.
     """
     keeps_versions = job.target == "rlplan" and job.placement.partial_rollouts
     return num_adapter_versions(job.placement.max_staleness) if keeps_versions else 1

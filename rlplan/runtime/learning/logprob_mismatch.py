@@ -36,7 +36,7 @@ class Limits:
 
 
 FOUR_BITS = "4 bits"
-"""The name of what an engine's weights are in that are rounded so far, by whatever format."""
+"""The row of limits for engines whose weights are in 4 bits, whatever the format."""
 
 LIMITS = {
     FOUR_BITS: Limits(

@@ -12,6 +12,16 @@ from tests.runtime.live.live_engine import Live, _start_action, request
 SHARES = {"training.lora": {"rank": 8}, "placement.sync_content": "adapter", "rollout.shares_base": True}
 
 
+def draw_adapters(model: Any, seed: int) -> None:
+    """Give a module's adapters values of their own, with which they change what it computes."""
+    import torch
+
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+
+
 class SharedLive(Live):
     """The comparison model is the trainer's: its frozen weights are views of the memory that the engine opens."""
 
@@ -36,12 +46,7 @@ class SharedLive(Live):
 
     def trained(self, version: int) -> list[float]:
         """Differences of log-probs with adapters of their own."""
-        import torch
-
-        torch.manual_seed(version)
-        for name, parameter in self.model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
+        draw_adapters(self.model, version)
         self.update(version)
         asked = request("a", 2, 30)
         finished = self.engine.invoke("generate", [asked])[0]

@@ -13,7 +13,7 @@ modeling_utils.py (`enable_input_require_grads`); Liger-Kernel 0.8.1 transformer
 (`apply_liger_kernel_to_gemma4`); traced with transformers 5.19 and PEFT 0.21 under fake tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlplan.memory.machine.segments import Segments, Tensor
 from rlplan.memory.model.block import Block
@@ -208,20 +208,9 @@ class GemmaPasses:
     def _layer(self, o: Operators, place: int, entry: Value) -> tuple[Value, Value]:
         """All operators of a layer. Returns its output and the hidden states before the last sum."""
         kind, hidden, drop = self.kinds.layers[place], self.kinds.layers[place].block.hidden, o.tape.drop
-        rows = self._norm(o, entry, hidden)
-        found = self._attention(o, place, rows)
-        drop(rows)
-        normed = self._norm(o, found, hidden)
-        drop(found)
-        between = o.add(entry, normed, hidden)
-        drop(normed)
-        rows = self._norm(o, between, hidden)
-        found = self._mlp(o, kind, rows)
-        drop(rows)
-        normed = self._norm(o, found, hidden)
-        drop(found)
-        after = o.add(between, normed, hidden)
-        drop(normed, between)
+        between = self._added(o, entry, hidden, lambda rows: self._attention(o, place, rows))
+        after = self._added(o, between, hidden, lambda rows: self._mlp(o, kind, rows))
+        drop(between)
         if self._inputs is None:
             after.holders += 1
             return after, after
@@ -231,6 +220,17 @@ class GemmaPasses:
         result = o.add(after, normed, hidden)
         drop(normed)
         return result, after
+
+    def _added(self, o: Operators, entry: Value, hidden: int, inner: Callable[[Value], Value]) -> Value:
+        """Hidden states with what a part of a layer adds to them, normed before it and behind it."""
+        rows = self._norm(o, entry, hidden)
+        found = inner(rows)
+        o.tape.drop(rows)
+        normed = self._norm(o, found, hidden)
+        o.tape.drop(found)
+        total = o.add(entry, normed, hidden)
+        o.tape.drop(normed)
+        return total
 
     def _attention(self, o: Operators, place: int, rows: Value) -> Value:
         kind, drop = self.kinds.layers[place], o.tape.drop

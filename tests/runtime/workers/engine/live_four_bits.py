@@ -10,6 +10,7 @@ from typing import Any
 from rlplan.emit.ray import WHOLE_ACTIVATIONS
 from tests.factories import EXAMPLES
 from tests.runtime.live.four_bits import METHODS, quantize
+from tests.runtime.live.live_base import draw_adapters
 from tests.runtime.live.live_engine import DEADLINE_S, Live, _start_action, request, threads_of
 from tests.runtime.live.live_forks import SERVING, answer, answers_of, start
 
@@ -39,12 +40,7 @@ class PackedLive(Live):
 
     def trained(self, version: int) -> list[float]:
         """With adapters of their own."""
-        import torch
-
-        torch.manual_seed(version)
-        for name, parameter in self.model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
+        draw_adapters(self.model, version)
         self.update(version)
         return self.differences("b")
 
