@@ -98,8 +98,8 @@ def _is_counted_of_agile(point: MeasuredPoint) -> bool:
     return point.kind == "train_peak" and point.id.startswith("agilerl-olmoe")
 
 
-def _is_asleep_with_wide_heads(point: MeasuredPoint) -> bool:
-    return point.kind == "sleeping_engine_residual" and "gemma-4" in point.id
+def _is_asleep_with_triton(point: MeasuredPoint) -> bool:
+    return point.kind == "sleeping_engine_residual" and ("gemma-4" in point.id or "olmoe" in point.id)
 
 
 def _has_vllm(point: MeasuredPoint, version: str) -> bool:
@@ -186,7 +186,7 @@ CONSTANTS = (
         0,
         {"0.26": 80 * MIB, "now": 80 * MIB},
         _has_vllm,
-        _is_asleep_with_wide_heads,
+        _is_asleep_with_triton,
         unit=MIB,
     ),
 )

@@ -24,8 +24,8 @@ from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.peaks import (
+    RUNNER_SEGMENTS,
     freed_head_bytes,
-    input_buffer_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
@@ -36,20 +36,20 @@ from rlplan.memory.trainers.replay.layer import HALF_BYTES, LayerSizes
 from rlplan.memory.trainers.replay.update import ReplayedUpdate, replayed_peak
 from rlplan.memory.trainers.step_peak import MemorySnapshot
 from rlplan.spec.hardware.profile import GpuProfile
-from rlplan.spec.model import Parameter
+from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.parts import SLIDING
 from rlplan.units import GIB, MIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
 FIRST_KERNELS = 100 * MIB
 """What the driver takes for kernels that are loaded when they first run, in the first generation and in updates that
-are not replayed (OLMoE). Fitted to 159 generations of five models under AgileRL: 0.9 % mean error with it, 1.5 %
-without. Left out, SmolLM2 has 1.9 % (2.6 without), Qwen2.5 0.5B 0.6 (1.7), 1.5B 0.9 (1.2), 7B 1.0 (1.3) and OLMoE 0.6
+are not replayed (OLMoE). Fitted to 187 generations of five models under AgileRL: 1.1 % mean error with it, 1.7 %
+without. Left out, SmolLM2 has 0.5 % (1.1 without), Qwen2.5 0.5B 1.6 (2.5), 1.5B 0.9 (1.3), 7B 0.7 (1.0) and OLMoE 0.7
 (0.5) by the others' 85 to 105 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
 TRITON_KERNELS = 80 * MIB
-"""Attention kernels that Triton compiles for heads of two widths (Gemma 4: vLLM has no other backend for both). Fitted
-to 15 residuals of E2B under vLLM 0.26: 0.10 to 0.17 GiB missing without it; on 12 under 0.23, left out, the mean miss
-falls from 0.18 to 0.10 GiB. No other such model was measured."""
+"""Kernels that Triton compiles: of attention for heads of two widths (Gemma 4: vLLM has no other backend for both), and
+of experts. Fitted to 21 residuals of Gemma 4 E2B under vLLM 0.26: they are missed by 0.015 GiB on average, by 0.09
+without it; 20 under 0.23 and 21 of OLMoE, left out, by 0.016 and 0.010 (0.09 and 0.09 without)."""
 TOKENS_OF_A_SEQUENCE = 8192
 """Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
 RESIDUAL = "sleeping_engine_residual_gib"
@@ -263,15 +263,19 @@ def asleep_parts(point: MeasuredPoint) -> dict[str, int]:
     """What NVML shows while the engine sleeps, part by part. Raises: CannotPredict, SpecError.
 
     Counts: what the driver keeps, the context, kernels loaded in the profile run (TRITON_KERNELS where heads have two
-    widths), captured graphs, and what this version of vLLM keeps of experts' workspaces.
+    widths, or experts), captured graphs, what this version of vLLM keeps of experts' workspaces and of inputs, and
+    segments of its small tensors.
     """
-    gpu, memory = _gpu(point), engine_of(point)
+    gpu, memory, model = _gpu(point), engine_of(point), model_of(point)
+    compiled = TRITON_KERNELS if model.global_attention or model.experts else 0
     return {
         "driver": gpu.kept_by_driver,
         "context": memory.context,
-        "kernels": memory.non_torch + (TRITON_KERNELS if model_of(point).global_attention else 0),
+        "kernels": memory.non_torch + compiled,
         "graphs": memory.cuda_graphs,
         "workspaces": memory.kept_workspace,
+        "buffers": memory.input_buffer,
+        "segments": RUNNER_SEGMENTS,
     }
 
 
@@ -323,28 +327,44 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
 
     Counts: what the driver keeps and the context; the engine's fraction of the total, whose peak of the profile run
     was given back but for experts' workspaces; what was reserved while it loaded and holds no weights; its buffer of
-    inputs; kernels that are loaded now; and the prefill of a group's prompt or the sampler. Rollouts of a group share
-    their prompt's blocks (vLLM's prefix cache, on by default), so it is computed once and its last block anew.
+    inputs; graphs where they are not of the fraction; kernels that are loaded now; and passes of prefill, or the
+    sampler (`passing_bytes`).
     """
     settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), _unit(point)
     prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
-    num_seqs, model = memory.limits.max_num_seqs, model_of(point)
-    tokens = min(memory.limits.max_num_batched_tokens, prompt + (num_seqs - 1) * memory.block_size)
-    version = _version_of(settings)
-    sampling = sampler_peak_bytes(version, model, num_seqs, num_seqs)
+    model, version = model_of(point), _version_of(settings)
     profiled = prefill_peak_bytes(model, 1, memory.limits.max_num_batched_tokens, has_workspaces=True)
     given_back = max(profiled, memory.sampler_peak, memory.encoder_peak)
-    passing = max(prefill_peak_bytes(model, 1, tokens, has_workspaces=True), sampling)
+    passing = passing_bytes(version, model, memory, prompt)
     parts = {
         "driver": gpu.kept_by_driver,
         "context": memory.context,
         "engine": memory.requested - given_back,
         "unused": freed_head_bytes(version, model),
-        "buffers": input_buffer_bytes(model, memory.limits.max_num_batched_tokens),
+        "buffers": memory.input_buffer,
+        "graphs": 0 if version.reserves_graphs(model) else memory.cuda_graphs,
         "kernels": FIRST_KERNELS,
         "passing": min(passing, given_back),
     }
     return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
+
+
+def passing_bytes(version: VllmVersion, model: ModelSpec, memory: EngineMemory, prompt: int) -> int:
+    """Bytes that passes of one group's rollouts reserve beyond the cache. prompt: its tokens.
+
+    Counts: the prompt's pass, or the sampler's. Rollouts of a group share their prompt's blocks (vLLM's prefix cache,
+    on by default), so it is computed once and its last block anew. Where the cache has no room for all of them to their
+    end, some are preempted, and computed anew when others have ended: as many tokens at once as the cache has beside
+    the prompt, in segments beside those of the prompt's pass.
+    Source: vLLM 0.32.0 v1/core/sched/scheduler.py (`_preempt_request`: by recomputation). Held to: SmolLM2 1.7B with 16
+    rollouts of 4,096 tokens and room for 14,736, which held 0.9 and 1.2 GiB more than the prompt's pass takes.
+    """
+    most, num_seqs, length = memory.limits.max_num_batched_tokens, memory.limits.max_num_seqs, memory.max_model_len
+    passes = [prompt + (num_seqs - 1) * memory.block_size]
+    if memory.num_tokens < prompt + num_seqs * (length - prompt):
+        passes.append(memory.num_tokens - prompt)
+    prefills = sum(prefill_peak_bytes(model, 1, min(most, tokens), has_workspaces=True) for tokens in passes)
+    return max(prefills, sampler_peak_bytes(version, model, num_seqs, num_seqs))
 
 
 def _unit(point: MeasuredPoint) -> int:

@@ -16,9 +16,11 @@ from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
+    RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
     expert_workspace_bytes,
+    input_buffer_bytes,
     non_torch_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
@@ -48,7 +50,7 @@ class EngineSettings:
     element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
     attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
     parallelism. has_lora: each batch size is captured with adapters and without
-    (vLLM 0.32.0 config/compilation.py `cudagraph_specialize_lora`). non_torch_bytes: measured, replaces the estimate.
+    (`VllmVersion.captures_with_adapters`). non_torch_bytes: measured, replaces the estimate.
     """
 
     total_bytes: int
@@ -104,6 +106,8 @@ class EngineMemory:
     context: int = field(default=CONTEXT)
     kept_workspace: int = 0
     """Of experts, as far as this version's sleep leaves it."""
+    input_buffer: int = 0
+    """Of hidden states, made beside what the profile run counts; sleep leaves it."""
 
     @property
     def activation_peak(self) -> int:
@@ -124,11 +128,13 @@ class EngineMemory:
         """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
 
         Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
-        for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts.
+        for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts, and the buffer
+        of the first model runner's inputs.
         Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py. Assumes: the allocator gave its cached peak back.
         Differs: NVML's `used` counts what firmware keeps too (`GpuProfile.kept_by_driver`, 0.3 to 1 GiB).
         """
-        fixed = self.context + self.non_torch + self.cuda_graphs + self.kept_workspace
+        fixed = self.context + self.non_torch + RUNNER_SEGMENTS + self.cuda_graphs
+        fixed += self.kept_workspace + self.input_buffer
         return fixed + (self.model_bytes + self.kv_cache if sleep_level == 0 else 0)
 
     def host_bytes(self, sleep_level: Literal[0, 1, 2]) -> int:
@@ -146,10 +152,10 @@ def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
     >>> memory = engine_memory(find_model("meta-llama/Llama-3.1-8B"), settings)
     >>> memory.weights, memory.rope_table, memory.pool.bytes_per_block
     (16060522496, 33554432, 2097152)
-    >>> memory.kv_budget  # ceil(0.9 * 2**36 * 1.25) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 102 * 10 MiB
-    58166599680
+    >>> memory.kv_budget  # ceil(0.9 * 80 GiB) - model - 1024*128256*14 - 2*8192*4096 - 70 MiB - 102 * 32 * 300 KiB
+    58233446400
     >>> memory.num_blocks, memory.num_tokens, memory.kv_cache == memory.num_blocks * 2097152
-    (27735, 443760, True)
+    (27767, 444272, True)
     """
     _check(settings)
     layout = engine_layout(settings.tp, settings.pp, settings.ep, settings.attention_dp)
@@ -211,16 +217,18 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     other = settings.non_torch_bytes
     if other is None:
         other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
-    graphs = cuda_graph_bytes(version, own.max_num_seqs, enforce_eager=settings.enforce_eager)
-    graphs *= 2 if settings.has_lora else 1
+    layers = stage_layers(model.num_layers, settings.pp)[stage]
+    captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
+    is_eager = settings.enforce_eager
+    graphs = cuda_graph_bytes(version, len(layers), own.max_num_seqs, enforce_eager=is_eager, num_captures=captures)
     budget = settings.kv_cache_memory_bytes
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
-        budget -= graphs if version.counts_cuda_graphs else 0
+        budget -= graphs if version.reserves_graphs(model) else 0
     workspace = 0
     if version.keeps_workspaces_asleep:
         workspace = expert_workspace_bytes(model, settings.tp, num_tokens, e, ep=ep)
-    pool = engine_pool(model, settings, stage_layers(model.num_layers, settings.pp)[stage])
+    pool = engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
     return EngineMemory(
         requested=requested,
@@ -241,6 +249,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         pool=pool,
         context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
         kept_workspace=workspace,
+        input_buffer=input_buffer_bytes(version, model, own.max_num_batched_tokens, e),
     )
 
 

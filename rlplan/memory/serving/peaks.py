@@ -10,7 +10,7 @@ ranks, e bytes of an element, k experts of a token, Ie width of an expert.
 from rlplan.memory.serving.versions import VllmVersion
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout, sizes_of
-from rlplan.units import MIB, ceil_div
+from rlplan.units import KIB, MIB, ceil_div
 
 RESIDUAL_COPIES = 2.9
 """Copies of a hidden state at the peak: hidden state, residual and most of a norm's output. Fitted to the slope of
@@ -26,9 +26,16 @@ pull 10511), 39.5 (21489) and 45.1 (17122): 41 is their mean; without the first 
 without the third 39.4, which changes the sampler's peak by at most 4 %."""
 LOGIT_BYTES = 2
 """A bf16 logit, where the profile run computes logits and samples nothing."""
-GRAPH_BYTES = 10 * MIB
-"""A captured batch size: workspaces and the driver's copy of the kernels' arguments. Fitted: 0.65 GiB (vllm pull 21489)
-and 0.62 GiB a rank (Llama-70B, 8 ranks) with 67 sizes each; leave-one-source-out error 5 %."""
+LAYER_GRAPH_BYTES = 300 * KIB
+"""A layer of a captured batch size: the driver keeps each kernel's node with its arguments. Fitted to the 0.65 GiB of
+Gemma 3 4B (vllm pull 21489); what engines of six models leave asleep under AgileRL says 0.32 MiB, where a model that is
+left out is missed by 35 MiB, and by 50 with so many bytes a size. Logs of others: 0.31 of Qwen3-32B on two ranks (vLLM
+0.10), 0.38 of Llama-3.2-1B (vllm pull 11349); 0.12 of Llama-70B on eight ranks, 0.10 estimated for Qwen2.5 0.5B (vLLM
+issue 50159)."""
+RUNNER_SEGMENTS = 22 * MIB
+"""Of torch, for the small tensors that a model runner keeps: 2 MiB for those up to 1 MiB, 20 MiB for those up to 10.
+Source: torch 2.13 c10 CUDAAllocatorConfig.h (`kSmallBuffer`, `kLargeBuffer`). Not fitted; residuals under AgileRL lack
+20 MiB by the median without it."""
 GEMMA_PATCHES = 280 * 3**2
 """Patches of an image for Gemma 4: 280 tokens of 3 by 3 (`default_output_length`, `pooling_kernel_size`)."""
 TIED_HEADS = ("LlamaForCausalLM", "Gemma4ForConditionalGeneration")
@@ -134,47 +141,62 @@ def _full_sizes(num_seqs: int) -> int:
     return _sizes_up_to(min(largest, 256)) + max(0, largest - 256) // 16
 
 
-def cuda_graph_bytes(version: VllmVersion, num_seqs: int, *, enforce_eager: bool = False) -> int:
+def cuda_graph_bytes(
+    version: VllmVersion,
+    num_layers: int,
+    num_seqs: int,
+    *,
+    enforce_eager: bool = False,
+    num_captures: int = 1,
+) -> int:
     """Bytes of captured graphs of one rank, resident until the engine ends (sleep keeps them).
 
-    Counts: captured sizes times 10 MiB. Assumes: the model's size hardly matters; 0.1 to 1.3 GiB have been reported.
+    Counts: 300 KiB for each layer of the rank, captured size and capture of that size (num_captures 2 where adapters
+    are served, `VllmVersion.captures_with_adapters`). Assumes: the ranks that share a layer hardly matter.
+
+    >>> round(cuda_graph_bytes(VllmVersion(0, 10, 0), 64, 256) / 2**30, 2)  # Qwen3-32B on two ranks: 1.30 in its log
+    1.23
     """
-    return 0 if enforce_eager else num_graph_sizes(version, num_seqs) * GRAPH_BYTES
+    sizes = 0 if enforce_eager else num_graph_sizes(version, num_seqs)
+    return num_captures * sizes * num_layers * LAYER_GRAPH_BYTES
 
 
 def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_bytes: int = 2, *, ep: int = 1) -> int:
     """Bytes of the workspaces of a mixture's kernels, which the profile run allocates and nothing frees while awake.
 
-    Counts: e*T*(k*(max(Ie/t, h) + max(2Ie/t, h)) + h), the last for the output; 0 without experts. Part of
+    Counts: e*T*k*(max(Ie/t, h) + max(2Ie/t, h)), the output in the first of them; 0 without experts. Part of
     `prefill_peak_bytes` while awake; asleep they stay, for they lie outside the pools that sleep frees.
     Source: vLLM 0.32.0 fused_moe/experts/triton_moe.py `workspace_shapes`, v1/worker/workspace.py.
-    Held to: what OLMoE leaves asleep under AgileRL grows by 70.2 and 70.6 kB a token, 69.6 by this. Assumes: the output
-    is apart, as those measurements say; 0.32.0 lays it into the first workspace.
+    Held to: what OLMoE leaves asleep under AgileRL grows by 70.2 and 70.6 kB a token, by this and
+    `input_buffer_bytes` 69.6.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> expert_workspace_bytes(find_model("allenai/OLMoE-1B-7B-0924"), 1, 1)  # 2 * (8 * (2048 + 2048) + 2048)
-    69632
+    >>> expert_workspace_bytes(find_model("allenai/OLMoE-1B-7B-0924"), 1, 1)  # 2 * 8 * (2048 + 2048)
+    65536
     """
     if not model.experts:
         return 0
     width, hidden = sizes_of(model, Layout(tp=tp, ep=ep, vocab_multiple=64)).share["Ie"], model.hidden_size
-    rows = model.experts.num_active * (max(width, hidden) + max(2 * width, hidden))
-    return element_bytes * num_tokens * (rows + hidden)
+    return element_bytes * num_tokens * model.experts.num_active * (max(width, hidden) + max(2 * width, hidden))
 
 
-def input_buffer_bytes(model: ModelSpec, num_tokens: int, element_bytes: int = 2) -> int:
-    """Bytes of the hidden states that vLLM's model runner has room for, beside what its profile run counts.
+def input_buffer_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, element_bytes: int = 2) -> int:
+    """Bytes of the hidden states that vLLM's first model runner has room for, beside what its profile run counts.
 
-    Counts: e*T*h. Source: vLLM 0.32.0 gpu_model_runner.py (`inputs_embeds`, made before the weights and kept).
-    Held to: generations of Qwen2.5 under AgileRL, which lack 60 to 200 MiB more at 65,536 tokens than at 2,048 without
-    it. Assumes: asleep it is not counted, though it shows there too (docs/decisions.md); of a mixture it is what
-    `expert_workspace_bytes` takes for an output.
+    Counts: e*T*h, awake and asleep; 0 under Model Runner V2, which makes none for text, and for images one that is
+    loaded with the weights. Source: vLLM 0.32.0 gpu_model_runner.py (`inputs_embeds`, made before the weights and
+    kept), gpu/mm/encoder_runner.py. Held to: what sleeping engines of AgileRL's leave. From 8,192 to 65,536 tokens
+    Qwen2.5 1.5B and Gemma 4 grow by 170 to 200 MiB under 0.23, 168 by this; SmolLM2 under 0.23 and Gemma 4 under
+    0.26, which run with V2, by 2 to 32.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> input_buffer_bytes(find_model("Qwen/Qwen2.5-0.5B"), 131_072) >> 20  # 2 * 896 * 131,072
+    >>> model = find_model("Qwen/Qwen2.5-0.5B")
+    >>> input_buffer_bytes(VllmVersion(0, 23, 0), model, 131_072) >> 20  # 2 * 896 * 131,072
     224
+    >>> input_buffer_bytes(VllmVersion(0, 26, 0), model, 131_072)
+    0
     """
-    return element_bytes * num_tokens * model.hidden_size
+    return 0 if version.has_runner_v2(model) else element_bytes * num_tokens * model.hidden_size
 
 
 def freed_head_bytes(version: VllmVersion, model: ModelSpec, element_bytes: int = 2) -> int:

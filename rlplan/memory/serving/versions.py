@@ -9,12 +9,16 @@ import re
 from rlplan.errors import SpecError
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
+from rlplan.spec.model import ModelSpec
 from rlplan.units import GIB
 
 OLDEST = (0, 6)
 """0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
 UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 11)
 """What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort."""
+
+DENSE_ON_V2 = ("LlamaForCausalLM", "MistralForCausalLM")
+MIXTURES_ON_V2 = ("Qwen", "Deepseek")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +44,10 @@ class VllmVersion:
 
     @property
     def counts_cuda_graphs(self) -> bool:
-        """Whether CUDA graphs come out of the fraction. Source: vLLM 0.32.0 gpu_worker.py: `default since v0.21.0`."""
+        """Whether CUDA graphs come out of the fraction, of the first model runner's engines.
+
+        Source: vLLM 0.32.0 gpu_worker.py: `default since v0.21.0`.
+        """
         return self._number >= (0, 21, 0)
 
     @property
@@ -78,6 +85,35 @@ class VllmVersion:
         Assumes: 0.32 for the change, the first that was read.
         """
         return self._number < (0, 32, 0)
+
+    def has_runner_v2(self, model: ModelSpec) -> bool:
+        """Whether vLLM runs the model with its Model Runner V2, unless it is told which to take.
+
+        Source: vLLM pulls 39337 (Qwen3), 42665 (Llama, Mistral), 42667 (Qwen's and DeepSeek's mixtures) and 44443 (all
+        dense models), release notes of 0.23, 0.25 and 0.29 (all models). What OLMoE, Qwen2.5, SmolLM2 and Gemma 4
+        leave asleep under 0.23 and 0.26 says the same. Assumes: 0.22 for Qwen3, 0.24 for the mixtures.
+        """
+        if self._number >= (0, 29, 0):
+            return True
+        if model.experts:
+            return self._number >= (0, 24, 0) and model.architecture.startswith(MIXTURES_ON_V2)
+        first = (0, 23, 0) if model.architecture in DENSE_ON_V2 else (0, 25, 0)
+        return self._number >= ((0, 22, 0) if model.architecture == "Qwen3ForCausalLM" else first)
+
+    def reserves_graphs(self, model: ModelSpec) -> bool:
+        """Whether CUDA graphs come out of the fraction: Model Runner V2 reserved nothing for them before 0.29.
+
+        Source: vLLM issue 49224, pull 53306.
+        """
+        return self.counts_cuda_graphs and (self._number >= (0, 29, 0) or not self.has_runner_v2(model))
+
+    def captures_with_adapters(self, model: ModelSpec) -> bool:
+        """Whether each batch size is captured a second time, with adapters.
+
+        Source: vLLM 0.32.0 config/compilation.py (`cudagraph_specialize_lora`); Model Runner V2 of 0.23 captures
+        without them alone (vllm pull 43084), which SmolLM2's residuals say too. Assumes: 0.25 for V2's change.
+        """
+        return self._number >= (0, 25, 0) or not self.has_runner_v2(model)
 
     @property
     def num_batches_in_flight(self) -> int:

@@ -9,8 +9,8 @@ from rlplan.accuracy.compare import Comparison, compare_point, load_predictors, 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Prediction, Refusal
-from rlplan.accuracy.training.colocated import FIRST_KERNELS, asleep_parts
-from rlplan.units import GIB, MIB
+from rlplan.accuracy.training.colocated import FIRST_KERNELS, asleep_parts, engine_of
+from rlplan.units import GIB, KIB, MIB
 
 RIG = {point.id: point for point in bundled_points() if point.id.startswith("agilerl-")}
 SMALL = RIG["agilerl-qwen2.5-0.5b-l4-s512-mb8-g4-r64-u200"]
@@ -48,30 +48,44 @@ def parts_of(point: MeasuredPoint) -> dict[str, float]:
 def test_peaks_of_an_update_are_within_1_2_percent_on_average_and_ten_at_the_worst() -> None:
     errors = [one.relative_error or 0.0 for one in compared("train_peak")]
     assert len(errors) == 158
-    assert fmean(map(abs, errors)) <= 0.012
+    assert fmean(map(abs, errors)) <= 0.0105
     assert max(errors) <= 0.1
-    assert min(errors) >= -0.06
-    assert sum(error < -0.04 for error in errors) == 3  # of sampled 0.5B
+    assert min(errors) >= -0.04
 
 
-def test_what_a_sleeping_engine_leaves_is_within_three_tenths_of_a_gibibyte_on_nineteen_of_twenty() -> None:
+def test_what_a_sleeping_engine_leaves_is_within_three_tenths_of_a_gibibyte() -> None:
+    """All but one of 1.5B, whose repeats left 1.31 GiB, not 1.85."""
     misses = [abs(float(str(one.predicted)) - float(str(one.measured))) for one in compared("sleeping_engine_residual")]
     assert len(misses) == 113
-    assert sum(miss <= 0.3 for miss in misses) / len(misses) >= 0.95
-    assert fmean(misses) <= 0.13
+    assert sum(miss <= 0.3 for miss in misses) == len(misses) - 1
+    assert fmean(misses) <= 0.05
 
 
 def test_a_sleeping_engine_leaves_what_the_driver_keeps_context_kernels_and_both_sets_of_graphs() -> None:
     parts = asleep_parts(RIG["agilerl-qwen2.5-0.5b-l4-s512-mb1-g4-r8-u200-asleep"])
     assert parts["driver"] == (23034 - 22563) * MIB
     assert parts["kernels"] == 70 * MIB
-    assert parts["graphs"] == 2 * 7 * 10 * MIB  # piecewise 1, 2, 4, 8 and whole 1, 2, 4; with adapters and without
+    # piecewise 1, 2, 4, 8 and whole 1, 2, 4; with adapters and without, of 24 layers
+    assert parts["graphs"] == 2 * 7 * 24 * 300 * KIB
+    assert parts["buffers"] == 2 * 4 * 512 * 896
     assert parts["workspaces"] == 0
+
+
+def test_under_model_runner_v2_a_sleeping_engine_leaves_no_buffer_and_one_set_of_graphs() -> None:
+    """SmolLM2 is a Llama; measured: 0.86 GiB."""
+    point = RIG["agilerl-smollm2-1.7b-l4-s4096-mb1-g16-r64-u450-asleep"]
+    parts = asleep_parts(point)
+    assert parts["buffers"] == 0
+    assert parts["graphs"] == (7 + 5) * 24 * 300 * KIB
+    assert sum(parts.values()) / GIB == pytest.approx(0.86, rel=0.05)
+    newer = asleep_parts(changed(point, framework="AgileRL 2.8.2, colocated vLLM 0.26.0"))
+    assert newer["graphs"] == 2 * parts["graphs"]
 
 
 def test_workspaces_of_experts_stay_asleep_until_they_have_a_pool_of_their_own() -> None:
     tokens = 16 * 4096
-    assert asleep_parts(MIXTURE)["workspaces"] == 2 * tokens * (8 * (2048 + 2048) + 2048)
+    assert asleep_parts(MIXTURE)["workspaces"] == 2 * tokens * 8 * (2048 + 2048)
+    assert asleep_parts(MIXTURE)["buffers"] == 2 * tokens * 2048
     newer = changed(MIXTURE, framework="AgileRL, colocated vLLM 0.32.0")
     assert asleep_parts(newer)["workspaces"] == 0
 
@@ -80,7 +94,8 @@ def test_a_point_that_states_no_residual_gets_the_predicted_one() -> None:
     silent = changed(SMALL, sleeping_engine_residual_gib=None)
     asleep = sum(asleep_parts(SMALL).values()) / GIB
     assert parts_of(silent)["process"] == pytest.approx(asleep)
-    assert parts_of(SMALL)["process"] == pytest.approx(SMALL.settings["sleeping_engine_residual_gib"])
+    stated = changed(SMALL, sleeping_engine_residual_gib=0.7)
+    assert parts_of(stated)["process"] == pytest.approx(0.7)
 
 
 def test_wide_heads_that_share_keys_store_the_scores_of_every_pair_where_nothing_is_masked() -> None:
@@ -141,8 +156,24 @@ def test_a_generation_takes_the_engines_fraction_and_what_lies_outside_of_it() -
 
 
 def test_rollouts_of_a_group_share_the_prefill_of_their_prompt() -> None:
-    few, many = (parts_of(generation(seq=32768, prompt=8192, group_size=num)) for num in (2, 16))
+    few, many = (
+        parts_of(generation(seq=32768, prompt=8192, group_size=num, gpu_memory_utilization=0.9)) for num in (2, 16)
+    )
     assert many["passing"] == pytest.approx(few["passing"] * (8192 + 15 * 16) / (8192 + 16))
+
+
+def test_rollouts_that_the_cache_has_no_room_for_are_computed_anew_in_one_pass() -> None:
+    """Measured by AgileRL: 8,585 MiB of SmolLM2 with adapters of rank 8, 8,281 of rank 64; 16 sequences of 4,096."""
+    point = RIG["agilerl-smollm2-1.7b-l4-s4096-mb8-g16-r8-u450"]
+    measured = {"value": 8_585 / 1024, "unit": "GiB device used (NVML peak in generation)"}
+    crowded = MeasuredPoint.model_validate(point.model_dump() | {"kind": "rollout_peak", "measured": measured})
+    crowded = changed(crowded, padding=None)
+    roomy = parts_of(changed(crowded, gpu_memory_utilization=0.95))
+    token = 2 * (3 * 8192 + 2.9 * 2048)
+    prompt, cached = 1024 + 15 * 16, engine_of(crowded).num_tokens
+    assert roomy["passing"] * GIB == pytest.approx(token * prompt, rel=1e-6)
+    assert parts_of(crowded)["passing"] * GIB == pytest.approx(token * (prompt + cached - 1024), rel=1e-6)
+    assert 8_281 / 1024 < sum(parts_of(crowded).values()) < 8_585 / 1024
 
 
 def test_a_generation_of_a_mixture_keeps_its_workspaces_and_a_tied_head_its_segment() -> None:
@@ -153,7 +184,7 @@ def test_a_generation_of_a_mixture_keeps_its_workspaces_and_a_tied_head_its_segm
     assert sum(parts_of(point).values()) == pytest.approx(33_037 / 1024, rel=0.02)
     tied = changed(RIG["agilerl-smollm2-1.7b-l4-s4096-mb8-g4-r8-u450"], padding=None)
     point = MeasuredPoint.model_validate(tied.model_dump() | {"kind": "rollout_peak", "measured": measured})
-    assert parts_of(point)["buffers"] == 2 * 4 * 4096 * 2048 / GIB
+    assert parts_of(point)["graphs"] == (4 + 3) * 24 * 300 * KIB / GIB  # not of the fraction under Model Runner V2
     assert parts_of(point)["unused"] == 49_152 * 2048 * 2 / GIB
     assert sum(parts_of(point).values()) == pytest.approx(10_322 / 1024, rel=0.005)
 

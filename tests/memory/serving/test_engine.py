@@ -6,8 +6,11 @@ from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.kv import CacheGroup, cache_pool
 from rlplan.memory.serving.peaks import (
+    RUNNER_SEGMENTS,
+    cuda_graph_bytes,
     encoder_peak_bytes,
     freed_head_bytes,
+    input_buffer_bytes,
     num_graph_sizes,
     prefill_peak_bytes,
     sampler_peak_bytes,
@@ -86,7 +89,7 @@ def test_every_bundled_model_has_an_engine_s_memory() -> None:
 def test_asleep_only_context_graphs_and_the_driver_s_share_stay() -> None:
     memory = memory_of(max_model_len=8192)
     asleep = memory.resident_bytes(1)
-    assert asleep == memory.context + memory.non_torch + memory.cuda_graphs
+    assert asleep == memory.context + memory.non_torch + memory.cuda_graphs + RUNNER_SEGMENTS
     assert 0.5 * GIB < asleep < 3 * GIB, "what is reported of it"
     assert memory.resident_bytes(0) == asleep + memory.model_bytes + memory.kv_cache
     assert [memory.host_bytes(level) for level in (0, 1, 2)] == [0, memory.model_bytes, memory.rope_table]
@@ -143,6 +146,41 @@ def test_graphs_are_counted_inside_the_fraction_since_0_21() -> None:
         memory_of(version=VllmVersion(0, minor), gpu_memory_utilization=0.9, max_model_len=8192) for minor in (20, 21)
     )
     assert before.kv_budget - after.kv_budget == after.cuda_graphs > 0
+
+
+def test_graphs_take_what_qwen3_32b_said_in_its_log_and_twice_as_much_where_adapters_are_served() -> None:
+    """vLLM 0.10, two ranks, 67 sizes of 64 layers: `Graph capturing finished in 9 secs, took 1.30 GiB`."""
+    version = VllmVersion(0, 10, 0)
+    assert cuda_graph_bytes(version, 64, 256) / GIB == pytest.approx(1.30, rel=0.06)
+    assert cuda_graph_bytes(version, 64, 256, num_captures=2) == 2 * cuda_graph_bytes(version, 64, 256)
+    assert cuda_graph_bytes(version, 64, 256, enforce_eager=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("Qwen/Qwen3-0.6B", 22),
+        (LLAMA, 23),
+        ("Qwen/Qwen3-30B-A3B", 24),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 25),
+        ("google/gemma-4-E2B-it", 25),
+        ("allenai/OLMoE-1B-7B-0924", 29),
+    ],
+)
+def test_model_runner_v2_came_to_some_models_first_and_keeps_no_buffer_of_inputs(name: str, first: int) -> None:
+    model = find_model(name)
+    before, after = VllmVersion(0, first - 1, 9), VllmVersion(0, first, 0)
+    assert not before.has_runner_v2(model)
+    assert after.has_runner_v2(model)
+    assert input_buffer_bytes(before, model, 1000) == 2000 * model.hidden_size
+    assert input_buffer_bytes(after, model, 1000) == 0
+
+
+def test_model_runner_v2_reserves_graphs_from_0_29_on() -> None:
+    """vLLM issue 49224: it said 0 bytes before."""
+    model = find_model(LLAMA)
+    numbers = (20, 21, 23, 28, 29)
+    assert [VllmVersion(0, number).reserves_graphs(model) for number in numbers] == [False, True, False, False, True]
 
 
 def test_captured_sizes_follow_the_batch_and_the_version() -> None:

@@ -19,7 +19,13 @@ from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.serving.kv import CachePool, cache_pool
-from rlplan.memory.serving.peaks import NON_TORCH_GROWTH, cuda_graph_bytes, prefill_peak_bytes, sampler_peak_bytes
+from rlplan.memory.serving.peaks import (
+    NON_TORCH_GROWTH,
+    RUNNER_SEGMENTS,
+    cuda_graph_bytes,
+    prefill_peak_bytes,
+    sampler_peak_bytes,
+)
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST
@@ -146,12 +152,18 @@ class EngineOnGpu(Forecast):
     @cached_property
     def asleep(self) -> Bytes:
         """What stays whatever the engine does: context, communicator, graphs, kernels."""
-        graphs = cuda_graph_bytes(LATEST, self._num_rows, enforce_eager=not self.rollout.has_cuda_graphs)
         choice = self.choice
+        graphs = cuda_graph_bytes(
+            LATEST,
+            self.model.num_layers,
+            self._num_rows,
+            enforce_eager=not self.rollout.has_cuda_graphs,
+            num_captures=2 if self.incoming.adapters else 1,
+        )
         groups = (choice.attention_dp, choice.ranks) if choice.attention_dp > 1 else ()
         is_apart = self.placement is Placement.DISAGGREGATED
         held = process_overheads(self.overheads, choice.tp, in_transfer_group=is_apart, axes=groups)
-        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH
+        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH + RUNNER_SEGMENTS
         return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
 
     @property

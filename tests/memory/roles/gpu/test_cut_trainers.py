@@ -11,7 +11,7 @@ from rlplan.accuracy.training.run import read_run
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.model.logits import Loss
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
@@ -280,7 +280,7 @@ def test_frozen_models_follow_the_policy(overheads: GpuOverheads, target: Target
 def test_an_engine_s_whole_experts_take_what_their_slices_take(overheads: GpuOverheads) -> None:
     def engine(**options: object) -> EngineOnGpu:
         one = EngineChoice(8, 0, **options)  # type: ignore[arg-type]
-        return EngineOnGpu(MIXTURE, SettledRollout(), one, Placement.DISAGGREGATED, overheads, 1 << 29)
+        return EngineOnGpu(MIXTURE, SettledRollout(), one, Placement.DISAGGREGATED, overheads, Incoming(1 << 29))
 
     cut, whole = engine(max_num_seqs=16), engine(max_num_seqs=16, has_expert_parallel=True)
     assert whole.weight_bytes == cut.weight_bytes

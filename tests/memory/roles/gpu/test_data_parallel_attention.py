@@ -7,7 +7,7 @@ token in each of 61 layers. Qwen3-30B-A3B: 4 key heads.
 import pytest
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.serving.engine import EngineSettings, engine_memory
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
@@ -25,7 +25,7 @@ def engine(
     overheads: GpuOverheads, tp: int, dp: int, model: ModelSpec = V3, max_num_seqs: int = 512, whole: bool = True
 ) -> EngineOnGpu:
     one = EngineChoice(tp, 0, max_num_seqs, has_expert_parallel=whole and tp * dp > 1, attention_dp=dp)
-    return EngineOnGpu(model, SettledRollout(), one, Placement.HYBRID, overheads, 1 << 29)
+    return EngineOnGpu(model, SettledRollout(), one, Placement.HYBRID, overheads, Incoming(1 << 29))
 
 
 def test_a_rank_has_its_share_of_the_experts_and_all_else_whole(overheads: GpuOverheads) -> None:
