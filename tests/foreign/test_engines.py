@@ -59,7 +59,7 @@ def test_a_server_without_a_length_has_the_model_s_and_one_such_sequence_must_fi
     found = served(tmp_path, f"vllm serve {LLAMA}")
     assert found.served is not None
     assert found.served.needed == 16 * GIB
-    assert found.changes[0].values == {"max_model_len": 16384}
+    assert found.changes[0].values == {"max_model_len": 32768}
     with pytest.raises(NoFeasiblePlanError, match=r"one sequence of 131,072 tokens needs 16\.0 GiB"):
         check_fits(found)
 

@@ -237,9 +237,11 @@ def _setting(run: Run) -> TrainSetting:
 
 
 def _attention(settings: RunSettings) -> Attention:
-    """Flash attention 3 and cuDNN's where they are named, else 2, which torch and FlexAttention are near to."""
-    key = settings.first(("attn", "attention", "attn_implementation"))
+    """Flash attention 3 and cuDNN's, or FlexAttention, where they are named, else 2, which torch runs."""
+    key = settings.first(("attn", "attention", "attn_implementation", "kernels"))
     word = str(settings.raw(key)).lower() if key else ""
+    if re.search(r"flex\W?att", word):
+        return Attention.FLEX
     return Attention.VENDOR if re.search(r"fa\W?[34]|flash\w*[ _]?[34]|cudnn", word) else Attention.FLASH_2
 
 
@@ -322,7 +324,9 @@ def kernels_for(trainer: Trainer, settings: RunSettings, run: Run) -> Kernels:
         return replace(kernels, is_fused=True, attention=Attention.FLASH_1)
     if trainer is AUTOMODEL:
         words = settings.word("kernels")
-        return replace(kernels, is_fused="TE" in words.split(), sends_once="deepep" in words.lower())
+        once = "deepep" in words.lower()
+        runs = replace(kernels, is_fused="TE" in words.split(), sends_once=once, has_neighbours=True)
+        return replace(runs, waits_per_expert_layer=EXPERTS_LAUNCHED)
     if trainer is PRIME_RL:
         return replace(kernels, scatters_rows=True, reduce_bytes=4)
     if trainer is TORCHTITAN:

@@ -42,6 +42,12 @@ prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out
 STATES = 16
 """Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
+SCAN = 3.5
+"""Times as long as its bytes that Mamba-2's scan takes, five Triton kernels of which none is alone at the memory's
+rate. Derived from Dao and Gu 2024, section 9.3: with states of 64 it is as fast as FlashAttention 2 at 2,048 tokens
+(A100), 4,096 FLOPs an element there at 0.78 of what matmuls reach, 21 ps; its own FLOPs are 3 ps, its bytes 8 an
+element. No throughput was fitted: eleven of Nemotron 3 (Megatron-Bridge, H100 and Blackwell) err by 8.1 % with it, by
+14.5 % without."""
 SCORES = 11
 """Bytes of a pair and head where attention is not fused: scores written 2, softmax 4, dropout 5."""
 BACKWARD = 2.0
@@ -122,7 +128,9 @@ def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: 
     if kind == LINEAR and (rule := model.linear_attention) is not None:
         keys, values = rule.num_key_heads * rule.key_head_dim, rule.num_value_heads * rule.value_head_dim
         states = STATES * keys * values / (rule.num_key_heads * rule.chunk) if rule.is_mamba else 0.0
-        return outer + (2 * keys + values) * (FUSED_NORM + 2 * ELEMENT_BYTES) + values * (norm + GATED) + states
+        scanned = (2 * keys + values) * 2 * ELEMENT_BYTES + states
+        scanned *= SCAN if rule.is_mamba else 1.0
+        return outer + (2 * keys + values) * FUSED_NORM + values * (norm + GATED) + scanned
     rotary = (ROTARY if has_plain_rotary else FUSED_ROTARY) if traits.get("has_rotary", True) else 0
     if (latent := model.latent_attention) is not None:
         keys = model.num_heads * (latent.nope_head_dim + latent.rope_head_dim)

@@ -11,7 +11,7 @@ from rlplan.memory.trainers.shape import Recompute
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_gather_cost, all_to_all_cost
-from rlplan.timing.network.links import link
+from rlplan.timing.network.links import link, link_domain
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 
 HIDDEN_BY_ASYNC_TP = 0.3
@@ -92,9 +92,12 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
         return NOTHING
     rows = batch.num_tokens / setting.ranks_of_tokens / choice.tp
     width = experts.latent_size or model.hidden_size
-    sent = setting.training.dtype.num_bytes * width * experts.num_active * rows
-    copies = float(experts.num_active) if setting.runs.sends_once else None
-    one = all_to_all_cost(sent, choice.ep, cluster, copies=copies)
+    copies = float(experts.num_active)
+    if setting.runs.has_neighbours and setting.runs.sends_once:
+        ranks = max(1.0, experts.num_active * choice.ep / experts.num_experts)
+        copies = ranks if choice.ep <= link_domain(cluster) else 1.0  # ranks of one host
+    sent = setting.training.dtype.num_bytes * width * copies * rows
+    one = all_to_all_cost(sent, choice.ep, cluster, copies=copies if setting.runs.sends_once else None)
     if not setting.runs.sends_once and (inside := one.parts.get(Resource.DEVICE_LINK)):
         one += Cost({Resource.DEVICE_LINK: inside * (1 / ROWS_SHARE - 1)})
     return one.times(2 * len(experts.layers) / choice.pp * exchanges)

@@ -30,11 +30,13 @@ others, 34.0 % without it; Nemotron 3, which was no part of it, is met within 30
 
 
 class Attention(StrEnum):
-    """The attention kernel. FLASH_1: 2022 and Triton's. FLASH_2: what torch and transformers run. VENDOR: written for
-    the chip (FlashAttention 3, cuDNN, Composable Kernel), which Transformer Engine runs."""
+    """The attention kernel. FLASH_1: 2022 and Triton's. FLASH_2: what torch and transformers run. FLEX: compiled from
+    a mask (torch's FlexAttention). VENDOR: written for the chip (FlashAttention 3, cuDNN, Composable Kernel), which
+    Transformer Engine runs."""
 
     FLASH_1 = "flash_1"
     FLASH_2 = "flash_2"
+    FLEX = "flex"
     VENDOR = "vendor"
 
 
@@ -70,6 +72,9 @@ class Kernels:
     """Rotary positions are not fused."""
     sends_once: bool = False
     """A row goes to each host once, whatever experts it has there (DeepEP, HybridEP)."""
+    has_neighbours: bool = False
+    """A row's experts are neighbours, as a gate for benchmarks chooses them: with one message for each rank (DeepEP) a
+    row travels as often as they have ranks, and to one host."""
     hides_experts: bool = False
     """Rows travel to experts beside the matmuls of another micro-batch (Megatron's expert overlap)."""
     main_gradient_bytes: int = 0
@@ -120,23 +125,31 @@ RAMP = 1000
 the diagonal are computed whole, and loads are not yet hidden. Source: Shah et al. 2024, figures 5 and 6."""
 OTHER_ATTENTION = 0.5
 """Of chips without a published figure (AMD, V100, consumer Blackwell): assumed."""
-FLASH_1_OF_2 = 1 / 1.8
-"""Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version 1, around 2; Triton's 1.3 to 2.5."""
+OF_FLASH_2 = {Attention.FLASH_1: 1 / 1.8, Attention.FLEX: 0.86}
+"""Source: Dao 2023, section 4.1: version 2 is 1.7 to 3.0 times as fast as version 1, around 2; Triton's 1.3 to 2.5.
+FlexAttention has 90 % of version 2 forward and 85 % backward (PyTorch's blog of August 2024)."""
+WIDE_HEAD = 128
+"""Elements of a head that the shares above are of."""
+EXPONENTIALS = {Attention.FLASH_2: 0.11, Attention.VENDOR: 0.25}
+"""Share of a kernel's time at heads of 128 that goes by scores, not by elements: each has its exponential whatever the
+width. Source: Shah et al. 2024, figures 5 and 6, 4,096 and 16,384 tokens on H100, heads of 64 and 128: version 2 takes
+1.11 and 1.11 times as long a FLOP, version 3 1.25 and 1.22, cuDNN 1.26; one time forward and 2.5 backward."""
 
 
-def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float) -> float:
+def attention_flops_per_s(cluster: Cluster, kernels: Kernels, length: float, head_dim: int = WIDE_HEAD) -> float:
     """FLOP per second of attention over sequences of some length.
 
     Counts: the matmuls' share of the peak in 16 bits, times the kernel's share, of a vendor's kernel of Hopper and
-    later times s / (s + 1000). Source: `ATTENTION_SHARE`, `RAMP`.
+    later times s / (s + 1000); of heads narrower than 128 over 1 + f (128 / d - 1). Source: `ATTENTION_SHARE`, `RAMP`,
+    `EXPONENTIALS`.
     """
     major = cluster.gpu.architecture.partition(".")[0]
-    kind = Attention.FLASH_2 if kernels.attention is Attention.FLASH_1 else kernels.attention
-    share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION)
-    if kernels.attention is Attention.FLASH_1:
-        share *= FLASH_1_OF_2
+    kind = Attention.FLASH_2 if kernels.attention in OF_FLASH_2 else kernels.attention
+    share = ATTENTION_SHARE.get((kind, major), OTHER_ATTENTION) * OF_FLASH_2.get(kernels.attention, 1.0)
     if kind is Attention.VENDOR and major in ("9", "10"):
         share *= length / (length + RAMP)
+    if head_dim < WIDE_HEAD:
+        share /= 1 + EXPONENTIALS[kind] * (WIDE_HEAD / head_dim - 1)
     return matmul_flops_per_s(cluster) * share
 
 

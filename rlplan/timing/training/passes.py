@@ -118,7 +118,9 @@ def matmul_cost(setting: TrainSetting, batch: MicroBatch, times: Times, cluster:
     head = _head_flops(setting, batch, times) / ranks
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention / ranks
     total = (
-        matmuls + head / matmul_flops_per_s(cluster) + scores / attention_flops_per_s(cluster, runs, batch.lengths.mean)
+        matmuls
+        + head / matmul_flops_per_s(cluster)
+        + scores / attention_flops_per_s(cluster, runs, batch.lengths.mean, model.head_dim)
     )
     return Cost({Resource.COMPUTE: total})
 
@@ -155,7 +157,7 @@ def least_pass_seconds(setting: TrainSetting, batch: MicroBatch, times: Times, c
     matmuls /= matmul_flops_per_s(cluster, has_fp8=runs.has_fp8, has_fp4=runs.has_fp4)
     head = _head_flops(setting, batch, times) / matmul_flops_per_s(cluster)
     scores = attention_flops(model, batch.lengths) * batch.num_sequences * times.attention
-    scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean)
+    scores /= attention_flops_per_s(cluster, runs, batch.lengths.mean, model.head_dim)
     others = elementwise_cost(setting, batch, times, cluster) + exchange_cost(setting, batch, times.exchanges, cluster)
     if not runs.hides_experts:
         others += expert_exchange_cost(setting, batch, times.exchanges + times.expert_exchanges_again, cluster)

@@ -69,6 +69,23 @@ def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() ->
     assert cost.parts[Resource.NETWORK] == pytest.approx(2 * 48 * 8 * sent * 8 / 16 / network)
 
 
+def test_rows_whose_experts_are_neighbours_go_once_to_each_rank_and_to_one_host() -> None:
+    """AutoModel's gate for benchmarks beside DeepEP: eight experts of a row are four ranks' of 64, on one host."""
+    once = Kernels(sends_once=True)
+    spread = expert_exchange_cost(replace(setting(64, ep=64), kernels=once), BATCH, 1.0, cluster(64))
+    near = replace(setting(64, ep=64), kernels=replace(once, has_neighbours=True))
+    network = 400e9 * cluster(64).node_efficiencies.network.value
+    sent = 2 * 48 * 8 * ROW * 8192 * 56 / 64 / network
+    cost = expert_exchange_cost(near, BATCH, 1.0, cluster(64))
+    assert cost.parts[Resource.NETWORK] == pytest.approx(sent)
+    hosts = 8 * (1 - (1 - 1 / 8) ** 8)
+    assert spread.parts[Resource.NETWORK] == pytest.approx(hosts * sent)
+    inside = replace(near, choice=replace(near.choice, ep=8), num_ranks=8)
+    one_rank = expert_exchange_cost(inside, BATCH, 1.0, cluster(8)).parts[Resource.DEVICE_LINK]
+    every = expert_exchange_cost(replace(inside, kernels=once), BATCH, 1.0, cluster(8)).parts[Resource.DEVICE_LINK]
+    assert every == pytest.approx(8 * one_rank)  # its eight experts are of one rank's 16
+
+
 @pytest.mark.parametrize(
     ("kernels", "halves"),
     [
