@@ -6,6 +6,8 @@ README.md with the tables, scatter.png. `make accuracy` calls it; it takes secon
 
 import json
 import sys
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -16,9 +18,10 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.constants.rules_of_thumb import rule_of_thumb
 from benchmarks.constants.trainers import HEAD, left_out
 from benchmarks.figures import FAINT, INK, MUTED, RC
-from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare
+from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare, relative_error
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.intervals import NOMINAL, bundled_intervals, write_intervals
 from rlplan.accuracy.points import Measured
@@ -41,6 +44,12 @@ SERVING = """vLLM under a fixed concurrency: mean absolute error of each pair of
 mixture of experts of its generation is predicted with the experts' constants of the other generation when it is left
 out: kernels for experts differ more between generations than anything else does."""
 
+RULE = "rule of thumb"
+RULES = """`rule of thumb`, in the tables below, is the median error of rules that people calculate with
+(`benchmarks/constants/rules_of_thumb.py`), on the same points: 16 bytes a trained parameter and 34 a token, layer and
+element; 6 FLOPs a parameter and token at 0.4 of the peak; weights and cache over the bandwidth. An engine asleep, taken
+for a CUDA context of 0.5 GiB, is missed by {asleep} at the median."""
+BY_ERROR = ("source", "points", "predicted", "median", "mean", "largest", "bias", RULE)
 BY_SOURCE = """`its own` is what the source says of its own estimator: AgileRL's closed form over 203 measurements of
 eight models, SimuMax's simulator with operators measured on the machine."""
 SOURCES = (
@@ -102,14 +111,15 @@ def page(report: AccuracyReport) -> str:
         "## Intervals",
         INTERVALS,
         _table(("kind", "points", "sources", "low", "high", "inside", "inside, left out"), _intervals()),
+        RULES.format(asleep=_rule_error(p.id for p in report.points if p.kind == "sleeping_engine_residual")),
         "## Training throughput by source",
-        _table(("source", "points", "predicted", "median", "mean", "largest", "bias"), _trainers(report)),
+        _table(BY_ERROR, _trainers(report)),
         "## Training peaks by source",
         BY_SOURCE,
-        _table(("source", "points", "predicted", "median", "mean", "largest", "bias", "its own"), _sources(report)),
+        _table((*BY_ERROR, "its own"), _sources(report)),
         "## Serving latency by pair",
         SERVING,
-        _table(("pair", "kind", "points", "mean error", "bias"), _pairs(report)),
+        _table(("pair", "kind", "points", "mean error", "bias", RULE), _pairs(report)),
         LEFT_OUT,
         _table(("model", "GPU", "format", "settings", "mean error", "left out", "bias left out"), _left_out()),
         "## Fitted constants",
@@ -156,8 +166,14 @@ def _trainers(report: AccuracyReport) -> list[list[str]]:
 
 
 def _pairs(report: AccuracyReport) -> list[list[str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for point in report.points:
+        names.setdefault((point.kind, point.pair), []).append(point.id)
     return [
-        [pair.pair, f"`{pair.kind}`", str(pair.n), _size(pair.mean_abs), _percent(pair.bias)]
+        [
+            *(pair.pair, f"`{pair.kind}`", str(pair.n), _size(pair.mean_abs), _percent(pair.bias)),
+            _rule_error(names[pair.kind, pair.pair]),
+        ]
         for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair))
     ]
 
@@ -176,7 +192,20 @@ def _errors_of(name: str, points: list[Comparison]) -> list[str]:
     errors = [point.relative_error for point in points if point.relative_error is not None]
     sizes = [abs(error) for error in errors]
     found = (*map(_size, (median(sizes), fmean(sizes), max(sizes))), _percent(fmean(errors)))
-    return [name, str(len(points)), str(len(errors)), *found]
+    return [name, str(len(points)), str(len(errors)), *found, _rule_error(point.id for point in points)]
+
+
+@cache
+def _rule_errors() -> dict[str, float]:
+    """By point, what a rule of thumb errs by."""
+    answers = ((point, rule_of_thumb(point)) for point in bundled_points())
+    errors = {point.id: relative_error(point, answer) for point, answer in answers if answer is not None}
+    return {name: abs(error) for name, error in errors.items() if error is not None}
+
+
+def _rule_error(names: Iterable[str]) -> str:
+    errors = [_rule_errors()[name] for name in names if name in _rule_errors()]
+    return _size(median(errors)) if errors else "-"
 
 
 def _left_out() -> list[list[str]]:

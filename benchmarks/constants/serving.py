@@ -28,7 +28,7 @@ from rlplan.timing.serving.load import ClosedLoop, closed_loop_latency
 from rlplan.timing.serving.step import EngineRates
 from rlplan.vocabulary import Provenance
 
-FILE = Path(__file__).resolve().parents[1] / "reports" / "accuracy" / "serving.json"
+FILE = Path(__file__).resolve().parents[2] / "reports" / "accuracy" / "serving.json"
 NAMES = ("memory", "matmul", "layer", "collective", "expert_layer")
 SHARES = ("memory", "matmul")
 START = (0.8, 0.6, 40e-6, 10e-6, 20e-6)
