@@ -5,6 +5,7 @@ Left out: how a value is predicted (the modules that PREDICTORS names) and drawi
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field, replace
 from importlib import import_module
@@ -14,7 +15,7 @@ from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
-from rlplan.accuracy.settings_read import unread, watched
+from rlplan.accuracy.settings_read import assumed, unread, watched
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.records import dataclass
 
@@ -55,6 +56,8 @@ class Comparison:
     """Of a serving latency, its model, GPU and format; empty elsewhere."""
     without_effect: dict[str, str] = field(default_factory=dict)
     """Settings that the prediction did not need, each with the reason."""
+    assumed: dict[str, str] = field(default_factory=dict)
+    """What the prediction took for settings that are not stated."""
 
     def as_json(self) -> dict[str, Any]:
         """The point as a mapping."""
@@ -68,6 +71,7 @@ class Comparison:
             "status": self.status,
             "reason": self.reason,
             "without_effect": sorted(self.without_effect),
+            "assumed": dict(sorted(self.assumed.items())),
         }
 
 
@@ -131,6 +135,11 @@ class AccuracyReport:
                 found.setdefault((point.kind, why), {})[name] = None
         return {key: tuple(names) for key, names in found.items()}
 
+    @property
+    def assumed(self) -> Counter[tuple[str, str, str]]:
+        """What predictions took for settings that are not stated: kind, setting and value, and of how many points."""
+        return Counter((point.kind, *taken) for point in self.points for taken in point.assumed.items())
+
     def as_json(self) -> dict[str, Any]:
         """What `rlplan accuracy --json` prints."""
         return {
@@ -167,7 +176,9 @@ def predict(point: MeasuredPoint) -> Prediction | Refusal:
     point = watched(point)
     try:
         answer = predictor(point)
-        return answer if isinstance(answer, Refusal) else replace(answer, without_effect=unread(point))
+        if isinstance(answer, Refusal):
+            return answer
+        return replace(answer, without_effect=unread(point), assumed=assumed(point))
     except CannotPredict as error:
         return Refusal(str(error))
     except RlplanError as error:
@@ -191,6 +202,7 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         reason=answer.reason if isinstance(answer, Refusal) else None,
         pair=_pair_of(point),
         without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
+        assumed=answer.assumed if isinstance(answer, Prediction) else {},
     )
 
 

@@ -27,6 +27,8 @@ class Prediction:
     """What the value is made of, in the same unit, for those who ask why."""
     without_effect: dict[str, str] = field(default_factory=dict)
     """Settings that it did not need, each with the reason (settings_read.py); predictors leave it empty."""
+    assumed: dict[str, str] = field(default_factory=dict)
+    """What it took for settings that are not stated; as `without_effect`."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ with another size is another GPU."""
 
 MAX_RANKS = 1 << 16
 """Beyond any degree of parallelism."""
+UNLIMITED = 1 << 20
+"""A default from which on a count is no limit at all."""
 
 
 class Settings:
@@ -37,6 +39,12 @@ class Settings:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def assume(self, key: str, value: object) -> None:
+        """Notes what is taken for a setting that is not stated, for those who read the prediction."""
+        noted = getattr(self._values, "assumed", None)
+        if isinstance(noted, dict):
+            noted[key] = str(value)
+
     def raw(self, key: str) -> Any:
         """The value as it is; None where there is none."""
         return self._values.get(key)
@@ -46,6 +54,8 @@ class Settings:
         value = self._values.get(key)
         if value is None:
             value = default
+            if default and 1 < default < UNLIMITED:
+                self.assume(key, default)
         if isinstance(value, str) and re.fullmatch(r"\s*\d[\d,]{0,15}\s*", value):
             value = int(value.replace(",", ""))
         if isinstance(value, float) and value.is_integer():
@@ -80,6 +90,8 @@ class Settings:
         value = self._values.get(key)
         if value is None:
             value = default
+            if default and default > 0:
+                self.assume(key, default)
         if isinstance(value, str) and (match := re.match(r"\s*(\d+(?:\.\d+)?)", value)):
             value = float(match.group(1))
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:

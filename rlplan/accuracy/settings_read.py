@@ -1,8 +1,9 @@
 """Which settings of a point its predictor has read, and what is said of the others.
 
-In: a point. Out: the same point with settings that remember what was asked for; then, of those that nobody asked for,
-why they do not matter. One that is neither read nor known to be without effect refuses the point by its name: the
-prediction would be of another run. Left out: what settings mean (settings.py and the modules of each kind).
+In: a point. Out: the same point with settings that remember what was asked for, and what was taken where nothing is
+stated; then, of those that nobody asked for, why they do not matter. One that is neither read nor known to be without
+effect refuses the point by its name: the prediction would be of another run. Left out: what settings mean (settings.py
+and the modules of each kind).
 """
 
 from collections.abc import Mapping
@@ -20,12 +21,16 @@ OF_TRAINING = ("train_peak", "train_steady", "throughput_train")
 class ReadSettings(dict[str, Any]):
     """Settings that remember which keys were asked for; going through all of them asks for none.
 
-    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the memory.
+    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the memory. assumed: what was taken for keys
+    that are not stated.
     """
 
-    def __init__(self, values: Mapping[str, Any], asked: set[str] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], asked: set[str] | None = None, assumed: dict[str, str] | None = None
+    ) -> None:
         super().__init__(_flat(values))
         self.asked: set[str] = set() if asked is None else asked
+        self.assumed: dict[str, str] = {} if assumed is None else assumed
 
     def get(self, key: str, default: Any = None) -> Any:
         self.asked.add(key)
@@ -40,7 +45,7 @@ class ReadSettings(dict[str, Any]):
         return super().__contains__(key)
 
     def __or__(self, other: Mapping[str, Any]) -> Self:  # type: ignore[override]
-        return type(self)({**self, **other}, self.asked)
+        return type(self)({**self, **other}, self.asked, self.assumed)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +105,12 @@ def watched(point: MeasuredPoint) -> MeasuredPoint:
     values = {**(point.model_extra or {}), **point.settings}
     values = in_our_words(values) if point.kind in OF_TRAINING else values
     return point.model_copy(update={"settings": ReadSettings(values)})
+
+
+def assumed(point: MeasuredPoint) -> dict[str, str]:
+    """What a watched point's predictor took for settings that are not stated."""
+    settings = point.settings
+    return dict(settings.assumed) if isinstance(settings, ReadSettings) else {}
 
 
 def unread(point: MeasuredPoint) -> dict[str, str]:

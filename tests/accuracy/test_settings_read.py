@@ -110,6 +110,11 @@ def test_settings_without_effect_are_listed_with_the_reason(tmp_path: Path) -> N
     assert "'attn' is 'eager'" in reason(tmp_path, attn="eager")
 
 
+def test_what_is_taken_where_nothing_is_stated_is_listed(tmp_path: Path) -> None:
+    assert given(tmp_path, optimizer=None, dtype=None).assumed == {"optimizer": "adamw", "precision": "bf16"}
+    assert given(tmp_path, optimizer="adamw", dtype="bf16").assumed == {}
+
+
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert "full training, and setting 'lora_rank' speaks of LoRA" in reason(tmp_path, method="full", lora_rank=8)
     assert "'max_length' is 4096" in reason(tmp_path, max_length=4096)

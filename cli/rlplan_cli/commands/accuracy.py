@@ -40,6 +40,7 @@ def command(
     _show_refusals(report)
     if shows_all or file is not None:
         _show_without_effect(report)
+        _show_assumed(report)
     _show_pairs(report)
     _show_summary(report)
 
@@ -94,6 +95,17 @@ def _show_without_effect(report: AccuracyReport) -> None:
     table = new_table("kind", "settings", "why", title="Settings without effect", left=("kind", "settings", "why"))
     for (kind, why), names in sorted(report.without_effect.items()):
         table.add_row(kind, ", ".join(names), why)
+    stdout.print(table)
+
+
+def _show_assumed(report: AccuracyReport) -> None:
+    """What predictions took for settings that points do not state, and of how many points."""
+    if not report.assumed:
+        return
+    left = ("kind", "setting", "taken")
+    table = new_table("kind", "setting", "taken", "points", title="Assumed where nothing is stated", left=left)
+    for (kind, name, value), number in sorted(report.assumed.items()):
+        table.add_row(kind, name, value, str(number))
     stdout.print(table)
 
 

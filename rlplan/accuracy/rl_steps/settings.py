@@ -132,6 +132,8 @@ def _staleness(text: str) -> int:
 
 def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
     key = settings.first(keys)
+    if key is None and default:
+        settings.assume(keys[0], default)
     return settings.count(key) if key else default
 
 

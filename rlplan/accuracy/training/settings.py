@@ -172,6 +172,7 @@ def read_recompute(settings: RunSettings, default: Recompute | None, selective: 
     if key is None:
         if default is None:
             raise CannotPredict("whether activations are recomputed is not stated")
+        settings.assume("recompute", default.value)
         return default
     found = recompute_of(settings.raw(key), key)
     return selective if selective is not None and found is Recompute.ATTENTION else found
@@ -234,6 +235,8 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     flagged = _flagged(settings)
     key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
+    if key is None and settings.first(BASE_DTYPES) is None:
+        settings.assume("precision", word)
     word = word.split(",")[0] or word  # what follows says how gradients are summed
     if key is not None and key == flagged:
         word = key
@@ -267,6 +270,8 @@ def _flagged(settings: RunSettings) -> str | None:
 def read_optimizer(settings: RunSettings) -> Optimizer:
     """The optimizer, AdamW where it is not stated."""
     word = str(settings.raw("optimizer") or "adamw").lower()
+    if settings.raw("optimizer") is None:
+        settings.assume("optimizer", word)
     if settings.says("adamw8bit", "adamw_8bit"):
         return Optimizer.ADAMW_8BIT
     if re.search(r"4-?bit|mini|galore|apollo|lomo", word):

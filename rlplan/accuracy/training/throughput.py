@@ -174,24 +174,26 @@ def _beside_prime_rl(run: Run, sequences: float, *, is_rl: bool) -> float:
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     """A point with what its kind leaves out: a pipeline's micro-batch is one sequence; recomputation may stand in
     `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
-    settings: dict[str, Any] = point.settings | {}
+    usual: dict[str, Any] = {}
     read = RunSettings(point)
     if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
-        settings["micro_batch"] = 1
-    if read.first(BATCH) is None and "micro_batch" not in settings and (key := read.first(GLOBAL_BATCH)):
+        usual["micro_batch"] = 1
+    if read.first(BATCH) is None and "micro_batch" not in usual and (key := read.first(GLOBAL_BATCH)):
         steps = read.first(ACCUMULATION)
         ranks = _ranks_of(read)
-        settings["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
+        usual["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
     if read.first(SEQUENCE) is None and (length := trainer_of(point).length):
-        settings["seq"] = length
+        usual["seq"] = length
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:
-        settings["recompute"] = mode
+        usual["recompute"] = mode
     if read.first(RECOMPUTE) is None and trainer_of(point) is TORCHTITAN and read.degree("ep") > 1:
-        settings["recompute"] = "full"  # its llama4_17bx16e.toml
+        usual["recompute"] = "full"  # its llama4_17bx16e.toml
     if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
-        settings["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
-    return point.model_copy(update={"settings": settings})
+        usual["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
+    for key, value in usual.items():
+        read.assume(key, value)
+    return point.model_copy(update={"settings": point.settings | usual})
 
 
 def _ranks_of(settings: RunSettings) -> int:
