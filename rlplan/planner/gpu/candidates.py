@@ -40,6 +40,8 @@ MAX_AUTO_TOKENS = 32_768
 MAX_AUTO_SEQS = 1024
 """Sequences at once beyond which `auto` does not go: vLLM's largest default (V1, usage context of an H100)."""
 MIN_AUTO_SEQS = 16
+ANY_SIZE = 16
+"""GPUs up to which a training group of any size is tried, on however many hosts."""
 MAX_STEPS = 16
 """Sizes of a training group that are whole hosts: of very many hosts every so many-th is tried."""
 LEAST_SCORING, MOST_SCORING = 16, 4
@@ -214,11 +216,12 @@ class GpuSpace:
     @cached_property
     def _training_sizes(self) -> tuple[int, ...]:
         """Sizes of a training group. Where rows must divide, those that divide the mini-batch in some layout; else any
-        on two hosts, and on more whole hosts and powers of two, of which one side or the other has that many.
+        on two hosts or of 16 GPUs, and of more whole hosts and powers of two, of which one side or the other has that
+        many.
         """
         whole, host = self.num_gpus, self.gpus_per_host
         if self.job.target == "rlplan":
-            if self.split is not None or whole <= 2 * host:
+            if self.split is not None or whole <= max(2 * host, ANY_SIZE):
                 return tuple(range(1, whole))
             few = {size for power in powers(whole - 1) for size in (power, whole - power)}
             step = host * ceil_div(whole, MAX_STEPS * host)
