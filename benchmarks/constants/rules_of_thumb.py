@@ -17,7 +17,7 @@ Source: Rajbhandari et al. 2020 (16 bytes); Korthikanti et al. 2022 (34 bytes a 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.serving.latency import server_of
-from rlplan.accuracy.settings import Settings
+from rlplan.accuracy.settings import Settings, unit_bytes
 from rlplan.accuracy.timed_hardware import cluster_of
 from rlplan.accuracy.training.run import read_run
 from rlplan.accuracy.training.throughput import in_unit, read_step
@@ -54,7 +54,7 @@ def _peak(point: MeasuredPoint) -> float:
     layers = run.model.num_layers / run.pp
     is_computed_again = run.recompute is not Recompute.NONE
     kept = LAYER_BYTES + INPUT_BYTES * layers if is_computed_again else LAYER_BYTES * layers
-    return (states + row * kept) / _unit(point)
+    return (states + row * kept) / unit_bytes(point)
 
 
 def _throughput(point: MeasuredPoint) -> float:
@@ -76,14 +76,7 @@ def _time_per_token(point: MeasuredPoint) -> float:
 
 
 def _asleep(point: MeasuredPoint) -> float:
-    return CONTEXT / _unit(point)
-
-
-def _unit(point: MeasuredPoint) -> int:
-    unit = point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {point.measured.unit!r} is no size")
-    return unit
+    return CONTEXT / unit_bytes(point)
 
 
 RULES = {

@@ -8,7 +8,7 @@ import re
 from rlplan.accuracy.named_models import config_of, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import Settings
+from rlplan.accuracy.settings import Settings, unit_bytes
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.adapters import linear_layers, lora_parameters, value_head_parameters
@@ -90,9 +90,7 @@ def predict_zero_states(point: MeasuredPoint) -> Prediction:
     """
     settings = Settings(point)
     ranks, optimizer = settings.count("dp"), settings.number("K", 12.0)
-    unit = point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
+    unit = unit_bytes(point)
     stage = zero_stage_of(settings.raw("stage"))
     shares = ((1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks))[stage]
     parts = [size / share for size, share in zip((2, 2, optimizer), shares, strict=True)]

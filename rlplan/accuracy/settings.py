@@ -152,6 +152,14 @@ _NOISE = re.compile(
 )
 
 
+def unit_bytes(point: MeasuredPoint) -> int:
+    """Bytes of one unit of what was measured. Raises CannotPredict where the unit is no size."""
+    size = point.measured.bytes_per_unit
+    if size is None:
+        raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
+    return size
+
+
 def gpu_of(point: MeasuredPoint) -> GpuProfile | None:
     """The profile of the GPU that a point names in its own words; None where it names none that is known.
 

@@ -8,7 +8,7 @@ import re
 from rlplan.accuracy.named_models import model_of, quantization_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
-from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
+from rlplan.accuracy.settings import Settings, gpu_of, total_bytes, unit_bytes
 from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import (
     EngineMemory,
@@ -174,7 +174,4 @@ def _depends_on_gpu(point: MeasuredPoint) -> bool:
 
 
 def _sized(point: MeasuredPoint, num_bytes: float) -> Prediction:
-    unit = point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
-    return Prediction(num_bytes / unit)
+    return Prediction(num_bytes / unit_bytes(point))

@@ -6,7 +6,7 @@ In: points. Out: predictions. Left out: vLLM (engine.py).
 from rlplan.accuracy.named_models import model_of, quantization_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import Settings, total_bytes
+from rlplan.accuracy.settings import Settings, total_bytes, unit_bytes
 from rlplan.memory.model.quantization import NF4, NF4_DOUBLE, Quantization
 from rlplan.memory.serving.eager import eager_generation_bytes
 from rlplan.memory.serving.trtllm import TrtllmSettings, num_trtllm_sequences
@@ -41,9 +41,7 @@ def predict_trtllm(point: MeasuredPoint) -> Prediction:
 @predicts("inference_peak")
 def predict_eager_peak(point: MeasuredPoint) -> Prediction:
     """Allocated bytes at the peak of eager generation on one GPU."""
-    settings, unit = Settings(point), point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {shorten(point.measured.unit)} is no size")
+    settings, unit = Settings(point), unit_bytes(point)
     engine = settings.word("engine", "eager").lower()
     if "eager" not in engine and "hf" not in engine and "litgpt" not in engine:
         raise CannotPredict(f"engine {shorten(engine)} is not modelled; eager generation is")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import gpu_of, unit_bytes
 from rlplan.accuracy.training.run import Run
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
 from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
@@ -317,7 +317,7 @@ def _gpu(point: MeasuredPoint) -> GpuProfile:
 @predicts("sleeping_engine_residual")
 def predict_asleep(point: MeasuredPoint) -> Prediction:
     """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come."""
-    unit, parts = _unit(point), asleep_parts(point)
+    unit, parts = unit_bytes(point), asleep_parts(point)
     return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
 
 
@@ -330,7 +330,7 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
     inputs; graphs where they are not of the fraction; kernels that are loaded now; and passes of prefill, or the
     sampler (`passing_bytes`).
     """
-    settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), _unit(point)
+    settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), unit_bytes(point)
     prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
     model, version = model_of(point), _version_of(settings)
     profiled = prefill_peak_bytes(model, 1, memory.limits.max_num_batched_tokens, has_workspaces=True)
@@ -365,10 +365,3 @@ def passing_bytes(version: VllmVersion, model: ModelSpec, memory: EngineMemory, 
         passes.append(memory.num_tokens - prompt)
     prefills = sum(prefill_peak_bytes(model, 1, min(most, tokens), has_workspaces=True) for tokens in passes)
     return max(prefills, sampler_peak_bytes(version, model, num_seqs, num_seqs))
-
-
-def _unit(point: MeasuredPoint) -> int:
-    unit = point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {point.measured.unit!r} is no size")
-    return unit

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.settings import gpu_of, unit_bytes
 from rlplan.accuracy.training.colocated import (
     RESIDUAL,
     asleep_bytes,
@@ -192,8 +192,6 @@ def _rows_at_once(run: Run) -> RowsAtOnce:
 
 def in_its_unit(point: MeasuredPoint, snapshot: MemorySnapshot) -> Prediction:
     """A snapshot as the point's source would print it."""
-    unit = point.measured.bytes_per_unit
-    if unit is None:
-        raise CannotPredict(f"unit {point.measured.unit!r} is no size")
+    unit = unit_bytes(point)
     parts = {kind.value: size / unit for kind, size in snapshot.items() if size}
     return Prediction(sum(snapshot.values()) / unit, parts=parts)

@@ -129,7 +129,7 @@ class EngineMemory:
 
         Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
         for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts, and the buffer
-        of the first model runner's inputs.
+        of Model Runner V1's inputs.
         Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py. Assumes: the allocator gave its cached peak back.
         Differs: NVML's `used` counts what firmware keeps too (`GpuProfile.kept_by_driver`, 0.3 to 1 GiB).
         """

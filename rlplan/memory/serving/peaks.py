@@ -27,10 +27,12 @@ without the third 39.4, which changes the sampler's peak by at most 4 %."""
 LOGIT_BYTES = 2
 """A bf16 logit, where the profile run computes logits and samples nothing."""
 LAYER_GRAPH_BYTES = 300 * KIB
-"""A layer of a captured batch size: the driver keeps each kernel's node with its arguments. Fitted to the 0.65 GiB of
-Gemma 3 4B (vllm pull 21489); what engines of six models leave asleep under AgileRL says 0.32 MiB, where a model that is
-left out is missed by 35 MiB, and by 50 with so many bytes a size. Logs of others: 0.31 of Qwen3-32B on two ranks (vLLM
-0.10), 0.38 of Llama-3.2-1B (vllm pull 11349); 0.12 of Llama-70B on eight ranks, 0.10 estimated for Qwen2.5 0.5B (vLLM
+"""A layer of a captured batch size: the driver keeps each kernel's node with its arguments.
+
+Fitted to the 0.65 GiB of Gemma 3 4B alone (vllm pull 21489). What engines of six models leave asleep under AgileRL was
+not used; fitted to that it would be 0.32 MiB, and a model that is left out is missed by 35 MiB. As many bytes for each
+size, whatever the number of layers, miss it by 50. Logs of others say 0.31 MiB of Qwen3-32B on two ranks (vLLM 0.10),
+0.38 of Llama-3.2-1B (vllm pull 11349), 0.12 of Llama-70B on eight ranks, and 0.10, an estimate, of Qwen2.5 0.5B (vLLM
 issue 50159)."""
 RUNNER_SEGMENTS = 22 * MIB
 """Of torch, for the small tensors that a model runner keeps: 2 MiB for those up to 1 MiB, 20 MiB for those up to 10.
@@ -181,7 +183,7 @@ def expert_workspace_bytes(model: ModelSpec, tp: int, num_tokens: int, element_b
 
 
 def input_buffer_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, element_bytes: int = 2) -> int:
-    """Bytes of the hidden states that vLLM's first model runner has room for, beside what its profile run counts.
+    """Bytes of the hidden states that vLLM's Model Runner V1 has room for, beside what its profile run counts.
 
     Counts: e*T*h, awake and asleep; 0 under Model Runner V2, which makes none for text, and for images one that is
     loaded with the weights. Source: vLLM 0.32.0 gpu_model_runner.py (`inputs_embeds`, made before the weights and

@@ -18,7 +18,9 @@ UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 11)
 """What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort."""
 
 DENSE_ON_V2 = ("LlamaForCausalLM", "MistralForCausalLM")
+"""Dense architectures that ran with Model Runner V2 from vLLM 0.23 on, two versions before the other dense models."""
 MIXTURES_ON_V2 = ("Qwen", "Deepseek")
+"""How the names of those mixtures of experts begin that ran with Model Runner V2 before vLLM 0.29."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,7 +46,7 @@ class VllmVersion:
 
     @property
     def counts_cuda_graphs(self) -> bool:
-        """Whether CUDA graphs come out of the fraction, of the first model runner's engines.
+        """Whether CUDA graphs come out of the fraction under Model Runner V1.
 
         Source: vLLM 0.32.0 gpu_worker.py: `default since v0.21.0`.
         """
