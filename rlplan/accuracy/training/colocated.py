@@ -343,7 +343,8 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
         "unused": freed_head_bytes(version, model),
         "buffers": memory.input_buffer,
         "graphs": 0 if version.reserves_graphs(model) else memory.cuda_graphs,
-        "kernels": FIRST_KERNELS + (TRITON_KERNELS if model.global_attention else 0),  # no attention in the profile run
+        # vLLM's profile run skips attention, so its compiled kernels are loaded in the first generation.
+        "kernels": FIRST_KERNELS + (TRITON_KERNELS if model.global_attention else 0),
         "passing": min(passing, given_back),
     }
     return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
