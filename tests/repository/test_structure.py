@@ -19,7 +19,7 @@ from tests.docs.documentation import ROOT, read
 from tests.repository.sources import FOLDERS, nodes, sources
 
 HISTORY = {ROOT / "docs" / "decisions.md", ROOT / "CHANGELOG.md"}
-MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 12, 400, 60, 8
+MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 20, 600, 80, 10
 MAX_OPTIONS = 12
 """Of a command, arguments among them."""
 OURS = ("rlplan", "rlplan_cli", "tests", "benchmarks")
@@ -39,7 +39,7 @@ def functions() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     ]
 
 
-def test_a_folder_has_at_most_twelve_modules() -> None:
+def test_a_folder_has_at_most_twenty_modules() -> None:
     held = Counter(path.parent for path in sources() if path.name not in ("__init__.py", "conftest.py"))
     assert {str(folder.relative_to(ROOT)): number for folder, number in held.items() if number > MAX_MODULES} == {}
 
@@ -57,17 +57,17 @@ def test_every_room_is_on_the_page_about_the_architecture() -> None:
     assert [str(room) for room in sorted(rooms) if len(room.parts) > 1 and f"{room.name}/" not in page] == []
 
 
-def test_a_file_has_at_most_four_hundred_lines() -> None:
+def test_a_file_has_at_most_six_hundred_lines() -> None:
     lines = {str(path.relative_to(ROOT)): len(read(path).splitlines()) for path in sources()}
     assert {path: number for path, number in lines.items() if number > MAX_LINES} == {}
 
 
-def test_a_function_has_at_most_sixty_lines() -> None:
+def test_a_function_has_at_most_eighty_lines() -> None:
     lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions()}
     assert {name: number for name, number in lines.items() if number > MAX_FUNCTION_LINES} == {}
 
 
-def test_a_function_has_at_most_eight_parameters() -> None:
+def test_a_function_has_at_most_ten_parameters() -> None:
     too_many = {}
     for name, node in functions():
         listed = node.args.posonlyargs + node.args.args
