@@ -1,8 +1,9 @@
-"""Interrupts: Ctrl-C, SIGTERM and SIGHUP (a lost terminal) become one InterruptedRunError in the main thread; clean-up is left alone.
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP become one InterruptedRunError in the main thread; clean-up is left alone.
 
-In: signals. Out: an exception, once. Outside the main thread (where Python has no signals) nothing is changed.
-An exception that is raised inside a library may be swallowed there: Ray catches every `Exception` in the loop
-in which it waits for its own processes to answer. So the signal is remembered, and raised again when we listen anew.
+In: signals; SIGHUP is that of a lost terminal. Out: an exception, once. Outside the main thread (where Python has no
+signals) nothing is changed. An exception that is raised inside a library may be swallowed there: Ray catches every
+`Exception` in the loop in which it waits for its own processes to answer. So the signal is remembered, and raised again
+when we listen anew.
 """
 
 import os

@@ -17,7 +17,17 @@ import psutil
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.runtime.conftest import FEW_PROCESSES, RLPLAN, ROOT, FinishedRun, Runner, alive, descendants_of, finish, start
+from tests.runtime.conftest import (
+    FEW_PROCESSES,
+    RLPLAN,
+    ROOT,
+    FinishedRun,
+    Runner,
+    alive,
+    descendants_of,
+    finish,
+    start,
+)
 from tests.runtime.run_folder.small_disk import SmallDisk, small_disk
 from tests.waiting import at_most, wait_for
 
