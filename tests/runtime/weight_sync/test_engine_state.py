@@ -4,8 +4,10 @@ The vocabulary of 74 is padded to 128 and the packets wrap around the arena, as 
 64. What counts are the trainer's log-probs of what the engine samples, and the engine's own parameters.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from rlplan.errors import RunError
 from tests.factories import EXAMPLES
 from tests.runtime.live.live_sync import Setup
+from tests.runtime.runs.architectures import config_of
 
 pytestmark = pytest.mark.engine
 CALLER = str(EXAMPLES / "models" / "caller")
@@ -53,6 +56,62 @@ def test_padded_tables_arrive_over_every_transport(setup: Setup, transport: str,
         assert case.difference() < ROUNDING
         case.train()
     assert case.weight_sync.num_resends == 0
+
+
+VARIANTS = {
+    "untied heads": ("Qwen3ForCausalLM", {"tie_word_embeddings": False}),
+    "experts, named one by one": ("Qwen3MoeForCausalLM", {"tie_word_embeddings": False}),
+    "stacked experts": ("GraniteMoeForCausalLM", {"tie_word_embeddings": True}),
+    "latent attention": ("DeepseekV3ForCausalLM", {"tie_word_embeddings": False}),
+    "biases": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+}
+
+
+def write_variant(variant: str, folder: Path) -> str:
+    """A model with random weights and 74 words, beside the caller's tokenizer."""
+    import transformers
+
+    architecture, more = VARIANTS[variant]
+    config = getattr(transformers, architecture).config_class(**config_of(architecture) | {"vocab_size": 74} | more)
+    torch.manual_seed(1)
+    getattr(transformers, architecture)._from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for file in Path(CALLER).glob("*token*"):
+        shutil.copyfile(file, folder / file.name)
+    return str(folder)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_engines_hold_the_trainers_weights_whatever_vllm_makes_of_them(variant: str, tmp_path: Path) -> None:
+    """Fused, stacked, sharded over two ranks: the first sync compares them, and the log-probs agree."""
+    live = Setup(tmp_path, write_variant(variant, tmp_path / "model"), 1, **{"placement.sync_bucket": BUCKET})
+    try:
+        for tp in (1,) if variant == "latent attention" else (1, 2):
+            case = live.case(0, "shared_memory", "full", tp)
+            case.sync()
+            assert "hold the trainer's weights" in case.weight_sync.verified
+            assert case.difference() < ROUNDING
+            case.train()
+            case.sync()
+            assert case.difference() < ROUNDING
+    finally:
+        live.worker_group.close()
+
+
+@pytest.mark.nightly
+def test_merged_adapters_reach_padded_tables_and_are_compared(tmp_path: Path) -> None:
+    """The trainer merges them into what it sends; the engine has whole weights."""
+    more = {"placement.sync_bucket": BUCKET, "training.lora": {"rank": 4}}
+    live = Setup(tmp_path, CALLER, 1, **more)
+    try:
+        case = live.case(0, "shared_memory", "full", 1)
+        for _ in range(2):
+            case.sync()
+            assert "hold the trainer's weights" in case.weight_sync.verified
+            assert case.difference() < ROUNDING
+            case.train()
+    finally:
+        live.worker_group.close()
 
 
 def change_a_byte(name: str, engine: Any) -> None:
