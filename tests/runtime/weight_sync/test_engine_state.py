@@ -15,8 +15,8 @@ import torch
 
 from rlplan.errors import RunError
 from tests.factories import EXAMPLES
-from tests.runtime.live.live_sync import Setup
 from tests.runtime.runs.architectures import config_of
+from tests.runtime.weight_sync.live_sync import Setup
 
 pytestmark = pytest.mark.engine
 CALLER = str(EXAMPLES / "models" / "caller")

@@ -11,7 +11,7 @@ import pytest
 from rlplan.errors import RunError
 from rlplan.runtime.weight_sync.channel import Update
 from tests.factories import EXAMPLES
-from tests.runtime.live.live_sync import Setup
+from tests.runtime.weight_sync.live_sync import Setup
 
 pytestmark = pytest.mark.engine
 SORTER = str(EXAMPLES / "models" / "sorter")

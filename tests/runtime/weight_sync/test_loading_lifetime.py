@@ -14,7 +14,7 @@ SENT, OVERWRITTEN = [1.0], [99.0]
 
 def reloaded(folder: Path, vocabulary: int) -> dict[str, Any]:
     path = folder / "answer.json"
-    target = "tests.runtime.live.live_reload:main"
+    target = "tests.runtime.weight_sync.live_reload:main"
     process = start(target, str(path), vocabulary, log=folder / "log", environment={}, libraries=SERVING)
     try:
         return answers_of([process], [path], 120)[0]  # type: ignore[no-any-return]

@@ -247,24 +247,18 @@ class RolloutEngine(Worker):
         if self.job.placement.sync_content is SyncContent.ADAPTER:
             self._receive_adapter(update)
         else:
-            self._load(update)
+            self.llm.start_weight_update()
+            self.llm.update_weights({"update_info": {"update": update}})
+            self.llm.finish_weight_update(weight_version=str(update.version))
+            self.forget_keys_and_values()
         self.dirty = False
         return self.sync_report()
 
     def verify_weights(self, update: Update) -> VerificationReport:
         """Take the same weights once more, and compare what the engine computes with, before and after."""
-        assert self.paused or self.leader is None or not self.tracker.num_open, "several ranks are paused before it"
         state = self._transfer.state()
-        self.dirty = True
-        self._load(update)
-        self.dirty = False
+        self.receive_weights(update)
         return self._transfer.verification(state)
-
-    def _load(self, update: Update) -> None:
-        self.llm.start_weight_update()
-        self.llm.update_weights({"update_info": {"update": update}})
-        self.llm.finish_weight_update(weight_version=str(update.version))
-        self.forget_keys_and_values()
 
     def sync_report(self) -> ReceiveReport:
         """What the last update took here, or why it ended."""
