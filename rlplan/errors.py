@@ -6,10 +6,10 @@
       EmitError            the target refuses the job or plan      exit 3
       HostError            missing extra, version, device, memory   exit 4
       RunError             a launched process or a disk failed      exit 5
-      InterruptedRunError  stopped by Ctrl-C or SIGTERM             exit 130 or 143, 75 if resumable
+      InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP    exit 130, 143 or 129, 75 if resumable
     a bug of ours (anything else)                                   exit 70
 
-An interrupted run exits with 75 where it left a checkpoint to resume from, with 130 or 143 where it did not.
+An interrupted run exits with 75 where it left a checkpoint to resume from, with 130, 143 or 129 where it did not.
 """
 
 import difflib

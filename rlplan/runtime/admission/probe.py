@@ -145,7 +145,7 @@ class _Direct:
 
         self.model, self.report = model, ReceiveReport()
 
-    def tensors(self, _: Any) -> Iterator[tuple[str, Any]]:
+    def tensors(self, *_: Any) -> Iterator[tuple[str, Any]]:
         return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
     def close(self) -> None:

@@ -218,7 +218,9 @@ class ActionRunner:
         if step and step == self.job.controls.skip_sync_after_step:
             return []
         if self.stream is None or not step:  # the first weight sync comes before anything is begun
-            return self.weight_sync.sync(action)
+            measurements = self.weight_sync.sync(action)
+            self.recorder.facts["weight_sync"] = self.weight_sync.verified
+            return measurements
         with self.stream.handing_over(), self.recovery.trainers:
             if self._handed_over is None:  # else an engine had the weights, and was lost when it was to go on
                 self._handed_over = self.weight_sync.sync(action)

@@ -85,7 +85,7 @@ def measure(effort: Effort, folder: Path, progress: Callable[[str], None] = lamb
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside the block Ctrl-C and SIGTERM end the measuring, with its processes. Raises: InterruptedRunError."""
+    """Inside the block Ctrl-C, SIGTERM and SIGHUP end the measuring and its processes. Raises: InterruptedRunError."""
     try:
         with interruptible():
             yield

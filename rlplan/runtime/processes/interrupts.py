@@ -1,10 +1,13 @@
-"""Interrupts: Ctrl-C and SIGTERM become one InterruptedRunError in the main thread; clean-up is left alone.
+"""Interrupts: Ctrl-C, SIGTERM and SIGHUP become one InterruptedRunError in the main thread; clean-up is left alone.
 
-In: signals. Out: an exception, once. Outside the main thread (where Python has no signals) nothing is changed.
-An exception that is raised inside a library may be swallowed there: Ray catches every `Exception` in the loop
-in which it waits for its own processes to answer. So the signal is remembered, and raised again when we listen anew.
+In: signals; SIGHUP is that of a lost terminal. Out: an exception, once. Outside the main thread (where Python has no
+signals) nothing is changed. An exception that is raised inside a library may be swallowed there: Ray catches every
+`Exception` in the loop in which it waits for its own processes to answer. So the signal is remembered, and raised again
+when we listen anew.
 """
 
+import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,12 +16,19 @@ from types import FrameType
 
 from rlplan.errors import InterruptedRunError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_signals: tuple[signal.Signals, ...] = SIGNALS
 _received: signal.Signals | None = None
 
 
+def signals_to_hear() -> tuple[signal.Signals, ...]:
+    """The signals that end a command. A SIGHUP that is ignored when it begins stays ignored: `nohup` asked for it."""
+    is_kept_alive = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in SIGNALS if number is not signal.SIGHUP or not is_kept_alive)
+
+
 def listen_for_signals() -> None:
-    """From now on the first SIGINT or SIGTERM raises InterruptedRunError, and later ones are ignored.
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises InterruptedRunError, and later ones are ignored.
 
     Raises: InterruptedRunError at once where one came before and its exception was swallowed.
     """
@@ -32,14 +42,27 @@ def raise_received() -> None:
         raise _interrupted(_received)
 
 
+def leave_lost_terminal() -> None:
+    """Send what is still printed to a terminal that has hung up into nothing: each write would fail (EIO) and end the
+    clean-up half-way.
+    """
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, descriptor)
+            os.close(nothing)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Listen for signals inside the block; afterwards the handlers are as before.
 
     Ray's own SIGTERM handler, in place for a moment while Ray starts, raises SystemExit: that is an interrupt too.
     """
-    global _received
-    _received = None
+    global _received, _signals
+    _received, _signals = None, signals_to_hear()
     with _handlers_kept():
         listen_for_signals()
         try:
@@ -69,7 +92,7 @@ def _handlers_kept() -> Iterator[None]:
 
 def _set_all(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
+        for number in _signals:
             signal.signal(number, handler)
 
 
@@ -77,6 +100,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     global _received
     _set_all(signal.SIG_IGN)
     _received = signal.Signals(number)
+    leave_lost_terminal()
     raise _interrupted(_received)
 
 

@@ -44,6 +44,29 @@ class Update:
 
     timeout_s: float
 
+    verifies: bool = False
+    """The engines hold these weights already: they load them again, and compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """What an engine process found when it compared its own parameters with the trainer's weights."""
+
+    num_compared: int
+    """Parameters, buffers and packed matrices of the engine."""
+
+    different: tuple[str, ...] = ()
+    """Those that hold something else than the trainer's weights."""
+
+    untaken: tuple[str, ...] = ()
+    """Weights of the trainer, as a checkpoint names them, that no parameter has taken."""
+
+    kept_back: tuple[str, ...] = ()
+    """Weights that were not read before their packet was given back, and so may be read from another one."""
+
+    not_compared: tuple[str, ...] = ()
+    """Parameters with padding that vLLM never writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class SendReport:

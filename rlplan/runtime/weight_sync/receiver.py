@@ -1,11 +1,12 @@
 """Receiver: an engine process's side of weight sync.
 
 In: an open channel and an Update. Out: (name, tensor) of every weight that came, layer by layer; a tensor is valid
-until the next one is asked for. Left out: what the engine does with them (vllm_extension.py).
+until its packet is given back, and whoever keeps it longer copies it before that. Left out: what the engine does with
+them (vllm_extension.py).
 """
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
@@ -48,8 +49,13 @@ class PolicyReceiver:
         self.close()
         self.inlet = open_inlet(endpoint, self.packets, self.reader)
 
-    def tensors(self, update: Update) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """All weights of an update. Raises: RunError when a packet is late, wrong or not the one that is due."""
+    def tensors(
+        self, update: Update, before_release: Callable[[torch.Tensor], None] | None = None
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """All weights of an update. before_release: called with the memory of a packet before it is written again.
+
+        Raises: RunError when a packet is late, wrong or not the one that is due.
+        """
         assert self.inlet is not None, "the channel is opened first"
         inlet, self.report = self.inlet, ReceiveReport()
         found: dict[str, int] = {}
@@ -64,6 +70,8 @@ class PolicyReceiver:
                 found |= self._checked(source, header, index)
                 start = time.perf_counter()
                 yield from named(source, entries, self.dtype)
+                if before_release is not None and self.held is None:  # of deltas the engine is given the copy
+                    before_release(payload)
                 self.report.applied_s += time.perf_counter() - start
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes

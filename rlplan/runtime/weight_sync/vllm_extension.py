@@ -6,9 +6,11 @@ buffers after loading and a plain `load_weights` fails half-way. Written against
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -16,8 +18,10 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rlplan.emit.vllm import WEIGHT_TRANSFER_BACKEND
 from rlplan.memory.weight_sync.packets import Packet
-from rlplan.runtime.weight_sync.channel import Endpoint, Update
+from rlplan.runtime.weight_sync.channel import Endpoint, Update, VerificationReport
 from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
+from rlplan.runtime.weight_sync.engine_state import LoadRecord, padded_parameters, state_checksums
+from rlplan.runtime.weight_sync.loading_lifetime import buffered_in, count_without_padding, keep_buffered
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 
 
@@ -41,13 +45,16 @@ class UpdateInfo(WeightTransferUpdateInfo):
 class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
     """Loads updates into the model. A session is start, receive, finish; it is not transactional.
 
-    apply_s: seconds of vLLM's own work on the last update: taking the model apart, loading, packing.
+    apply_s: seconds of vLLM's own work on the last update: taking the model apart, loading, packing. copied_bytes: of
+    the tensors of the last update that were copied because vLLM kept them for later.
     """
 
     init_info_cls = ChannelInfo
     update_info_cls = UpdateInfo
     receiver: PolicyReceiver | None = None
     apply_s = 0.0
+    copied_bytes = 0
+    record: LoadRecord | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -66,19 +73,26 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         if self.device.type == "cpu":
             for module in self.model.modules():
                 _pack_experts_at_every_load(getattr(module, "quant_method", None))
+        count_without_padding(self.model)
         initialize_layerwise_reload(self.model)
+        self.copied_bytes = 0
         self.apply_s = time.perf_counter() - start
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load everything that comes. Where it fails, layers that are not whole get their old tensors back."""
         assert self.receiver is not None, "the channel is opened first"
-        tensors = self.receiver.tensors(update_info.update)
+        tensors = self.receiver.tensors(update_info.update, self._before_release)
+        weights = in_checkpoint(self.model_config.hf_config.architectures[0], tensors)
         try:
-            self.model.load_weights(in_checkpoint(self.model_config.hf_config.architectures[0], tensors))
+            if update_info.update.verifies:
+                self._load_watched(weights)
+            else:
+                self.model.load_weights(weights)
             for _ in tensors:
                 raise RuntimeError("the model did not take all weights")
         except BaseException:
             tensors.close()
+            self.record = None
             self._put_together()
             raise
         self.apply_s += self.receiver.report.applied_s
@@ -92,6 +106,37 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
                 if isinstance(module, VocabParallelEmbedding):
                     module.quant_method.process_weights_after_loading(module)
         self.apply_s += time.perf_counter() - start
+
+    def _load_watched(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.record, self._memories = LoadRecord(), set()
+        with self.record.watching():
+            self.model.load_weights(self.record.handed_out(weights))
+        self.record.kept_back += buffered_in(self.model, self._memories)
+
+    def _before_release(self, payload: torch.Tensor) -> None:
+        if self.record is not None:
+            self.record.packet_ends()
+            self._memories.add(payload.untyped_storage().data_ptr())
+        self.copied_bytes += keep_buffered(self.model, payload)
+
+    def state(self) -> dict[str, int]:
+        """Checksums of what the model computes with."""
+        return state_checksums(self.model)
+
+    def verification(self, before: dict[str, int]) -> VerificationReport:
+        """What a second loading of the same weights has shown. before: the state before it."""
+        assert self.record is not None, "the weights were loaded a second time"
+        after = self.state()
+        different = tuple(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        report = VerificationReport(
+            len(after),
+            tuple(sorted(different)),
+            tuple(self.record.untaken),
+            tuple(self.record.kept_back),
+            tuple(padded_parameters(self.model)),
+        )
+        self.record = None
+        return report
 
     def shutdown(self) -> None:
         if self.receiver is not None:

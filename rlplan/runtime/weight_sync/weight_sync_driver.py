@@ -16,8 +16,8 @@ from rlplan.runtime.cluster.calls import Call
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError, LostProcessError
 from rlplan.runtime.measure.memory_meter import Measurement
-from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update
-from rlplan.runtime.weight_sync.weight_verification import check_weights, mismatch_error
+from rlplan.runtime.weight_sync.channel import Endpoint, GivenUpError, Update, VerificationReport
+from rlplan.runtime.weight_sync.weight_verification import check_engine, check_weights, mismatch_error
 from rlplan.vocabulary import SyncContent
 
 REASON_S = 2.0
@@ -27,7 +27,8 @@ REASON_S = 2.0
 class WeightSync:
     """Weight sync from the trainer to the engines. version: of the weights that the engines hold, 0 at first.
 
-    is_behind: whether the trainer has stepped since.
+    is_behind: whether the trainer has stepped since. verified: what the engines found in their own parameters after
+    they had loaded an update, in words; empty before the first one.
     """
 
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup) -> None:
@@ -35,6 +36,7 @@ class WeightSync:
         self.endpoints: list[Endpoint] = []
         self.is_open = self.is_behind = False
         self.version = self.serial = self.num_resends = 0
+        self.verified = ""
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
         self.engines = [worker.process for worker in spec.ray.workers if worker.worker == "rollout_engine"]
         self.channels = self._channels()
@@ -47,6 +49,8 @@ class WeightSync:
         self.version += 1
         try:
             measurements = self._send(action.processes)
+            if not self.verified or self.spec.job.placement.sync_verification == "every":
+                measurements += self._verify(action.processes)
             self.is_behind = False
             return measurements
         except LostProcessError:
@@ -141,6 +145,35 @@ class WeightSync:
                 check_weights(found[sender], found.get(reader, {}), reader, self.version, self.spec.job)
         return measurements
 
+    def _verify(self, processes: Sequence[str]) -> list[Measurement]:
+        """Send the weights once more, to be compared with what the engines hold. Raises: RunError where they differ."""
+        if self.spec.job.placement.sync_content is SyncContent.ADAPTER:
+            self.verified = "not compared after loading: adapters alone are sent, log-probs are compared instead"
+            return []
+        engines = [process for process in processes if process in self.engines]
+        try:
+            reports, measurements = self._compare(processes)
+        except (LostProcessError, LostGroupError):
+            raise
+        except RunError:
+            self.num_resends += 1
+            measurements = self._send_again(processes)
+            reports, more = self._compare(processes)
+            measurements += more
+        for process, report in zip(engines, reports, strict=True):
+            check_engine(report, process, self.version, self.spec.job)
+        self.verified = _in_words(reports)
+        return measurements
+
+    def _compare(self, processes: Sequence[str]) -> tuple[list[VerificationReport], list[Measurement]]:
+        """Each engine process's report on an update that holds the weights that it has."""
+        self.serial += 1
+        update = Update(self.serial, self.version, True, self._timeout_s, verifies=True)
+        calls = [(process, "send_weights", update) for process in processes if process in self.trainers]
+        compares = [(process, "verify_weights", update) for process in processes if process in self.engines]
+        answers, measurements = self._measured(calls + compares)
+        return answers[len(calls) :], measurements
+
     @property
     def _timeout_s(self) -> float:
         """Both sides give up before the driver does, so that an update can be sent once more."""
@@ -164,3 +197,10 @@ class WeightSync:
             except RunError as error:
                 return error
         return None
+
+
+def _in_words(reports: Sequence[VerificationReport]) -> str:
+    compared = sum(report.num_compared for report in reports)
+    words = f"{compared} parameters of {len(reports)} engine processes hold the trainer's weights"
+    left_out = sorted({name for report in reports for name in report.not_compared})
+    return f"{words}; not compared, for vLLM pads them: {', '.join(left_out)}" if left_out else words

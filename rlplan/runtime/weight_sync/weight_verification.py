@@ -1,13 +1,14 @@
 """Weight verification: whether engines have the trainer's weights, by checksums of what they received or read.
 
-In: checksums by weight, from the trainer and from an engine's process. Out: nothing, or an error that ends the update.
+In: checksums by weight, from the trainer and from an engine's process; what a process found in its own parameters.
+Out: nothing, or an error that ends the update. Left out: how parameters are compared (engine_state.py).
 What an engine makes of right weights only its log-probs show (logprob_mismatch.py).
 """
 
 from collections.abc import Mapping
 
 from rlplan.errors import RunError
-from rlplan.runtime.weight_sync.channel import as_hex
+from rlplan.runtime.weight_sync.channel import VerificationReport, as_hex
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport
 
@@ -36,6 +37,33 @@ def check_weights(held: Mapping[str, int], fed: Mapping[str, int], engine: str, 
             f"the checksum of the first is {as_hex(fed[first])}, the trainer's {as_hex(held[first])}"
         )
     raise mismatch_error(what, version, job)
+
+
+def check_engine(report: VerificationReport, engine: str, version: int, job: ResolvedJob) -> None:
+    """Raises: RunError where an engine's own parameters are not the trainer's weights, after they were loaded."""
+    if report.different:
+        what = (
+            f"{engine} computes with other weights than the trainer's: {len(report.different)} of its "
+            f"{report.num_compared} parameters differ after loading: {_listed(list(report.different))}"
+        )
+    elif report.untaken:
+        what = (
+            f"{engine} has a parameter for all but {len(report.untaken)} of the trainer's weights: "
+            f"vLLM did not load {_listed(list(report.untaken))}"
+        )
+    elif report.kept_back:
+        what = (
+            f"{engine} reads {len(report.kept_back)} weights when their memory may hold others: "
+            f"vLLM holds {_listed(list(report.kept_back))} back while later packets arrive"
+        )
+    else:
+        return
+    raise RunError(
+        what,
+        where=f"weight sync, version {version}, compared after loading",
+        rule="every parameter of an engine holds the trainer's weights, bit for bit",
+        way_out=f"{_other_transport(job)}; if that fails too, vLLM loads this model wrongly: report it with the folder",
+    )
 
 
 def mismatch_error(what: str, version: int, job: ResolvedJob) -> RunError:

@@ -133,3 +133,5 @@ class PlacementSpec(Spec):
     """All weights, what has changed since the last sync, or adapters alone; `auto` may send adapters on GPUs."""
     sync_bucket: Annotated[ByteCount, Field(ge=1)] | Auto = "auto"
     """Bytes that may be on their way."""
+    sync_verification: Literal["first", "every"] = "first"
+    """Syncs after which the engines' own parameters are compared with the trainer's: the first of a run, or each."""

@@ -22,6 +22,8 @@ def hand_over_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_fir
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
     arena = arena_bytes(policy_packets(job, engine.model)) if is_first else 0
     cost = (_adapters_cost if sends_adapters else _whole_cost)(job, engine, host, arena)
+    if not sends_adapters and (is_first or job.placement.sync_verification == "every"):
+        cost += _verification_cost(job, engine, host)
     return cost + Cost({Resource.LATENCY: host.latencies.call.value}).times(3 if is_first else 1)
 
 
@@ -38,6 +40,16 @@ def _whole_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) 
     cost = share.touch_cost(6 * whole + 2 * packed) + share.fresh_cost(_fresh(model) + packed + arena)
     cost += share.latency_cost(host.latencies.reload_tensor.value, len(model.parameters))
     return cost + _transport_cost(job, engine, host, whole)
+
+
+def _verification_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost) -> Cost:
+    """Comparing an engine's own parameters with the trainer's.
+
+    Counts: the whole update once more, and what the engine computes with read before and after it (2 P e).
+    Source: runtime/weight_sync/engine_state.py. Left out: the products of packed matrices with 32 rows.
+    """
+    read = engine.share.touch_cost(2 * FLOAT_BYTES * engine.model.num_parameters)
+    return read + _whole_cost(job, engine, host, 0)
 
 
 def _adapters_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: int) -> Cost:

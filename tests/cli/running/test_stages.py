@@ -130,17 +130,22 @@ def test_a_stage_that_a_signal_has_ended_is_a_run_that_failed() -> None:
     assert wait_for([sys.executable, "-c", "raise SystemExit(75)"]) == 75
 
 
-def test_a_signal_to_end_reaches_a_stage_that_is_only_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_reaches_a_stage_that_is_only_being_made(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make = subprocess.Popen
 
     def slowly(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         return make(command, **more)
 
-    before = signal.getsignal(signal.SIGTERM)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # this test may itself run under nohup
+    before = signal.getsignal(number)
     monkeypatch.setattr(subprocess, "Popen", slowly)
     assert wait_for(["sleep", "60"]) == RunError.exit_code
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 def answers_its_words(monkeypatch: pytest.MonkeyPatch, exit_code: int = 0) -> None:

@@ -1,10 +1,14 @@
 """Runs that cannot go on: one message, the right exit code, nothing left running, a readable run folder."""
 
+import json
 import os
+import pty
 import re
+import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +17,17 @@ import psutil
 import pytest
 
 from rlplan.runtime.processes.machine_speed import scaled
-from tests.runtime.conftest import FEW_PROCESSES, RLPLAN, FinishedRun, Runner, alive, descendants_of, finish, start
+from tests.runtime.conftest import (
+    FEW_PROCESSES,
+    RLPLAN,
+    ROOT,
+    FinishedRun,
+    Runner,
+    alive,
+    descendants_of,
+    finish,
+    start,
+)
 from tests.runtime.run_folder.small_disk import SmallDisk, small_disk
 from tests.waiting import at_most, wait_for
 
@@ -86,6 +100,39 @@ def test_a_signal_in_the_middle_of_training_stops_everything_within_ten_seconds(
     run = interrupted(process, tmp_path / "run", number)
     assert run.exit_code == exit_code
     assert ("resume with `rlplan run --resume" in run.stderr) == bool(every)
+
+
+@pytest.mark.nightly
+def test_a_run_whose_terminal_is_lost_stops_everything_and_can_be_resumed(tmp_path: Path) -> None:
+    """As when an SSH connection drops: the kernel sends SIGHUP, and every further write to the terminal fails."""
+    folder, (ours, its) = tmp_path / "run", pty.openpty()
+    arguments = [RLPLAN, "run", QUICKSTART, "checkpoints.every=1", *FEW_PROCESSES, "--out", str(folder)]
+    code = (
+        "import fcntl, os, signal, termios\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        f"os.execv({arguments[0]!r}, {arguments!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=its, stdout=its, stderr=its, start_new_session=True
+    )
+    os.close(its)
+    metrics = folder / "metrics.jsonl"
+
+    def has_made_two_steps() -> bool:
+        if select.select([ours], [], [], 0)[0]:
+            os.read(ours, 65536)  # a terminal that nobody reads fills up, and its writers wait
+        return metrics.exists() and metrics.read_text().count("\n") >= 2
+
+    wait_for(has_made_two_steps, 120)
+    children = descendants_of(process.pid)
+    assert len(children) > 4
+    os.close(ours)
+    assert process.wait(scaled(20)) == 75
+    assert alive(children) == []
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("interrupted", 75)
+    assert "stopped by SIGHUP" in status["message"]
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,10 @@ class LiveWorkerGroup:
         """One call of one worker."""
         return self.gather([self.submit(process, "invoke", method, *arguments)], START_S)[0]
 
+    def apply(self, process: str, function: Callable[[Any], Any]) -> Any:
+        """The result of a module's function, called with the worker in its process."""
+        return self.gather([self.submit(process, "apply", function)], START_S)[0]
+
     def kill(self, process: str) -> None:
         """End a worker at once, as a crash would."""
         self._children[process].kill()
@@ -145,7 +149,7 @@ def serve(pipe: Connection, others: Sequence[Connection] = ()) -> None:
         except EOFError:
             return
         try:
-            pipe.send(getattr(worker, method)(*arguments))
+            pipe.send(arguments[0](worker) if method == "apply" else getattr(worker, method)(*arguments))
         except BaseException as error:
             traceback.print_exc()
             pipe.send(error if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}"))

@@ -22,7 +22,7 @@ from rlplan.runtime.driver.switches import Switches
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.models.adapters import AdapterWeights, add_adapters
 from rlplan.runtime.models.start_checkpoint import load_language_model
-from rlplan.runtime.weight_sync.channel import Endpoint, Header, Update
+from rlplan.runtime.weight_sync.channel import Endpoint, Header, Update, VerificationReport
 from rlplan.runtime.weight_sync.receiver import PolicyReceiver
 from rlplan.runtime.weight_sync.sender import PolicySender
 from rlplan.runtime.weight_sync.source import WeightSource
@@ -113,6 +113,11 @@ class Engine:
             for name, tensor in self.receiver.tensors(update):  # type: ignore[attr-defined]
                 self.held.read(name).copy_(tensor)
         return self.sync_report()
+
+    def verify_weights(self, update: Update) -> VerificationReport:
+        weights = [(name, tensor.clone()) for name, tensor in self.receiver.tensors(update)]  # type: ignore[attr-defined]
+        different = tuple(name for name, tensor in weights if not torch.equal(self.held.read(name), tensor))
+        return VerificationReport(len(weights), different)
 
     def sync_report(self) -> Any:
         return self.receiver.report  # type: ignore[attr-defined]

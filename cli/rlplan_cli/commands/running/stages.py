@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
 from rlplan.records import dataclass
+from rlplan.runtime.processes.interrupts import SIGNALS, leave_lost_terminal, signals_to_hear
 from rlplan.spec.base import read_json, writing
 from rlplan.spec.files.stages import Stage, open_inputs
 from rlplan_cli.render.terminal import note
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 STAGES = "stages.json"
 """In the folder of all stages: their names."""
-GOES_ON = (RunError.exit_code, EXIT_RESUMABLE, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+GOES_ON = (RunError.exit_code, EXIT_RESUMABLE, *(128 + number for number in SIGNALS))
 """Exit codes of a stage that failed or was interrupted; of others nothing changes unless the job does."""
 RUN = (sys.executable, "-m", "rlplan_cli", "run")
 
@@ -196,10 +197,12 @@ def wait_for(command: Sequence[str], output: int | None = None) -> int:
 
     def end(number: int, _frame: object) -> None:
         signals.append(number)
+        leave_lost_terminal()
         for child in children:
             child.terminate()
 
-    before = signal.signal(signal.SIGTERM, end)
+    forwarded = [number for number in signals_to_hear() if number is not signal.SIGINT]
+    before = [(number, signal.signal(number, end)) for number in forwarded]
     try:
         children.append(subprocess.Popen(command, stdout=output))
         if signals:  # it came while the process was made
@@ -211,4 +214,5 @@ def wait_for(command: Sequence[str], output: int | None = None) -> int:
             except KeyboardInterrupt:
                 continue  # the terminal has told the child too
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

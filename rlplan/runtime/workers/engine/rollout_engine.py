@@ -22,7 +22,14 @@ from rlplan.runtime.images.in_vllm import ARCHITECTURE, engine_prompt, register_
 from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
 from rlplan.runtime.models.start_checkpoint import warm_up
 from rlplan.runtime.rollout.experience import FinishedRequest, RolloutRequest
-from rlplan.runtime.weight_sync.channel import BaseHandle, Endpoint, ReceiveReport, Update, sync_error
+from rlplan.runtime.weight_sync.channel import (
+    BaseHandle,
+    Endpoint,
+    ReceiveReport,
+    Update,
+    VerificationReport,
+    sync_error,
+)
 from rlplan.runtime.weight_sync.contents.adapter import adapter_bytes
 from rlplan.runtime.workers.engine.cpu_attention import cpu_arguments
 from rlplan.runtime.workers.engine.cpu_kernels import allow_tiles, take_cpu_kernels
@@ -246,6 +253,12 @@ class RolloutEngine(Worker):
             self.forget_keys_and_values()
         self.dirty = False
         return self.sync_report()
+
+    def verify_weights(self, update: Update) -> VerificationReport:
+        """Take the same weights once more, and compare what the engine computes with, before and after."""
+        state = self._transfer.state()
+        self.receive_weights(update)
+        return self._transfer.verification(state)
 
     def sync_report(self) -> ReceiveReport:
         """What the last update took here, or why it ended."""
