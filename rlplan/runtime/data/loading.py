@@ -161,7 +161,9 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Cha
         ]
     texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
     made = [
-        row if isinstance(row.prompt, str) else replace(row, prompt=next(texts), chat=row.prompt if template else None)
+        row
+        if isinstance(row.prompt, str)
+        else replace(row, prompt=next(texts), **{"chat" if template else "joined": row.prompt})
         for row in rows
     ]
     how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
