@@ -14,11 +14,10 @@ from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
+from rlplan.spec.model_files import tokenizer_files
 
-READ_WHOLE = ("config.json", "generation_config.json", "tokenizer.json")
-"""Small files that decide what a model is."""
 MAX_READ_BYTES = 1 << 26
-"""Of each of them: the largest, tokenizers, have some 40 MB."""
+"""Most bytes of a file that is read whole: the largest, tokenizers, have some 40 MB."""
 
 NUM_PIECES = 64
 PIECE_BYTES = 4096
@@ -48,10 +47,10 @@ def profile_fingerprint(profile: Profile) -> str:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Of a model folder: its configs and its tokenizer whole, its weights as the module docstring says."""
+    """Of a model folder: its configs, its tokenizer and its chat templates whole, its weights by pieces."""
     digest = hashlib.sha256()
     try:
-        for name in READ_WHOLE:
+        for name in map(str, (Path("config.json"), *tokenizer_files(folder))):
             if (folder / name).is_file():
                 digest.update(f"{name}\0".encode() + read_bytes(folder / name, name, limit=MAX_READ_BYTES))
         for path in sorted(folder.glob("*.safetensors")):

@@ -87,6 +87,9 @@ class DataRow:
     chat: Chat | None = None
     """What the policy's template has made `prompt` of; None where it is a text of the file's own."""
 
+    joined: Chat | None = None
+    """The chat whose contents are `prompt`, line by line, where the policy has no template."""
+
     images: tuple[Any, ...] = ()
     """What its image column holds, one an image."""
 

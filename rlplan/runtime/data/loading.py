@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.reading import read_text
 from rlplan.runtime.data.layouts import BadRowError, Chat, Columns, DataRow, detect, likely_prompt, read_row
 from rlplan.runtime.data.model_text import ModelText
 from rlplan.runtime.data.tables import read_table
 from rlplan.runtime.images.in_rows import with_parts
-from rlplan.spec.base import read_json, shorten
+from rlplan.spec.base import shorten
 from rlplan.spec.declaration import Given
+from rlplan.spec.model_files import chat_template, tokenizer_config
 
 MAX_TOLD, MAX_NUMBERS = 10, 3
 """Causes that a message lists, and rows that it names of each."""
-MAX_TEMPLATE_BYTES = 1 << 24
-"""Of a tokenizer's configuration or a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Cha
     chats = [row.prompt for row in rows if not isinstance(row.prompt, str)]
     if not chats:
         return Loaded(tuple(rows), layout, "text")
-    template = chat_template(model_folder)
+    template = chat_template(model_folder, has_tools=bool(style.tools))
     if template is None and style != Chats():
         raise no_template(model_folder)
     if template:
@@ -163,34 +161,13 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Cha
         ]
     texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
     made = [
-        row if isinstance(row.prompt, str) else replace(row, prompt=next(texts), chat=row.prompt if template else None)
+        row
+        if isinstance(row.prompt, str)
+        else replace(row, prompt=next(texts), **{"chat" if template else "joined": row.prompt})
         for row in rows
     ]
     how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
     return Loaded(tuple(made), layout, how)
-
-
-def chat_template(model_folder: Path) -> str | None:
-    """The template that the model's folder has. Raises: SpecError when it cannot be read."""
-    file = model_folder / "chat_template.jinja"
-    if file.exists():
-        return read_text(file, "the policy's chat template", limit=MAX_TEMPLATE_BYTES)
-    found = _tokenizer_config(model_folder).get("chat_template")
-    return found if isinstance(found, str) else None
-
-
-def _tokenizer_config(model_folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, empty where there is none. Raises: SpecError."""
-    file = model_folder / "tokenizer_config.json"
-    found = read_json(file, "the tokenizer's configuration", limit=MAX_TEMPLATE_BYTES) if file.exists() else {}
-    if not isinstance(found, dict):
-        raise SpecError(
-            f"the tokenizer's configuration is {shorten(found)}",
-            where=str(file),
-            rule="a JSON object",
-            way_out="copy the model's tokenizer there again",
-        )
-    return found
 
 
 def _joined(chat: Any) -> str:
@@ -207,14 +184,14 @@ def no_template(model_folder: Path) -> SpecError:
     )
 
 
-def open_chats(model_folder: Path) -> ModelText:
+def open_chats(model_folder: Path, *, has_tools: bool = False) -> ModelText:
     """The process that renders chats by the policy's template. Raises: SpecError."""
-    template = chat_template(model_folder)
+    template = chat_template(model_folder, has_tools=has_tools)
     if template is None:
         raise no_template(model_folder)
-    return ModelText(model_folder, template, _tokenizer_config(model_folder))
+    return ModelText(model_folder, template, tokenizer_config(model_folder))
 
 
 def _rendered(chats: Sequence[Any], model_folder: Path, tools: Sequence[Any]) -> list[str]:
-    with open_chats(model_folder) as model:
+    with open_chats(model_folder, has_tools=bool(tools)) as model:
         return model.rendered(chats, tools)

@@ -119,10 +119,17 @@ def _prompts(row: DataRow, encoder: _Encoder, given: Given) -> list[Prompt]:
     there = [key for key in ("chosen", "rejected") if given and getattr(row, key) is not None]
     right = str(row.answer or "") if row.answer is not None or not there else str(getattr(row, there[0]))
     answers = tuple(encoder.answer(row, key) for key in there)
-    chat = "" if row.chat is None else json.dumps(row.chat)
     tokens, images = encoder.prompt(row)
     whole = Prompt(
-        row.id, str(row.prompt), right, tokens, columns=row.others, answers=answers, chat=chat, images=images
+        row.id,
+        str(row.prompt),
+        right,
+        tokens,
+        columns=row.others,
+        answers=answers,
+        chat="" if row.chat is None else json.dumps(row.chat),
+        joined="" if row.joined is None else json.dumps(row.joined),
+        images=images,
     )
     if given != "unpaired":
         return [whole]

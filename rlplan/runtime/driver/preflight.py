@@ -6,18 +6,22 @@ In: an ExecutionSpec and a Plan. Out: a SpecError or HostError, or nothing. Left
 import importlib.util
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from rlplan.emit.execution import ExecutionSpec
-from rlplan.errors import HostError, SpecError
+from rlplan.errors import HostError, RlplanError, SpecError
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.planner.plan import Plan
+from rlplan.planner.plan import MAX_PLAN_BYTES, Plan
 from rlplan.runtime.data.role_tokenizers import check_role_tokenizers
 from rlplan.runtime.host.detect import CGROUP_FILES
 from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
+from rlplan.spec.base import read_json
+from rlplan.spec.files.stages import MAX_STAGES
 from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.model_files import check_templates_are_kept
 from rlplan.spec.models.catalogue import bundled_id, cached_id
 from rlplan.spec.models.headers import has_weights
 from rlplan.spec.parts.adapter_files import check_tensors
@@ -34,6 +38,7 @@ def check_host(spec: ExecutionSpec, ledger: MemoryLedger) -> None:
     _check_loggers(spec.job)
     _check_memory(ledger)
     _check_policy_files(spec.job)
+    _check_chat_templates(spec.job)
     _check_adapters(spec.job)
     check_role_tokenizers(spec.job)
     check_algorithm(spec.job.algorithm)
@@ -50,7 +55,7 @@ def check_plan(plan: Plan) -> None:
     if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
-            where=f"{policy}: config.json, tokenizer.json, generation_config.json, *.safetensors",
+            where=f"{policy}: config.json, *.safetensors, the tokenizer's files",
             rule="a plan is run with the files that it was made from",
             way_out="plan the job again, or put the files back",
         )
@@ -110,6 +115,30 @@ def _check_loggers(job: ResolvedJob) -> None:
             rule="metrics go to loggers that are installed; a run begins with all that it names",
             way_out=f"pip install '{LOGGERS[missing[0]]}', or leave {missing[0]} out of metrics.sinks",
         )
+
+
+def _check_chat_templates(job: ResolvedJob) -> None:
+    """A policy that an earlier run left has the chat templates that this run began from. Raises: SpecError."""
+    folder = Path(job.policy.path)
+    for _ in range(MAX_STAGES):  # each stage may have begun with what another one left
+        base = _trained_from(folder)
+        if base is None or not base.is_dir():
+            return
+        check_templates_are_kept(folder, base, "policy.path")
+        folder = base
+
+
+def _trained_from(folder: Path) -> Path | None:
+    """The model that a run's policy was trained from, by the plan in the run's folder; None for other models.
+
+    The plan may be of an earlier rlplan, so that no more of it is read than the path.
+    """
+    for run_folder in (folder.parent, folder.parent.parent):  # RUN/policy, RUN/exports/step-N
+        if (run_folder / "plan.json").is_file():
+            with suppress(RlplanError, KeyError, TypeError):
+                plan = read_json(run_folder / "plan.json", "the plan", limit=MAX_PLAN_BYTES)
+                return run_folder / plan["job"]["policy"]["path"]
+    return None
 
 
 def free_memory() -> int:

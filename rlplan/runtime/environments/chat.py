@@ -24,7 +24,7 @@ class ChatTurns:
     def __init__(self, folder: Path, words: TextTokenizer, tools: Sequence[Any] = ()) -> None:
         self.folder, self.words, self.tools = folder, words, tools
         self.ends: Collection[int] = end_tokens(folder)
-        self.text = open_chats(folder)
+        self.text = open_chats(folder, has_tools=bool(self.tools))
 
     def check(self, roles: Collection[str]) -> None:
         """See that the template takes messages of these roles after the policy's. Raises: SpecError."""

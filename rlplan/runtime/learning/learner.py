@@ -99,7 +99,7 @@ def _check_any(rollouts: list[Rollout], job: ResolvedJob, step: int) -> None:
     failed = [rollout.failure for rollout in rollouts if rollout.has_failed]
     if len(failed) == len(rollouts):
         raise RunError(
-            f"none of the step's {len(failed)} rollouts can be learned from: {failed[0]}",
+            f"none of the step's {len(failed)} rollouts can be learned from: {failed[0] or 'every reward gave None'}",
             where=f"step {step}, " + ("rollout.environment" if job.has_turns else "rewards"),
             rule="a step needs at least one rollout with an environment answer and a reward",
             way_out="read logs/environment.log and failures.jsonl in the run folder",

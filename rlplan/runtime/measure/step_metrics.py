@@ -96,8 +96,8 @@ class StepMetrics:
     def add_rewards(self, rollouts: Sequence[Rollout]) -> None:
         """Statistics of the rewards, each alone and weighted together; rollouts without a reward are counted apart."""
         self.add_sources(rollouts)
-        rollouts, num_all = [rollout for rollout in rollouts if not rollout.has_failed], len(rollouts)
-        self.learning["reward/failed_fraction"] = (num_all - len(rollouts)) / num_all
+        self.learning["reward/failed_fraction"] = sum(bool(rollout.failure) for rollout in rollouts) / len(rollouts)
+        rollouts = [rollout for rollout in rollouts if not rollout.has_failed]
         if not rollouts:
             return
         rewards = [rollout.reward for rollout in rollouts]
@@ -105,8 +105,8 @@ class StepMetrics:
         self.learning["reward/mean"] = mean
         self.learning["reward/std"] = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards))
         self.learning["reward/min"], self.learning["reward/max"] = min(rewards), max(rewards)
-        for name in rollouts[0].rewards:
-            values = [rollout.rewards[name] for rollout in rollouts]
+        for name in dict.fromkeys(name for rollout in rollouts for name in rollout.rewards):
+            values = [rollout.rewards[name] for rollout in rollouts if name in rollout.rewards]
             self.learning[f"reward/{name}/mean"] = math.fsum(values) / len(values)
         groups: dict[int, set[float]] = defaultdict(set)
         for rollout in rollouts:
@@ -172,11 +172,12 @@ class StepMetrics:
             if not rollout.has_failed:
                 by_prompt[rollout.prompt.source, rollout.group].append(rollout)
         for one in self.job.evaluations:
-            values = [
-                _judged([rollout.rewards[one.reward] for rollout in each], one.passes_of)
+            judged = [
+                [rollout.rewards[one.reward] for rollout in each if one.reward in rollout.rewards]
                 for (source, _), each in by_prompt.items()
-                if source == one.heldout and len(each) >= one.passes_of
+                if source == one.heldout
             ]
+            values = [_judged(each, one.passes_of) for each in judged if each and len(each) >= one.passes_of]
             if values:
                 self.learning[one.metric] = math.fsum(values) / len(values)
 

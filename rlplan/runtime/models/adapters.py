@@ -18,6 +18,7 @@ from torch import nn
 
 from rlplan.memory.model.quantization import BASE_FORMATS
 from rlplan.runtime.models.quantized_base import quantize_base, whole_weight
+from rlplan.runtime.models.start_checkpoint import save_tensors
 from rlplan.runtime.run_folder.disk_errors import writing_file
 from rlplan.runtime.weight_sync.source import WeightSource
 from rlplan.spec.models.adapters import adapted_modules, lora_parameters
@@ -178,13 +179,11 @@ def adapter_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def save_adapter(module: nn.Module, job: ResolvedJob, folder: Path) -> None:
     """Write the adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
-    from safetensors.torch import save_file
-
     # Copied, for under ZeRO they are all views of one buffer, which the format refuses.
     tensors = {name: tensor.clone().contiguous() for name, tensor in adapter_tensors(module).items()}
     with writing_file(folder / WEIGHTS_FILE, sum(tensor.nbytes for tensor in tensors.values())):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+        save_tensors(tensors, folder / WEIGHTS_FILE)
         assert job.training.lora is not None, "there are adapters"
         _config(job.training.lora, job).save_pretrained(str(folder))
 

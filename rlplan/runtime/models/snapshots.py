@@ -17,13 +17,14 @@ from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.models.hub import NEEDS_A_TOKEN, refused
 from rlplan.spec.files.hub_data import FILES as DATA_FILES
 from rlplan.spec.files.hub_data import HUB_DATA, id_and_part
+from rlplan.spec.model_files import KINDS
 from rlplan.spec.models.headers import has_weights
 from rlplan.units import format_bytes
 
-FILES = ("*.json", "*.jinja", "merges.txt", "*.model", "model*.safetensors")
+FILES = (*KINDS, "model*.safetensors")
 """Configs, tokenizers, chat templates, weights: whole, or in the parts that an index names."""
-OTHERS = ("*/*",)
-"""Folders of a repository hold other formats (`original/`, `onnx/`)."""
+OTHERS = tuple(f"*/{kind}" for kind in FILES if kind != "*.jinja")
+"""Folders of a repository hold other formats (`original/`, `onnx/`), and more chat templates."""
 
 
 def cached_model(name: str) -> Path | None:

@@ -7,20 +7,21 @@ the whole model again.
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rlplan.errors import RunError
 from rlplan.runtime.run_folder.disk_errors import disk_number, writing_file
+from rlplan.spec.model_files import processor_files, tokenizer_files
 from rlplan.spec.models.config import read_config
 from rlplan.spec.models.headers import has_weights, read_index
 from rlplan.spec.models.language_part import decoder_name, is_vision_language, language_config
 
-INDEX = "model.safetensors.index.json"
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""What turns images into a vision-language model's inputs."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5 * 10**9
+"""Most bytes of one safetensors file, as in Hugging Face's `save_pretrained` (huggingface_hub, `MAX_SHARD_SIZE`)."""
 
 
 def load_language_model(folder: str, dtype: Any = None) -> Any:
@@ -90,7 +91,6 @@ def write_random_checkpoint(model_folder: Path, out: Path, seed: int) -> None:
 def write_language_part(model_folder: Path, out: Path) -> None:
     """A vision-language model's decoder as a folder of its own: every file of weights without the tower's."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
     places = dict[str, str]()
@@ -99,13 +99,12 @@ def write_language_part(model_folder: Path, out: Path) -> None:
             named = [(decoder_name(stored), stored) for stored in file.keys()]  # noqa: SIM118 - no dictionary
             tensors = {name: file.get_tensor(stored) for name, stored in named if name is not None}
         if tensors:
-            with writing_file(out / path.name, sum(tensor.nbytes for tensor in tensors.values())):
-                save_file(tensors, out / path.name, metadata={"format": "pt"})
+            save_tensors(tensors, out / path.name)
             places |= dict.fromkeys(tensors, path.name)
-    if set(places.values()) != {"model.safetensors"}:
+    if set(places.values()) != {WEIGHTS}:
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     (out / "config.json").write_text(json.dumps(language_config(read_config(model_folder / "config.json"))))
-    _copy(TOKENIZER_FILES, model_folder, out)
+    _copy(tokenizer_files(model_folder), model_folder, out)
 
 
 def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
@@ -114,68 +113,124 @@ def merge_into_whole_model(policy: Path, model_folder: Path) -> None:
     The files are the model's own, with the trained weights in place of those that they held. The language part's go.
     """
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
     config = read_config(model_folder / "config.json")
     if not is_vision_language(config) or not has_weights(model_folder):
         return
     if read_config(policy / "config.json").get("architectures") != language_config(config)["architectures"]:
         return  # such as a reward model, whose head the whole model has no place for
-    trained_file, whole = policy / "model.safetensors", policy / "whole"
-    with writing_file(trained_file), safe_open(trained_file, framework="pt") as trained:
+    trained_files, whole = weight_files(policy), policy / "whole"
+    with writing_file(trained_files[0]), ExitStack() as stack:
         shutil.rmtree(whole, ignore_errors=True)  # of an export that was ended
         whole.mkdir()
-        held = {name: name for name in trained.keys()}  # noqa: SIM118 - no dictionary
-        held.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice
+        trained = dict[str, Any]()
+        for path in trained_files:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            trained |= dict.fromkeys(file.keys(), file)
+        names = {name: name for name in trained}
+        names.setdefault("lm_head.weight", "model.embed_tokens.weight")  # of a tied head that is stored twice
         for path in weight_files(model_folder):
             with safe_open(path, framework="pt") as file:
-                names = {stored: held.get(decoder_name(stored) or "") for stored in file.keys()}  # noqa: SIM118
+                places = {stored: names.get(decoder_name(stored) or "") for stored in file.keys()}  # noqa: SIM118
                 tensors = {
-                    stored: trained.get_tensor(name) if name else file.get_tensor(stored)
-                    for stored, name in names.items()
+                    stored: trained[name].get_tensor(name) if name else file.get_tensor(stored)
+                    for stored, name in places.items()
                 }
-                save_file(tensors, whole / path.name, metadata={"format": "pt"})
-    trained_file.unlink()
+                save_tensors(tensors, whole / path.name)
+    for path in (*trained_files, policy / INDEX):
+        path.unlink(missing_ok=True)
     for path in list(whole.iterdir()):
         path.replace(policy / path.name)
     whole.rmdir()
-    _copy((INDEX, "config.json", *PROCESSOR_FILES), model_folder, policy)
+    _copy((Path(INDEX), Path("config.json"), *processor_files(model_folder)), model_folder, policy)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors of a folder: one, or those that its index names."""
     index = folder / INDEX
-    names = sorted(set(read_index(index).values())) if index.is_file() else ["model.safetensors"]
+    names = sorted(set(read_index(index).values())) if index.is_file() else [WEIGHTS]
     return [folder / name for name in names]
 
 
-def _copy(names: Iterable[str], folder: Path, out: Path) -> None:
+def _copy(names: Iterable[Path], folder: Path, out: Path) -> None:
     for name in names:
         if (folder / name).is_file():
+            (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folder / name, out / name)
 
 
 def save_policy(config: Any, weights: Iterable[tuple[str, Any]], out: Path, tokenizer_folder: Path) -> dict[str, int]:
-    """Write a model as one safetensors file with its config, beside a copy of the tokenizer; the weights' checksums.
+    """Write a model's safetensors with its config, beside a copy of the tokenizer. Returns: the weights' checksums.
 
     Each tensor is copied to the host, for under ZeRO they are all views of one buffer, which the format refuses.
     """
-    from safetensors.torch import save_file
-
     from rlplan.runtime.weight_sync.checksums import of_named
     from rlplan.runtime.weight_sync.contents.checkpoint_names import in_checkpoint
 
-    tensors, checksums = dict[str, Any](), dict[str, int]()
+    checksums = dict[str, int]()
     family = config.architectures[0].replace("ForSequenceClassification", "ForCausalLM")
-    for name, parameter in in_checkpoint(family, weights):
-        checksums |= of_named([(name, parameter)])
-        tensors[name] = parameter.detach().to("cpu", copy=True)
-    with writing_file(out / "model.safetensors", sum(tensor.nbytes for tensor in tensors.values())):
-        out.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
+
+    def copied() -> Iterator[tuple[str, Any]]:
+        for name, parameter in in_checkpoint(family, weights):
+            checksums.update(of_named([(name, parameter)]))
+            yield name, parameter.detach().to("cpu", copy=True)
+
+    _write_shards(copied(), out)
+    with writing_file(out / "config.json"):
         config.save_pretrained(str(out))
-        _copy(TOKENIZER_FILES, tokenizer_folder, out)
+        _copy(tokenizer_files(tokenizer_folder), tokenizer_folder, out)
     return checksums
+
+
+def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
+    """Write tensors as they come, one file's at a time: `model.safetensors`, or numbered files and their index.
+
+    A numbered file's name says how many there are, so it gets its name last. A write that is cut off leaves no file
+    that looks whole.
+    """
+    parts: list[dict[str, int]] = []
+    shard = dict[str, Any]()
+    with writing_file(out / WEIGHTS):
+        out.mkdir(parents=True, exist_ok=True)
+    for name, tensor in tensors:
+        if shard and _num_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
+            save_tensors(shard, out / f"part-{len(parts)}")
+            parts.append({name: tensor.nbytes for name, tensor in shard.items()})
+            shard = {}
+        shard[name] = tensor
+    for earlier in (out / INDEX, *out.glob("model*.safetensors")):  # of an earlier save
+        earlier.unlink(missing_ok=True)
+    if not parts:
+        save_tensors(shard, out / WEIGHTS)
+        return
+    save_tensors(shard, out / f"part-{len(parts)}")
+    parts.append({name: tensor.nbytes for name, tensor in shard.items()})
+    places = dict[str, str]()
+    for number, sizes in enumerate(parts):
+        file = f"model-{number + 1:05d}-of-{len(parts):05d}.safetensors"
+        (out / f"part-{number}").replace(out / file)
+        places |= dict.fromkeys(sizes, file)
+    metadata = {"total_size": sum(size for sizes in parts for size in sizes.values())}
+    with writing_file(out / INDEX):
+        (out / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": places}, indent=2) + "\n")
+
+
+def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
+    """Write one safetensors file that whoever may read new files of this process may read. Raises: RunError.
+
+    safetensors writes a temporary file of mode 600 and gives it the name.
+    """
+    from safetensors.torch import save_file
+
+    with writing_file(path, _num_bytes(tensors)):
+        path.touch()
+        mode = path.stat().st_mode & 0o777
+        save_file(dict(tensors), str(path), metadata={"format": "pt"})
+        path.chmod(mode)
+
+
+def _num_bytes(tensors: Mapping[str, Any]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 if __name__ == "__main__":

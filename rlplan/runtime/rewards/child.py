@@ -3,9 +3,12 @@
 In: JSON lines on the standard input. Out: JSON lines on the descriptor that was the standard output; what the reward
 itself prints goes nowhere. Started by `processes.py`; deadlines are kept there, for here nothing can be trusted to.
 Before the first answer comes `{"ready": pid}`, of a process that may be killed alone, or 0; or `{"unable": why}`.
-Before an answer of mathematics comes `{"begun": true}` once the row's own answer is seen to be in order.
+A function is asked about a batch of responses and answers with a value for each; `"takes_batches"` beside `ready` says
+that it is called once with all of them, as TRL calls it. Before an answer of mathematics comes `{"begun": true}` once
+the row's own answer is seen to be in order.
 """
 
+import asyncio
 import inspect
 import json
 import os
@@ -13,6 +16,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,9 +25,14 @@ from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import run_file
 
 MAX_ANSWER = 4096
-"""Bytes of an answer."""
+"""Bytes of an answer about one response."""
+MAX_VALUE = 400
+"""Bytes of a value or of a failure in an answer about a batch."""
+MEMORY_PER_BYTE = 8
+"""Bytes that a request may take beside the reward's own limit, as Python's objects, for each of its bytes: the ids of
+tokens take most, some 40 bytes for 7 digits and a comma."""
 GIVEN = {
-    "trl": ("prompts", "completions", "completion_ids"),
+    "trl": ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
 }
 """What a function of each signature is given; TRL's also gets the row's columns."""
@@ -43,20 +52,33 @@ class Noted(float):
         return noted
 
 
-def load_function(path: str, signature: str, columns: Collection[str] | None) -> Callable[[dict[str, Any]], Any]:
-    """The user's function as one that takes a request. columns: that every row has; None: not known.
+@dataclass(frozen=True)
+class TrainerState:
+    """What TRL's trainer tells a function about its progress, as far as a run knows it."""
 
-    Raises: TypeError when it cannot be called with what there is.
+    global_step: int
+    """Optimization steps that are done."""
+    max_steps: int
+
+
+Batch = Callable[[dict[str, Any]], Sequence[Any]]
+"""Takes a request and gives a value for each of its `responses`, or an exception in place of one."""
+
+
+def load_function(path: str, signature: str, columns: Collection[str] | None) -> tuple[Batch, bool]:
+    """(the user's function as one that takes a request, whether it is called once for a whole batch).
+
+    columns: those that every row has; None: not known. Raises: TypeError when it cannot be called with what there is.
     """
     file, _, name = path.rpartition(":")
     function = getattr(run_file(file, Path(file).stem), name, None)
     if not callable(function):
         raise TypeError(f"{Path(file).name} has no function {name}")
     if _is_no_plain_function(function):
-        raise TypeError(f"{name} is a class, a coroutine or a generator: a plain function is called")
-    found = signature_of(function) if signature == "auto" else signature
-    check_parameters(function, found, columns)
-    return {"verl": _as_verl, "trl": _as_trl}[found](function)
+        raise TypeError(f"{name} is a class or a generator: a plain or an async function is called")
+    kind = signature_of(function) if signature == "auto" else signature
+    check_parameters(function, kind, columns)
+    return (_as_trl(function), True) if kind == "trl" else (_as_verl(function), False)
 
 
 def signature_of(function: Callable[..., Any]) -> str:
@@ -64,7 +86,7 @@ def signature_of(function: Callable[..., Any]) -> str:
     parameters = inspect.signature(function).parameters
     if {"solution_str", "ground_truth"} <= set(parameters):
         return "verl"
-    if "completions" in parameters and ("prompts" in parameters or taken_by(function) is None):
+    if RESPONSE["trl"] & set(parameters):
         return "trl"
     raise TypeError(
         f"it takes ({', '.join(parameters)}): neither (prompts, completions, **columns) as TRL's "
@@ -89,7 +111,7 @@ def check_parameters(function: Callable[..., Any], kind: str, columns: Collectio
 
 def _is_no_plain_function(function: Any) -> bool:
     called = (function, getattr(function, "__call__", None))  # noqa: B004  # what an object does when it is called
-    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    kinds = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     return inspect.isclass(function) or any(is_one(each) for is_one in kinds for each in called)
 
 
@@ -105,40 +127,60 @@ def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-def _as_verl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    takes = taken_by(function)
+def _waited_for(loop: asyncio.AbstractEventLoop, value: Any) -> Any:
+    """What a function gives, once it is there. One loop serves all calls: a client that a file keeps belongs to it."""
+    return loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
-    def call(request: dict[str, Any]) -> Any:
-        columns = request["columns"]
+
+def _as_verl(function: Callable[..., Any]) -> Batch:
+    takes, loop = taken_by(function), asyncio.new_event_loop()
+
+    def call(response: dict[str, Any]) -> Any:
+        columns = response["columns"]
         everything = {
             "data_source": columns.get("data_source", "rlplan"),
-            "solution_str": request["text"],
-            "ground_truth": request["answer"],
+            "solution_str": response["text"],
+            "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = function(**chosen(takes, everything))
-        return values["score"] if isinstance(values, dict) else values
+        values = _waited_for(loop, function(**chosen(takes, everything)))
+        value = values["score"] if isinstance(values, dict) else values
+        return TypeError("it gave None, not a number") if value is None else value
 
-    return call
+    return lambda request: [call(response) for response in request["responses"]]
 
 
-def _as_trl(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    takes = taken_by(function)
+def _as_trl(function: Callable[..., Any]) -> Batch:
+    """One call for all responses of a request, with lists as TRL gives them; a None among the values stays one.
 
-    def call(request: dict[str, Any]) -> Any:
-        columns = {"answer": request["answer"], **request["columns"]}
+    Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: what is logged by `log_extra` and `log_metric`.
+    """
+    takes, loop = taken_by(function), asyncio.new_event_loop()
+
+    def call(request: dict[str, Any]) -> Sequence[Any]:
+        responses = request["responses"]
+        rows = [{"answer": response["answer"], **response["columns"]} for response in responses]
+        names = {name: None for row in rows for name in row}
         everything = {
-            **{name: [value] for name, value in columns.items()},
-            "prompts": [request["prompt"]],
-            "completions": [request["text"]],
-            "completion_ids": [request["tokens"]],
+            **{name: [row.get(name) for row in rows] for name in names},
+            "prompts": [response["chat"] or response["prompt"] for response in responses],
+            "completions": [
+                [{"role": "assistant", "content": response["text"]}] if response["chat"] else response["text"]
+                for response in responses
+            ],
+            "completion_ids": [response["tokens"] for response in responses],
+            "trainer_state": TrainerState(*request["progress"]),
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: None,
         }
-        values = function(**chosen(takes, everything))
+        values = _waited_for(loop, function(**chosen(takes, everything)))
+        if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
+            values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise TypeError(f"it gave {type(values).__name__}, not a list with one number for each completion")
-        if len(values) != 1:
-            raise TypeError(f"it gave {len(values)} values for 1 completion")
-        return values[0]
+        if len(values) != len(responses):
+            raise TypeError(f"it gave {len(values)} values for {len(responses)} completion{'s' * (len(responses) > 1)}")
+        return values
 
     return call
 
@@ -212,26 +254,45 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _number(value: Any) -> dict[str, Any]:
     """A value as it can travel. Arrays and tensors of one number say so themselves (`item`)."""
+    if isinstance(value, Exception):
+        return {"failure": str(value)[:MAX_VALUE]}
     if value is not None and not isinstance(value, bool | int | float | str) and callable(getattr(value, "item", None)):
         value = value.item()
     if isinstance(value, bool | int | float):
-        return {"value": float(value).hex(), **({"note": value.note} if isinstance(value, Noted) else {})}
-    return {"failure": f"it gave {'None' if value is None else type(value).__name__}, not a number"}
+        try:
+            number = float(value)
+        except OverflowError as error:
+            return {"failure": f"OverflowError: {error}"}
+        return {"value": number.hex(), **({"note": value.note} if isinstance(value, Noted) else {})}
+    return {"failure": f"it gave {'None' if value is None else type(value).__name__[:MAX_VALUE]}, not a number"}
 
 
-def _answer(call: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str, Any]:
+def _values(call: Batch, request: dict[str, Any]) -> dict[str, Any]:
+    """An answer about a batch; null for a None, with which a function leaves a response to the other rewards."""
+    return {"values": [None if value is None else _number(value) for value in call(request)]}
+
+
+def _answer(call: Callable[[dict[str, Any]], dict[str, Any]], line: bytes, memory: int = 0) -> dict[str, Any]:
+    """memory: what the reward may take beside its request; 0 where the process has a hard limit."""
     try:
-        return _number(call(json.loads(line)))
+        if memory:
+            _limit_memory(memory + MEMORY_PER_BYTE * len(line))
+        return call(json.loads(line))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the run decides when this process ends
         return {"failure": f"{type(error).__name__}: {str(error)[:250]}"}
 
 
-def _serve(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, answers: int) -> None:
+def _limit_memory(num_bytes: int) -> None:
+    """Set the soft limit: a function is the user's own code, and each batch of responses has a size of its own."""
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _serve(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int, memory: int = 0) -> None:
     for line in requests:
-        _say(answers, _answer(call, line))
+        _say(answers, _answer(call, line, memory))
 
 
-def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, answers: int) -> None:
+def _serve_in_forks(call: Callable[[dict[str, Any]], dict[str, Any]], requests: BinaryIO, answers: int) -> None:
     """Answer in a copy of this process: one that hangs is killed, and the next has nothing to import again."""
     while True:
         pid = os.fork()
@@ -248,7 +309,10 @@ def _serve_in_forks(call: Callable[[dict[str, Any]], Any], requests: BinaryIO, a
 
 
 def _say(answers: int, what: dict[str, Any]) -> None:
-    os.write(answers, json.dumps(what).encode()[:MAX_ANSWER] + b"\n")
+    limit = MAX_ANSWER + MAX_VALUE * len(what.get("values", ()))
+    left = memoryview(json.dumps(what).encode()[:limit] + b"\n")
+    while left:
+        left = left[os.write(answers, left) :]
 
 
 def main() -> None:
@@ -258,24 +322,23 @@ def main() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     setting = json.loads(requests.readline())
-    resource.setrlimit(resource.RLIMIT_DATA, (setting["memory"], setting["memory"]))
+    memory, is_math, takes_batches = setting["memory"], setting["kind"] == "math", False
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (memory, memory if is_math else resource.getrlimit(resource.RLIMIT_DATA)[1])
+    )
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    is_math = setting["kind"] == "math"
     try:
-        begin = partial(_say, answers, {"begun": True})
-        call = (
-            load_math(begin)
-            if is_math
-            else load_function(setting["path"], setting["signature"], setting.get("columns"))
-        )
         if is_math:
-            call({"text": "1", "answer": "2"})  # loads what is loaded late
+            compare = load_math(partial(_say, answers, {"begun": True}))
+            compare({"text": "1", "answer": "2"})  # loads what is loaded late
+        else:
+            function, takes_batches = load_function(setting["path"], setting["signature"], setting.get("columns"))
     except BaseException as error:
         return _say(answers, {"unable": f"{type(error).__name__}: {str(error)[:250]}"})
     if is_math:
-        return _serve_in_forks(call, requests, answers)
-    _say(answers, {"ready": 0})
-    return _serve(call, requests, answers)
+        return _serve_in_forks(lambda request: _number(compare(request)), requests, answers)
+    _say(answers, {"ready": 0, "takes_batches": takes_batches})
+    return _serve(partial(_values, function), requests, answers, memory)
 
 
 if __name__ == "__main__":

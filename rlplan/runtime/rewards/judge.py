@@ -1,6 +1,7 @@
-"""Judge: what one response is worth by all of a job's rewards, one after the other; each thread has one.
+"""Judge: what one response is worth by rewards that look at it alone, one after the other; each thread has one.
 
 In: a response with its prompt. Out: a Verdict. Rewards that take processes have their own here, kept between responses.
+A function that is called with a batch gets a batch of one from here; batches.py gives it whole ones.
 """
 
 import json
@@ -38,8 +39,7 @@ class Judge:
         self._processes: dict[str, RewardProcess] = {}
         for spec in rewards:
             if isinstance(spec, FunctionSpec):
-                setting = {"kind": "function", "path": spec.path, "signature": spec.signature, "memory": spec.memory}
-                self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
+                self._processes[spec.label] = function_process(spec)
             elif isinstance(spec, AnswerMatcherSpec) and spec.compares == "math":
                 setting = {"kind": "math", "memory": MATH_MEMORY}
                 self._processes[spec.label] = RewardProcess(spec.label, setting, spec.timeout_s)
@@ -54,14 +54,15 @@ class Judge:
             process.close()
 
     def judge(self, response: Response) -> Verdict:
-        """Every reward, up to the first that fails."""
+        """Every reward, up to the first that fails; without those that judge this response not."""
         start_s = time.time()
         values: dict[str, float] = {}
         notes: dict[str, int] = {}
         failure = ""
         for spec in self.rewards:
             try:
-                values[spec.label] = self._value(spec, response, notes)
+                value = self._value(spec, response, notes)
+                values |= {} if value is None else {spec.label: value}
             except ExhaustedError as error:
                 values[spec.label], notes[f"{spec.label}/{error.note}"] = 0.0, 1
             except RewardFailure as error:
@@ -69,12 +70,15 @@ class Judge:
                 break
         return Verdict(values, failure, notes, start_s, time.time())
 
-    def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float:
+    def _value(self, spec: RewardSpec, response: Response, notes: dict[str, int]) -> float | None:
         match spec:
             case FormatCheckerSpec():
                 return check_format(spec, response.text)
             case FunctionSpec():
-                return self._processes[spec.label].ask(_request(response))[0]
+                (answer,) = self._processes[spec.label].ask_batch([request_about(response)])
+                if isinstance(answer, RewardFailure):
+                    raise answer
+                return answer
             case AnswerMatcherSpec():
                 value, note = self._matches(spec, response)
             case CodeExecutorSpec():
@@ -95,10 +99,16 @@ class Judge:
         return self._processes[spec.label].ask({"text": said, "answer": right})
 
 
-def _request(response: Response) -> dict[str, object]:
+def function_process(spec: FunctionSpec) -> RewardProcess:
+    setting = {"kind": "function", "path": spec.path, "signature": spec.signature, "memory": spec.memory}
+    return RewardProcess(spec.label, setting, spec.timeout_s)
+
+
+def request_about(response: Response) -> dict[str, object]:
     prompt = response.prompt
     return {
         "prompt": prompt.text,
+        "chat": json.loads(prompt.messages or "null"),
         "text": response.text,
         "tokens": list(response.tokens),
         "answer": prompt.answer,

@@ -1,6 +1,7 @@
 """RewardProcess: a process that computes one reward, asked with a deadline, and replaced when it does not keep it.
 
-In: a request. Out: a number, or a RewardFailure. A hang costs its timeout; then the process group is killed.
+In: a request about one response, or about a batch. Out: numbers, or a RewardFailure. A hang costs its timeout; then the
+process group is killed.
 """
 
 import contextlib
@@ -8,19 +9,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.runtime.processes.line_process import Deadline, GarbledError, LineProcess, NoAnswerError, ended
 from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.runtime.processes.safe_path import module_command
-from rlplan.runtime.rewards.child import MAX_ANSWER
+from rlplan.runtime.rewards.child import MAX_ANSWER, MAX_VALUE
 from rlplan.runtime.rewards.verdict import ExhaustedError, RewardFailure, finite
 
 START_S = 60.0
 """For a process to import what it needs; scaled."""
-ANSWERS = {"value", "failure", "ready", "unable", "ended", "begun"}
+ANSWERS = {"value", "values", "failure", "ready", "unable", "ended", "begun"}
 
 
 class RewardProcess:
@@ -29,7 +30,7 @@ class RewardProcess:
     def __init__(self, label: str, setting: dict[str, Any], timeout_s: float) -> None:
         self.label, self.setting, self.timeout_s = label, setting, timeout_s
         self._process: LineProcess | None = None
-        self._is_ready, self._fork = False, 0
+        self._is_ready, self._fork, self._takes_batches = False, 0, False
 
     def start(self, columns: Collection[str] | None = None) -> None:
         """Start it, unless it runs. columns: that every row has, for a function that asks for some; None: not known.
@@ -54,16 +55,43 @@ class RewardProcess:
         Raises: RewardFailure; ExhaustedError where the response alone was at work (child.py: `begun`).
         """
         try:
-            said = self._answer(request)
+            said = self._answer(request, self.timeout_s)
         except NoAnswerError as error:
             raise RewardFailure(_reason(error)) from None
         if "failure" in said:
             raise RewardFailure(str(said["failure"]))
         return finite(float.fromhex(str(said["value"]))), str(said.get("note", ""))
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it is a function that is called once with all responses of a batch. Raises: RewardFailure."""
+        try:
+            self._be_ready()
+        except NoAnswerError as error:
+            raise RewardFailure(_reason(error)) from None
+        return self._takes_batches
+
+    def ask_batch(
+        self, responses: Sequence[dict[str, Any]], progress: tuple[int, int] = (0, 0), longest_s: float = 0.0
+    ) -> list[float | RewardFailure | None]:
+        """What a function says of each response: a number, why it gave none, or None where it judges that one not.
+
+        progress: steps done, and in all. longest_s: the most seconds for a batch; less where its responses have less
+        together. Raises: RewardFailure where there is no answer at all.
+        """
+        timeout_s = max(self.timeout_s, min(longest_s, self.timeout_s * len(responses)))
+        try:
+            said = self._answer({"responses": list(responses), "progress": progress}, timeout_s, len(responses))
+        except NoAnswerError as error:
+            raise RewardFailure(_reason(error)) from None
+        if "failure" in said:
+            raise RewardFailure(str(said["failure"]))
+        return [None if value is None else _number(value) for value in said["values"]]
+
+    def _answer(self, request: dict[str, Any], timeout_s: float, num_values: int = 0) -> dict[str, Any]:
         process, is_alone, has_begun = self._be_ready(), False, False
-        deadline = Deadline(self.timeout_s)
+        process.max_bytes = 3 * MAX_ANSWER + MAX_VALUE * num_values
+        deadline = Deadline(timeout_s)
         try:
             process.say(json.dumps(request), deadline)
             is_alone = True  # in what it does now: the pipes are in order
@@ -87,7 +115,7 @@ class RewardProcess:
             module_command("rlplan.runtime.rewards.child"),
             subprocess.DEVNULL,
             3 * MAX_ANSWER,
-            {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            {**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self._process.say(json.dumps(self.setting), _started())
         return self._process
@@ -108,6 +136,7 @@ class RewardProcess:
             self.close()
             raise
         self._is_ready, self._fork = True, int(said["ready"])
+        self._takes_batches = bool(said.get("takes_batches"))
         return process
 
     def _replace(self, *, by_a_fork: bool) -> None:
@@ -137,6 +166,15 @@ def _hear(process: LineProcess, deadline: Deadline) -> dict[str, Any]:
     if not ANSWERS & set(said):
         raise GarbledError("an answer of another kind")
     return said
+
+
+def _number(value: dict[str, Any]) -> float | RewardFailure:
+    if "failure" in value:
+        return RewardFailure(str(value["failure"]))
+    try:
+        return finite(float.fromhex(str(value["value"])))
+    except RewardFailure as failure:
+        return failure
 
 
 def _reason(error: NoAnswerError) -> str:

@@ -1,25 +1,28 @@
 """RewardPool: computes rewards of responses as they finish, several at a time, in threads and processes.
 
 In: responses by id, from any thread. Out: verdicts, written into rollouts. Rewards that are patterns alone are computed
-when they are asked for: they take less time than handing them over.
+when they are asked for: they take less time than handing them over. Functions that take batches are called when the
+whole batch is there (batches.py).
 """
 
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from rlplan.errors import RunError
+from rlplan.runtime.rewards.batches import BatchedFunctions
 from rlplan.runtime.rewards.code_executor import limits_of
 from rlplan.runtime.rewards.judge import Judge, Response
-from rlplan.runtime.rewards.verdict import EXHAUSTED, Verdict
+from rlplan.runtime.rewards.verdict import EXHAUSTED, RewardFailure, Verdict
 from rlplan.runtime.rollout.experience import Rollout
 from rlplan.runtime.sandbox.choice import AUTO, open_sandbox
-from rlplan.spec.parts.rewards import CodeExecutorSpec, runs_elsewhere
+from rlplan.spec.parts.rewards import CodeExecutorSpec, RewardSpec, runs_elsewhere
 from rlplan.spec.resolved import ResolvedJob
+from rlplan.vocabulary import Role
 
 
 class RewardPool:
@@ -27,17 +30,16 @@ class RewardPool:
 
     def __init__(self, job: ResolvedJob, sandbox: str = AUTO) -> None:
         self.job = job
-        self.is_early = any(runs_elsewhere(spec) for spec in job.rewards)
-        count = job.limits.num_reward_workers if self.is_early else 1
+        self.has_processes = any(runs_elsewhere(spec) for spec in job.rewards)
+        self._pool_size = job.limits.num_reward_workers if self.has_processes else 1
         limits = [limits_of(spec) for spec in job.rewards if isinstance(spec, CodeExecutorSpec)]
         widest = max(limits, key=lambda each: each.memory_bytes, default=None)
-        self.sandbox = open_sandbox(sandbox, count, widest) if widest else None
+        self.sandbox = open_sandbox(sandbox, self._pool_size, widest) if widest else None
+        self._batched = BatchedFunctions(job.rewards, job.limits.action_timeout_s)
+        self._alone: tuple[RewardSpec, ...] = ()
+        self._all: list[Judge] = []
         self._judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
-        self._all = [Judge(job.rewards, self.sandbox) for _ in range(count)]
-        for judge in self._all:
-            self._judges.put(judge)
-        self._pool_size = count
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="reward")
+        self._pool = ThreadPoolExecutor(self._pool_size, thread_name_prefix="reward")
         self._begun: dict[str, tuple[str, Future[Verdict]]] = {}
         self._lock = threading.Lock()
         self._notes: Counter[str] = Counter()
@@ -49,9 +51,26 @@ class RewardPool:
 
         columns: that every row has; None: not known. Raises: SpecError.
         """
+        with self._lock:
+            self._be_ready(columns)
         if self.is_early:
             for judge in self._all:
                 judge.start(columns)
+
+    def _be_ready(self, columns: Collection[str] | None = None) -> None:
+        """Tell functions that take batches from the other rewards, once. Raises: SpecError."""
+        if self._all:
+            return
+        self._batched.start(columns)
+        self._alone = tuple(spec for spec in self.job.rewards if spec.label not in self._batched.labels)
+        self._all = [Judge(self._alone, self.sandbox) for _ in range(self._pool_size)]
+        for judge in self._all:
+            self._judges.put(judge)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether responses are judged as they end. Raises: SpecError."""
+        return any(runs_elsewhere(spec) for spec in self._alone)
 
     def begin(self, key: str, response: Response) -> None:
         """Judge a response beside whatever else goes on; one that was begun already is not begun again."""
@@ -60,21 +79,26 @@ class RewardPool:
             if self.is_early and (begun is None or begun[0] != response.text):
                 self._begun[key] = (response.text, self._pool.submit(self._judge, response))
 
-    def judge(self, rollouts: Sequence[Rollout]) -> None:
-        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet."""
+    def judge(self, rollouts: Sequence[Rollout], num_steps_done: int = 0) -> None:
+        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet; they are one batch."""
+        with self._lock:
+            self._be_ready()
         rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
         for rollout in rollouts:
             self.begin(rollout.id, _response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s
+        progress = (num_steps_done, self.job.workload.num_steps)
+        batch = self._batched.judge([_response(rollout) for rollout in rollouts], progress)
         verdicts = [self._verdict(rollout, deadline) for rollout in rollouts]
         self._num_judged += len(verdicts)
-        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+        for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
             self._notes.update(verdict.notes)
-            self._write(rollout, verdict)
-        starts, ends = [v.start_s for v in verdicts], [v.end_s for v in verdicts]
-        if starts and self.is_early:
-            before = () if self._span is None else self._span
-            self._span = min((*before[:1], *starts)), max((*before[1:], *ends))
+            self._write(rollout, verdict, batch.of(index))
+        spans = [(verdict.start_s, verdict.end_s) for verdict in verdicts]
+        spans += [(batch.start_s, batch.end_s)] if batch.answers else []
+        if verdicts and self.has_processes:
+            spans += [] if self._span is None else [self._span]
+            self._span = min(start_s for start_s, _ in spans), max(end_s for _, end_s in spans)
         with self._lock:
             for rollout in rollouts:
                 self._begun.pop(rollout.id, None)
@@ -124,6 +148,7 @@ class RewardPool:
     def close(self) -> None:
         """End every process; what is being judged is given up."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._batched.close()
         for judge in self._all:
             judge.close()
         if self.sandbox is not None:
@@ -154,10 +179,22 @@ class RewardPool:
                 way_out="give the rewards shorter timeouts, or the job more limits.num_reward_workers",
             ) from None
 
-    def _write(self, rollout: Rollout, verdict: Verdict) -> None:
-        rollout.rewards, rollout.failure = dict(verdict.values), verdict.failure
-        rollout.has_failed = bool(verdict.failure)
-        weighted = [spec.weight * verdict.values.get(spec.label, 0.0) for spec in self.job.rewards]
+    def _write(self, rollout: Rollout, verdict: Verdict, answers: Mapping[str, float | RewardFailure | None]) -> None:
+        """A reward that a function gave as None counts as little as one that the job does not have.
+
+        Where no reward counts, the rollout is not learned from, and that is no failure. Source: TRL 1.16, GRPOTrainer.
+        """
+        failures = [
+            f"{label}: {answer.reason}" for label, answer in answers.items() if isinstance(answer, RewardFailure)
+        ]
+        values = verdict.values | {label: answer for label, answer in answers.items() if isinstance(answer, float)}
+        self._notes.update({f"{label}/skipped": 1 for label, answer in answers.items() if answer is None})
+        rollout.failure = verdict.failure or next(iter(failures), "")
+        rollout.rewards = {spec.label: values[spec.label] for spec in self.job.rewards if spec.label in values}
+        is_judged_elsewhere = Role.REWARD in self.job.scored_roles or self.job.rollout.environment.has_environment
+        is_unjudged = bool(self.job.rewards) and not values and not is_judged_elsewhere
+        rollout.has_failed = bool(rollout.failure) or is_unjudged
+        weighted = [spec.weight * values.get(spec.label, 0.0) for spec in self.job.rewards]
         rollout.reward = 0.0 if rollout.has_failed else sum(weighted)
 
 

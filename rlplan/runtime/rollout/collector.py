@@ -84,7 +84,7 @@ class Collector:
             with self._judging_early():
                 completions, measured = self._complete(action, [self.requests.rollouts(number) for number in numbers])
             measurements.extend(measured)
-            return self._made(zip(numbers, completions, strict=True))
+            return self._made(zip(numbers, completions, strict=True), step)
 
         self._keep(more)
         return measurements
@@ -98,7 +98,7 @@ class Collector:
         stream = self.stream
 
         def more(count: int) -> list[Group]:
-            return self._made((number, finished.completions) for number, finished in stream.take(count))
+            return self._made(((number, finished.completions) for number, finished in stream.take(count)), step)
 
         self._keep(more, stream.replace)
         if step == self.job.workload.num_steps:
@@ -107,7 +107,8 @@ class Collector:
     def verify(self, action: Action, step: int) -> list[Measurement]:
         """Have judged what is not yet judged. Raises: RunError when too many could not be."""
         everything = (*self.rollouts, *self.baselines)
-        self.reward_pool.judge(everything)
+        for batch in (self.rollouts, self.baselines):
+            self.reward_pool.judge(batch, step - 1)
         notes, num_judged = self.reward_pool.take_notes()
         self.metrics.add_reward_notes(notes, num_judged)
         if (text := self.reward_pool.exhausted(notes, num_judged)) is not None:
@@ -159,7 +160,7 @@ class Collector:
             for index, (prompt, completions) in enumerate(zip(self.prompts.heldout, groups, strict=True))
             for sample, completion in enumerate(completions)
         ]
-        self.reward_pool.judge(rollouts)
+        self.reward_pool.judge(rollouts, self.last_step if step == -1 else step)
         self.reward_pool.take_notes()  # they are of training rollouts
         self.reward_pool.take_span()
         self.recorder.write_failures(failures_of(rollouts, step))
@@ -231,11 +232,11 @@ class Collector:
         self.worker_group.pids_outside_ray = lambda: talks.pids
         return talks
 
-    def _made(self, finished: Iterable[Finished]) -> list[Group]:
+    def _made(self, finished: Iterable[Finished], step: int) -> list[Group]:
         """Groups of finished completions, rewarded where it must be known which have variance."""
         groups = [self.groups.make(each) for each in finished]
         if self.job.max_refills:
-            self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts])
+            self.reward_pool.judge([rollout for group in groups for rollout in group.rollouts], step - 1)
         return groups
 
     def _keep(self, more: Callable[[int], list[Group]], replaced: Callable[[int], None] = lambda _: None) -> None:

@@ -61,8 +61,16 @@ class Prompt:
     chat: str = ""
     """The messages that the policy's template made `text` of, as JSON; empty where there were none."""
 
+    joined: str = ""
+    """The messages of a chat that no template has written, as JSON: `text` is their contents, line by line."""
+
     images: tuple[PromptImage, ...] = ()
     """In the order of their tokens."""
+
+    @property
+    def messages(self) -> str:
+        """The chat that the row holds, as JSON; empty where its prompt is a text."""
+        return self.chat or self.joined
 
     @property
     def question(self) -> tuple[str, tuple[bytes, ...]]:

@@ -1,7 +1,9 @@
 """What is wrong with the data or the host is said before anything starts."""
 
 import json
+import shlex
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +62,21 @@ def test_a_policy_in_parts_that_would_be_unpickled_is_refused(tmp_path: Path, na
     (policy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "gone.safetensors"}}))
     with pytest.raises(SpecError, match="the policy has no weights"):
         preflight.check_host(execution_spec(plan), plan.ledger)
+
+
+@pytest.mark.parametrize("place", ["policy", "exports/step-4"])
+def test_a_policy_of_an_earlier_run_that_lost_its_chat_template_is_refused(tmp_path: Path, place: str) -> None:
+    """As rlplan up to 2026-11 left it: trained on chats, and the next stage trained on bare texts."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    for folder in (base, run / place):
+        shutil.copytree(make_job().policy.path, folder)
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (run / "plan.json").write_text(json.dumps({"schema_version": 1, "job": {"policy": {"path": "../base"}}}))
+    plan = make_plan(**{"policy.path": str(run / place)})
+    with pytest.raises(SpecError, match="the model has lost 1 of the 1 chat templates") as caught:
+        preflight.check_host(execution_spec(plan), plan.ledger)
+    subprocess.run(shlex.split(caught.value.way_out), check=True)
+    preflight.check_host(execution_spec(plan), plan.ledger)
 
 
 def test_a_plan_that_does_not_fit_into_free_memory_is_refused_with_both_numbers() -> None:

@@ -19,10 +19,6 @@ def minus_infinite(completions, **rest):
     return [float("-inf")]
 
 
-def none(completions, **rest):
-    return [None]
-
-
 def nothing(completions, **rest):
     return None
 
@@ -129,10 +125,6 @@ def asks_for_a_column(prompts, completions, level):
 
 
 def by_position(prompts, completions, /, **rest):
-    return [1.0]
-
-
-async def asynchronous(prompts, completions, **rest):
     return [1.0]
 
 
