@@ -116,9 +116,7 @@ def _percentile(bins: Mapping[int, float], share: float) -> float:
     return 0.0
 
 
-def check_logprob_mismatch(
-    found: Differences, job: ResolvedJob, step: int, *, is_accepted: bool = False
-) -> str | None:
+def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int, *, is_accepted: bool = False) -> str | None:
     """The text of an alarm where the difference is beyond the limits; None where it is within them.
 
     is_accepted: the job itself asks for a correction. The one that is on by default in 16 bits is for rounding: what
