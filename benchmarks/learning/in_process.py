@@ -18,7 +18,7 @@ from rlplan.runtime.data.text_tokens import end_tokens
 from rlplan.runtime.environments.chat import ChatTurns
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool
-from rlplan.runtime.learning.mini_batch import deal_out, train_sample
+from rlplan.runtime.learning.mini_batch import deal_out, deal_out_scored, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.rewards.reward_pool import RewardPool
 from rlplan.runtime.rewards.total import finish_rewards
@@ -185,13 +185,24 @@ class InProcess:
         for role in self.job.scored_roles:
             worker = {Role.POLICY: self.policy, Role.VALUE: self.value, Role.REFERENCE: self.reference}[role]
             assert worker is not None
+            if role is Role.POLICY:
+                self._score_policy(rollouts)
+                continue
             for rollout, scores in zip(rollouts, worker.score(pairs, role.value), strict=True):
                 rollout.scores[role] = scores
+
+    def _score_policy(self, rollouts: list[Rollout]) -> None:
+        (packs,) = deal_out_scored(rollouts, self.job, 1)
+        passes = [[SequencePair(r.prompt.tokens, r.completion.tokens, r.completion.observed) for r in p] for p in packs]
+        scored = self.policy.score_passes(passes)
+        for rollout, scores in zip((rollout for pack in packs for rollout in pack), scored, strict=True):
+            rollout.scores[Role.POLICY] = scores
 
     def _train(self, trainer: PolicyTrainer, rollouts: list[Rollout]) -> None:
         size = self.job.workload.mini_batch_size
         for first in range(0, len(rollouts), size):
-            (passes,) = deal_out([train_sample(r) for r in rollouts[first : first + size]], self.job, 1)
+            samples = [train_sample(r, is_first_update=not first) for r in rollouts[first : first + size]]
+            (passes,) = deal_out(samples, self.job, 1)
             trainer.forward_backward([samples for samples, _ in passes], [weights for _, weights in passes])
             trainer.engine.apply()
 

@@ -28,6 +28,8 @@ class ExecutionSpec(Spec):
     vllm: dict[str, dict[str, Any]]
     """Engine arguments of the policy's rollout engine; empty where nothing is generated."""
     ray: RayPlacement
+    accepts_mismatch: bool = False
+    """Whether the job itself asks for a correction: then engine and trainer may differ beyond the limits."""
 
 
 def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
@@ -49,4 +51,6 @@ def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
             if layout.worker == "rollout_engine"
         },
         ray=ray_placement(plan),
+        # a plan may also be asked of a job that was settled before
+        accepts_mismatch=all(job.algorithm.asks_for_correction for job in (plan.asked, plan.job)),
     )

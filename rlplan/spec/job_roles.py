@@ -189,10 +189,11 @@ class JobRoles(JobParts):
     def scored_roles(self) -> tuple[Role, ...]:
         """Roles that say something about a finished rollout, in order.
 
-        The policy among them where its log-probs before the step are needed and its first pass does not give them.
+        The policy is among them where a step has several updates: ratios of the later ones compare with its log-probs
+        before the step. The first update's own pass gives them.
         """
         wanted = {
-            Role.POLICY: self.algorithm.importance != "none" and self.workload.num_mini_batches > 1,
+            Role.POLICY: self.algorithm.weighs_rollouts and self.workload.num_mini_batches > 1,
             Role.VALUE: self.algorithm.declaration.has_value,
             Role.REFERENCE: self.algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
             Role.REWARD: Role.REWARD in self.roles.paths,

@@ -18,6 +18,7 @@ from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, u
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_parts import Target
+from rlplan.spec.parts.algorithm import AlgorithmSpec
 from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
@@ -72,6 +73,12 @@ LEAST_SECONDS: dict[str, float] = {"start_timeout_s": 300.0, "action_timeout_s":
 """Deadlines where nothing is predicted: what no prediction counts (compilation, a cold disk) takes minutes."""
 CPU_MICRO_BATCH = 8
 """Rollouts of a pass on a CPU host where a job leaves it open, at most."""
+
+
+class SettledAlgorithm(AlgorithmSpec):
+    """With what its log-probs need."""
+
+    importance: Literal["none", "truncate", "mask"] = "none"
 
 
 class SettledTraining(TrainingSpec):
@@ -140,6 +147,7 @@ class SettledJob(JobSpec):
 
     target: Target = "rlplan"
     hardware: SettledHardware
+    algorithm: SettledAlgorithm = SettledAlgorithm.by_default()
     training: SettledTraining = SettledTraining.by_default()
     rollout: SettledRollout = SettledRollout.by_default()
     placement: SettledPlacement = SettledPlacement.by_default()
@@ -293,7 +301,27 @@ def settle(job: JobSpec) -> SettledJob:
         "rollout": SettledRollout,
         "placement": SettledPlacement,
     }
-    return _narrowed(job, SettledJob, parts, found)
+    settled = _narrowed(job, SettledJob, parts, found)
+    values = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
+    if job.algorithm.importance == "auto":
+        values["importance"] = _importance(settled)
+    # the fields that are set stay those of the job: `asks_for_correction` reads them
+    algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **values)
+    return settled.model_copy(update={"algorithm": algorithm})
+
+
+def _importance(job: SettledJob) -> Literal["none", "truncate"]:
+    """What `algorithm.importance: auto` is: a correction wherever engine and trainer compute other log-probs.
+
+    In fp32 they differ by 1e-6 (learning/logprob_mismatch.py). In 16 bits verl computes old log-probs anew and TRL
+    corrects by default. Truncation at 2 is verl's recommendation (docs/algo/rollout_corr.md).
+    """
+    rollout = job.rollout
+    formats = {job.training.dtype, rollout.dtype, rollout.quantization, rollout.kv_dtype}
+    is_exact = formats <= {Dtype.FLOAT32, "none", "auto"} and rollout.base_path is None
+    differs = not is_exact or job.placement.max_staleness > 0
+    samples_elsewhere = job.algorithm.weighs_rollouts and not rollout.generates_in_trainer
+    return "truncate" if differs and samples_elsewhere else "none"
 
 
 def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:

@@ -185,6 +185,8 @@ class ActionRunner:
     def _score(self, action: Action, step: int) -> list[Measurement]:
         if action.phase is Phase.EVALUATE:
             return self.collector.evaluate_pairs(step, lambda rollouts: self.learner.score(action, rollouts))
+        if action.role is Role.POLICY:
+            return self.learner.score_policy(action, self.collector.rollouts)
         baselines = self.collector.baselines if action.role is Role.REWARD else []
         return self.learner.score(action, [*self.collector.rollouts, *baselines])
 

@@ -13,7 +13,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.role_tokenizers import RoleReaders
 from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
-from rlplan.runtime.learning.mini_batch import deal_out, mini_batch, train_sample
+from rlplan.runtime.learning.mini_batch import deal_out, deal_out_scored, mini_batch, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -25,7 +25,7 @@ from rlplan.vocabulary import Role
 class Learner:
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup, metrics: StepMetrics) -> None:
         self.job, self.worker_group, self.metrics = spec.job, worker_group, metrics
-        self._layouts = spec.schedule.layouts
+        self._layouts, self._accepts_mismatch = spec.schedule.layouts, spec.accepts_mismatch
         self._readers = RoleReaders(spec.job)
         self._alarm: str | None = None
 
@@ -39,6 +39,19 @@ class Learner:
         )
         for share, scores in zip(shares, results[::ranks_per_pass], strict=True):
             for rollout, score in zip(share, scores, strict=True):
+                rollout.scores[action.role] = score
+        return measurements
+
+    def score_policy(self, action: Action, rollouts: list[Rollout]) -> list[Measurement]:
+        """The policy's log-probs before the step, in the passes in which it will be trained."""
+        ranks_per_pass = self._ranks_per_pass(action)
+        shares = deal_out_scored(rollouts, self.job, len(action.processes) // ranks_per_pass)
+        passes = [[[self._readers.sequence(action.role, r) for r in pack] for pack in packs] for packs in shares]
+        results, measurements = self.worker_group.everywhere(
+            action, lambda rank: ("score_passes", passes[rank // ranks_per_pass])
+        )
+        for packs, scored in zip(shares, results[::ranks_per_pass], strict=True):
+            for rollout, score in zip((r for pack in packs for r in pack), scored, strict=True):
                 rollout.scores[action.role] = score
         return measurements
 
@@ -57,7 +70,9 @@ class Learner:
 
         engine_held_the_policy: whether the rollouts were made by the weights that the first mini-batch trains.
         """
-        batch = [train_sample(rollout) for rollout in mini_batch(rollouts, action.mini_batch or 0, self.job, step)]
+        index = action.mini_batch or 0
+        trained = mini_batch(rollouts, index, self.job, step)
+        batch = [train_sample(rollout, is_first_update=not index) for rollout in trained]
         ranks_per_pass = self._ranks_per_pass(action)
         shares = deal_out(batch, self.job, len(action.processes) // ranks_per_pass)
 
@@ -73,7 +88,9 @@ class Learner:
         _check_finite([result["loss"] for result in results], step)
         self.metrics.add_training(results, is_first=not action.mini_batch)
         if not action.mini_batch and engine_held_the_policy:
-            self._alarm = check_logprob_mismatch(differences_of(results), self.job, step)
+            self._alarm = check_logprob_mismatch(
+                differences_of(results), self.job, step, is_accepted=self._accepts_mismatch
+            )
         return measurements
 
     def take_alarm(self) -> str | None:

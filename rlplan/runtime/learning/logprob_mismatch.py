@@ -116,10 +116,12 @@ def _percentile(bins: Mapping[int, float], share: float) -> float:
     return 0.0
 
 
-def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int) -> str | None:
-    """What is wrong, where the job corrects for it; None where nothing is.
+def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int, *, is_accepted: bool = False) -> str | None:
+    """The text of an alarm where the difference is beyond the limits; None where it is within them.
 
-    Raises: RunError where it does not, or where a log-prob is no number.
+    is_accepted: the job itself asks for a correction. The one that is on by default in 16 bits is for rounding: what
+    rounding does not explain still ends the run.
+    Raises: RunError where it is beyond them and not accepted, or where a log-prob is no number.
     """
     name, limits = limits_of(job)
     is_close = found.mean <= limits.mean and (found.count < ENOUGH_TOKENS or found.p99 <= limits.p99)
@@ -131,15 +133,15 @@ def check_logprob_mismatch(found: Differences, job: ResolvedJob, step: int) -> s
         f"token, by {found.p99:.3g} at the 99th percentile, by {found.largest:.3g} at most ({found.count} tokens)"
     )
     rule = f"at most {limits.mean:g} on average and {limits.p99:g} at the 99th percentile in {name}"
-    if job.algorithm.importance != "none" and math.isfinite(found.mean):
+    if is_accepted and job.algorithm.corrects_importance and math.isfinite(found.mean):
         return f"{what}; {rule}; algorithm.importance={job.algorithm.importance} corrects for it"
     raise RunError(what, where=f"step {step}, train_forward_backward", rule=rule, way_out=_way_out(job, name))
 
 
 def _way_out(job: ResolvedJob, name: str) -> str:
     remedies = []
-    if job.algorithm.importance == "none" and not job.algorithm.declaration.joins_rollouts:
-        remedies.append("algorithm.importance=truncate corrects for it and goes on")
+    if job.algorithm.weighs_rollouts:
+        remedies.append("algorithm.importance=truncate, said in the job, accepts and corrects it and goes on")
     if name == FOUR_BITS:
         key = "rollout.quantization=none" if job.rollout.base_path is None else "rollout.base_path=null"
         return "; ".join([*remedies, f"{key} loads whole weights; a base of another revision differs as much"])

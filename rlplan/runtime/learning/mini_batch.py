@@ -32,7 +32,12 @@ def mini_batch(rollouts: Sequence[Rollout], index: int, job: ResolvedJob, step: 
     return order[place * work.mini_batch_size :][: work.mini_batch_size]
 
 
-def train_sample(rollout: Rollout) -> TrainSample:
+def train_sample(rollout: Rollout, *, is_first_update: bool = False) -> TrainSample:
+    """What the trainer learns from a rollout.
+
+    is_first_update: the step's first. Its own pass gives the log-probs before it, and to the bit: a score pass rounds
+    otherwise, and in bf16 that alone is beyond GSPO's clip.
+    """
     return TrainSample(
         prompt_tokens=rollout.prompt.tokens,
         response_tokens=rollout.completion.tokens,
@@ -44,7 +49,7 @@ def train_sample(rollout: Rollout) -> TrainSample:
         returns=rollout.returns,
         num_ignored=len(rollout.completion.logprobs) - rollout.num_learned,
         observed=rollout.completion.observed,
-        old_logprobs=rollout.scores.get(Role.POLICY, ()),
+        old_logprobs=() if is_first_update else rollout.scores.get(Role.POLICY, ()),
         group=rollout.group,
         advantage=rollout.advantage,
         images=rollout.prompt.images,
@@ -80,15 +85,36 @@ def token_weights(samples: Sequence[TrainSample], job: ResolvedJob) -> list[floa
 def deal_out(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[Pass]]:
     """Passes of every rank, dealt out by length and packed; the same number on each. A pair stays together."""
     weights = token_weights(samples, job)
-    units = _units(samples, job)
+    shares = _deal(samples, _units(samples, job), job, num_ranks)
+    return [[([samples[i] for i in pack], [weights[i] for i in pack]) for pack in packs] for packs in shares]
+
+
+def deal_out_scored(rollouts: Sequence[Rollout], job: ResolvedJob, num_ranks: int) -> list[list[list[Rollout]]]:
+    """Rollouts of every rank, pass by pass, as each of the first epoch's mini-batches will be trained.
+
+    Log-probs of one pass are then the same to the bit when nothing was learned, whatever the numeric format.
+    """
+    ranks: list[list[list[Rollout]]] = [[] for _ in range(num_ranks)]
+    for index in range(job.workload.mini_batches_per_epoch):
+        batch = mini_batch(rollouts, index, job, step=0)
+        samples = [train_sample(rollout) for rollout in batch]
+        shares = _deal(samples, _units(samples, job), job, num_ranks)
+        for passes, packs in zip(ranks, shares, strict=True):
+            passes += [[batch[i] for i in pack] for pack in packs]
+    return ranks
+
+
+def _deal(
+    samples: Sequence[TrainSample], units: list[list[int]], job: ResolvedJob, num_ranks: int
+) -> list[list[list[int]]]:
+    """Indices of samples by rank and pass; within a pass by length."""
     lengths = [sum(samples[index].num_tokens for index in unit) for unit in units]
-
-    def filled(pack: list[int]) -> Pass:
-        indices = sorted((i for unit in pack for i in units[unit]), key=lambda i: (samples[i].num_tokens, i))
-        return [samples[index] for index in indices], [weights[index] for index in indices]
-
     shares = pack_shares(lengths, num_ranks, job.max_tokens_per_micro_batch)
-    return [[filled(pack) for pack in packs] for packs in shares]
+
+    def by_length(pack: list[int]) -> list[int]:
+        return sorted((i for unit in pack for i in units[unit]), key=lambda i: (samples[i].num_tokens, i))
+
+    return [[by_length(pack) for pack in packs] for packs in shares]
 
 
 def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:

@@ -54,18 +54,23 @@ class LossInputs:
     """The prompt of each sequence, [S]."""
 
     old_logprobs: torch.Tensor | None = None
-    """The trainer's own before the step, [T]; None: as they are now."""
+    """The trainer's own before the step's first update, [T]; None before that update: they are what they are now."""
 
     entropies: torch.Tensor | None = None
     """[T], with gradient where there is an entropy bonus."""
 
-    def log_ratio(self, spec: AlgorithmSpec) -> torch.Tensor:
-        """Log-probs less those that the ratio compares with: the engine's, or the trainer's own where it corrects."""
-        return self.logprobs - (self.behaviour_logprobs if spec.importance == "none" else self._old)
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """Log-probs less the trainer's own before the step, [T]: 0 in its first update, to the bit.
 
-    def importance(self, spec: AlgorithmSpec) -> torch.Tensor | None:
-        """log of trainer over engine before the step, a token; None where nothing is corrected."""
-        return None if spec.importance == "none" else self._old - self.behaviour_logprobs
+        Never less the engine's: their difference is no move of the policy, and in bf16 it is larger than GSPO's clip.
+        """
+        return self.logprobs - self.logprobs_before_step
+
+    @property
+    def logprobs_before_step(self) -> torch.Tensor:
+        """The trainer's own before the step's first update, [T], without gradient."""
+        return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
 
     def per_sequence(self, values: torch.Tensor) -> torch.Tensor:
         """Sums over the learned tokens of each sequence, [sequences]; 0 for one without any."""
@@ -90,10 +95,6 @@ class LossInputs:
         lengths = torch.tensor(self.lengths, dtype=torch.long, device=self.logprobs.device)
         return torch.arange(len(self.lengths), device=lengths.device).repeat_interleave(lengths)
 
-    @property
-    def _old(self) -> torch.Tensor:
-        return self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs
-
 
 PolicyLoss = Callable[[LossInputs, AlgorithmSpec], tuple[torch.Tensor, Details]]
 """Returns: the loss (a scalar), and `ratio` and `is_clipped` for each token with whatever else is logged."""
@@ -103,40 +104,53 @@ def total(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
     """Sum over tokens of weight * (importance * token loss), with KL, teacher and entropy beside it."""
-    losses = corrected(token_loss, inputs.importance(spec), inputs.weights, spec, details)
+    importance = importance_weights(inputs, spec, details)
+    losses = token_loss if importance is None else importance * token_loss
     return with_others(inputs, spec, (inputs.weights * losses).sum(), details)
 
 
 def total_of_answers(
     inputs: LossInputs, spec: AlgorithmSpec, losses: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
-    """The same of a loss for each sequence: its importance is the product of its tokens'."""
+    """The same of a loss for each sequence; where importance is corrected, its log-ratio has the weights already."""
     assert inputs.sequence_weights is not None
-    importance = inputs.importance(spec)
-    of_answers = None if importance is None else inputs.per_sequence(importance)
-    losses = corrected(losses, of_answers, inputs.sequence_weights, spec, details)
     return with_others(inputs, spec, (inputs.sequence_weights * losses).sum(), details)
 
 
-def corrected(
-    losses: torch.Tensor, importance: torch.Tensor | None, weights: torch.Tensor, spec: AlgorithmSpec, details: Details
-) -> torch.Tensor:
-    """Losses times exp(importance), truncated to or masked outside of [importance_low, importance_high].
+def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor:
+    """`log_ratio` with each token's gradient times its importance weight, for losses of whole answers.
 
-    weights: what each token (or answer) counts; what is logged is of those that count.
+    An answer's own weight would be the product of its tokens'. Over thousands of tokens that is near 0 or at the cap,
+    so that answers would lose their gradient to rounding. Differs: verl's `rollout_is: sequence` is this product; its
+    `token`, which it recommends, weighs each token.
+    """
+    importance = importance_weights(inputs, spec, details)
+    if importance is None:
+        return inputs.log_ratio
+    value = inputs.log_ratio.detach()
+    return value + importance * (inputs.log_ratio - value)
+
+
+def importance_weights(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor | None:
+    """Trainer over engine before the step, truncated to or masked outside of [importance_low, importance_high], [T].
+
+    None where nothing is corrected. Only tokens that count are logged.
 
     Source: truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"
     (min(ratio, C)); masked: IcePop, Ring-1T, arXiv:2510.18855, equation 3. Against older weights it is the decoupled
     objective of Hilton et al. 2021, arXiv:2110.00641, as AReaL has it (Fu et al. 2025, arXiv:2505.24298, equation 5).
     """
-    if importance is None:
-        return losses
-    raw = torch.exp(importance.detach())
+    if not spec.corrects_importance:
+        return None
+    raw = torch.exp(inputs.logprobs_before_step - inputs.behaviour_logprobs)
     within = (raw >= spec.importance_low) & (raw <= spec.importance_high)
-    kept = raw.clamp(spec.importance_low, spec.importance_high) if spec.importance == "truncate" else raw * within
-    counted = weights != 0
+    if spec.importance == "truncate":
+        kept = raw.clamp(spec.importance_low, spec.importance_high)
+    else:
+        kept = torch.where(within, raw, 0.0)  # where raw is infinite, a product would be no number
+    counted = inputs.weights != 0
     details["importance"], details["is_corrected"] = kept[counted], ~within[counted]
-    return kept * losses
+    return kept
 
 
 def with_others(

@@ -6,16 +6,23 @@ Out: the summed loss and what is worth logging.
 
 import torch
 
-from rlplan.runtime.losses.inputs import Details, LossInputs, total, total_of_answers, with_others
+from rlplan.runtime.losses.inputs import (
+    Details,
+    LossInputs,
+    corrected_log_ratio,
+    total,
+    total_of_answers,
+    with_others,
+)
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 
 
 def clipped_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
-    """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - behaviour logprob).
+    """Sum over tokens of weight * -min(r A, clip(r) A), r = exp(logprob - the trainer's own before the step).
 
     Source: Schulman et al. 2017, arXiv:1707.06347, equation 7.
     """
-    loss, details = _surrogate(torch.exp(inputs.log_ratio(spec)), inputs.advantages, spec)
+    loss, details = _surrogate(torch.exp(inputs.log_ratio), inputs.advantages, spec)
     return total(inputs, spec, loss, details)
 
 
@@ -25,7 +32,7 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
     Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
     """
     lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
-    mean = inputs.per_sequence(inputs.log_ratio(spec)) / lengths
+    mean = inputs.per_sequence(inputs.log_ratio) / lengths
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
     return total(inputs, spec, loss, details)
 
@@ -36,9 +43,11 @@ def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor,
     Source: Ahmadian et al. 2024, arXiv:2402.14740, section 3.2 (an answer is one action); clipped as in TRL 1.16.
     """
     assert inputs.sequence_advantages is not None
-    ratio = torch.exp(inputs.per_sequence(inputs.log_ratio(spec)))
+    of_tokens: Details = {}
+    ratio = torch.exp(inputs.per_sequence(corrected_log_ratio(inputs, spec, of_tokens)))
     loss, details = _surrogate(ratio, inputs.sequence_advantages, spec)
-    return total_of_answers(inputs, spec, loss, {name: inputs.spread(value) for name, value in details.items()})
+    of_tokens |= {name: inputs.spread(value) for name, value in details.items()}
+    return total_of_answers(inputs, spec, loss, of_tokens)
 
 
 def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
@@ -52,7 +61,7 @@ def log_prob(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Det
 
     Source: Williams 1992, REINFORCE. After the first optimizer step of a batch it no longer is the policy gradient.
     """
-    details = {"ratio": torch.exp(inputs.log_ratio(spec).detach())}
+    details = {"ratio": torch.exp(inputs.log_ratio.detach())}
     details["is_clipped"] = torch.zeros_like(details["ratio"], dtype=torch.bool)
     return total(inputs, spec, -inputs.advantages * inputs.logprobs, details)
 
@@ -62,7 +71,7 @@ def clipped_weight(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
 
     Source: MiniMax-M1, arXiv:2506.13585, equations 4 and 5, without a lower bound as in the paper's runs.
     """
-    ratio = torch.exp(inputs.log_ratio(spec).detach())
+    ratio = torch.exp(inputs.log_ratio.detach())
     highest = 1 + spec.clip_high
     details = {"ratio": ratio, "is_clipped": (ratio > highest) & (inputs.advantages > 0)}
     return total(inputs, spec, -ratio.clamp(max=highest) * inputs.advantages * inputs.logprobs, details)
@@ -142,7 +151,7 @@ def _of_preferences(
 ) -> tuple[torch.Tensor, Details]:
     """The sum of weighed losses, with what every loss has beside it; kl_coef is spent already."""
     details = {
-        "ratio": torch.exp(inputs.log_ratio(spec).detach()),
+        "ratio": torch.exp(inputs.logprobs.detach() - inputs.behaviour_logprobs),  # no ratio is in the loss
         "is_clipped": torch.zeros_like(inputs.logprobs, dtype=torch.bool),
         "is_ranked_right": is_ranked_right.detach(),
     }

@@ -67,10 +67,11 @@ class AlgorithmSpec(Spec):
     max_refills: int = Field(default=0, ge=0, le=100)
     """How often a step replaces zero-variance groups by those of new prompts (dynamic sampling); then what is left
     stays."""
-    importance: Literal["none", "truncate", "mask"] = "none"
-    """How the engine's log-probs, and those of older weights, are corrected for: a token's weight is truncated to, or
-    masked outside of, [importance_low, importance_high]. The clipped ratio then compares with the trainer's own
-    log-probs before the step."""
+    importance: Literal["auto", "none", "truncate", "mask"] = "auto"
+    """Correction of engine-trainer mismatch and staleness. A token's loss is weighted with the trainer's probability
+    before the step over the engine's. The weight is truncated to, or masked outside of, [importance_low,
+    importance_high]; `none` leaves it out. `auto` truncates in 16 bits or less and where rollouts may be stale. The
+    clipped ratio never compares with the engine: its denominator is the trainer's own log-prob before the step."""
     importance_low: float = Field(default=0.0, ge=0)
     importance_high: float = Field(default=2.0, gt=0)
     gamma: float = Field(default=1.0, gt=0, le=1)
@@ -120,7 +121,7 @@ class AlgorithmSpec(Spec):
             )
         if declared.joins_rollouts and not declared.trains_scalar and not self.kl_coef:
             raise ValueError(f"algorithm.kl_coef is {self.name}'s beta and must be above 0")
-        if declared.joins_rollouts and (self.max_refills or self.masks_truncated or self.importance != "none"):
+        if declared.joins_rollouts and (self.max_refills or self.masks_truncated or self.corrects_importance):
             raise ValueError(f"algorithm: {self.name} has no use for max_refills, masks_truncated or importance")
         return self
 
@@ -143,6 +144,21 @@ class AlgorithmSpec(Spec):
         """
         end = num_steps if self.lr_decay_steps is None else self.lr_decay_steps
         return self.lr_warmup_steps or math.ceil(self.lr_warmup_ratio * end), end
+
+    @property
+    def corrects_importance(self) -> bool:
+        """Whether losses are weighted; `auto` is settled before a loss is computed."""
+        return self.importance in ("truncate", "mask")
+
+    @property
+    def asks_for_correction(self) -> bool:
+        """Whether the job itself names the correction, rather than leaving it to `auto`."""
+        return self.corrects_importance and "importance" in self.model_fields_set
+
+    @property
+    def weighs_rollouts(self) -> bool:
+        """Whether it learns token by token from what an engine sampled, so that a ratio or a weight is needed."""
+        return self.declaration.has_rollouts and not self.declaration.joins_rollouts
 
     @property
     def declaration(self) -> Algorithm:

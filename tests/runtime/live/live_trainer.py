@@ -148,6 +148,16 @@ def source(live: LiveRank) -> dict[str, Any]:
     return {"seen": seen, "sums": sums, "log": log}
 
 
+def first_step(live: LiveRank) -> dict[str, Any]:
+    """How far the first step moves the weights that it moves, on average."""
+    import torch
+
+    before = {name: tensor.double().clone() for name, tensor in live.call("weights")}
+    train(live)
+    moves = torch.cat([(tensor.double() - before[name]).abs().flatten() for name, tensor in live.call("weights")])
+    return {"mean_move": float(moves[moves != 0].mean())}
+
+
 def memory(live: LiveRank) -> dict[str, Any]:
     """Two steps of longest sequences: what each call held."""
     samples = longest_samples_of(live)
@@ -232,6 +242,7 @@ def scaled(live: LiveRank) -> dict[str, Any]:
 EXERCISES: dict[str, Callable[[LiveRank], Any]] = {
     "cut": cut,
     "source": source,
+    "first_step": first_step,
     "memory": memory,
     "swap": swap,
     "agree": agree,

@@ -30,10 +30,11 @@ def test_the_loss_is_the_one_worked_by_hand() -> None:
     logprobs = behaviour + torch.tensor([math.log(1.5), math.log(0.5)])
     inputs = LossInputs(
         logprobs=logprobs,
-        behaviour_logprobs=behaviour,
+        behaviour_logprobs=behaviour - 7.0,  # what an engine says of them moves no ratio
         reference_logprobs=logprobs + math.log(2),
         advantages=torch.tensor([1.0, -1.0]),
         weights=torch.tensor([0.25, 0.75]),
+        old_logprobs=behaviour,
     )
     loss, details = clipped_ratio(inputs, AlgorithmSpec(kl_coef=0.1, clip_low=0.2, clip_high=0.2))
     surrogate = 0.25 * 1.2 + 0.75 * -0.8
@@ -45,7 +46,7 @@ def test_the_loss_is_the_one_worked_by_hand() -> None:
 def test_a_clipped_ratio_gives_no_gradient_and_a_kept_one_does() -> None:
     logprobs = torch.tensor([math.log(1.5), math.log(1.1)], requires_grad=True)
     zeros = torch.zeros(2)
-    inputs = LossInputs(logprobs, zeros, None, torch.ones(2), torch.ones(2))
+    inputs = LossInputs(logprobs, zeros, None, torch.ones(2), torch.ones(2), old_logprobs=zeros)
     clipped_ratio(inputs, AlgorithmSpec(kl_coef=0.0))[0].backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.1])

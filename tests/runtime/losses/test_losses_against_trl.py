@@ -37,7 +37,7 @@ def row(values: torch.Tensor) -> torch.Tensor:
     return values[PRESENT]
 
 
-def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor | None = None) -> torch.Tensor:
+def our_loss(spec: AlgorithmSpec, logprobs: torch.Tensor, *, old: torch.Tensor | None = OLD) -> torch.Tensor:
     samples = [
         TrainSample((1,), (1,) * n, (0.0,) * n, (), (), num_ignored=ignored)
         for n, ignored in zip(LENGTHS, IGNORED, strict=True)
@@ -69,7 +69,7 @@ def trl_inputs(logprobs: torch.Tensor, **more: torch.Tensor) -> dict[str, torch.
         "entropies": ENTROPIES,
         "completion_mask": MASK,
         "advantages": ADVANTAGES,
-        "old_per_token_logps": SAMPLED,
+        "old_per_token_logps": OLD,
         "ref_per_token_logps": REFERENCE,
         **more,
     }
@@ -111,19 +111,19 @@ def test_the_correction_between_engine_and_trainer_is_trl_s(name: str, mode: str
     ratio = torch.exp((OLD - SAMPLED) * MASK)
     low, high = 0.5, 1.5
     kept = ratio.clamp(low, high) if mode == "truncate" else ratio * ((ratio >= low) & (ratio <= high))
-    given = trl_inputs(LOGPS, importance_sampling_ratio=kept) | {"old_per_token_logps": OLD}
+    given = trl_inputs(LOGPS, importance_sampling_ratio=kept)
     settings: dict[str, Any] = {"grpo": {}, "dapo": {"loss_type": "dapo", "epsilon_high": 0.28}}.get(
         name, {"loss_type": "cispo", "epsilon_high": 5.0}
     )
     spec = AlgorithmSpec(name=name, kl_coef=0, importance=mode, importance_low=low, importance_high=high)
     expected = trl_code.grpo_loss(given, **settings)
-    assert float(our_loss(spec, LOGPS, old=OLD)) == pytest.approx(float(expected), abs=1e-6)
+    assert float(our_loss(spec, LOGPS)) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_rloo_is_trl_s() -> None:
     """Of answers that are masked as a whole TRL has a constant, -A, without gradient: ours leaves them out."""
     one, other = LOGPS.clone().requires_grad_(), LOGPS.clone().requires_grad_()
-    given = trl_inputs(other) | {"old_logps": (SAMPLED * MASK).sum(1)}
+    given = trl_inputs(other) | {"old_logps": (OLD * MASK).sum(1)}
     expected = trl_code.rloo_loss(given, epsilon_low=0.2, epsilon_high=0.2)
     loss = our_loss(AlgorithmSpec(name="rloo"), one)
     constant = -float(ADVANTAGES[4]) / len(LENGTHS)

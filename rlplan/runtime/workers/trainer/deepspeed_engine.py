@@ -91,7 +91,26 @@ def build_engine(model: nn.Module, config: dict[str, Any]) -> Any:
         config = {key: value for key, value in config.items() if key != "optimizer"}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, optimizer=optimizer, config=config)
     forget_input_check(engine)
+    undo_initial_step(engine)
     return engine
+
+
+def undo_initial_step(engine: Any) -> None:
+    """Reset what DeepSpeed's first, empty optimizer step has left in 16 bits without ZeRO.
+
+    DeepSpeed 0.19.8 allocates the moments by a step of zero gradients (fp16/unfused_optimizer.py). Adam counts it, so
+    that its bias correction made the first real step 26 % too short; weight decay moved the master weights. ZeRO's
+    optimizers take no such step, and in fp32 the optimizer is torch's own.
+    """
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    if not isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        return
+    for state in engine.optimizer.optimizer.state.values():
+        state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], torch.Tensor) else 0
+    for masters, weights in zip(engine.optimizer.fp32_groups, engine.optimizer.fp16_groups, strict=True):
+        for master, weight in zip(masters, weights, strict=True):
+            master.data.copy_(weight.data)
 
 
 def share_frozen(model: nn.Module, config: dict[str, Any]) -> Any:

@@ -237,20 +237,28 @@ class PolicyTrainer(Worker):
             sequence_weights=joined((sample.weighed(weight),) for sample, weight in weighed),
             sequence_advantages=joined((sample.advantage,) for sample in samples),
             groups=tuple(sample.group for sample in samples),
-            old_logprobs=joined(s.old_logprobs for s in samples) if Role.POLICY in scored else None,
+            old_logprobs=joined(s.old_logprobs for s in samples) if any(s.old_logprobs for s in samples) else None,
             entropies=entropies,
         )
 
     @torch.no_grad()
     def score(self, pairs: Sequence[SequencePair], role: str) -> list[tuple[float, ...]]:
-        """What a role that shares these weights says of each response: a frozen one by its own adapter, or none.
-
-        The policy itself says what its log-probs are before the step.
-        """
+        """What a role that shares these weights says of each response: a frozen one by its own adapter, or none."""
         module, index = self.engine.module, 2 if role == Role.VALUE else 0
-        is_frozen = role not in (Role.POLICY, Role.VALUE)
-        with computing_as(module.language_model, role) if is_frozen else nullcontext():
+        with computing_as(module.language_model, role) if role != Role.VALUE else nullcontext():
             return self._judge(pairs, lambda batch: module(batch)[index])
+
+    @torch.no_grad()
+    def score_passes(self, passes: Sequence[Sequence[SequencePair]]) -> list[tuple[float, ...]]:
+        """The policy's log-probs of each response, pass by pass. As many passes on every rank, as in training."""
+        scored: list[tuple[float, ...]] = []
+        with inside(self.device):
+            for pairs in passes:
+                batch = make_batch(pairs)
+                parts = self.engine.module(batch)[0].split(batch.lengths)
+                scored += [tuple(part.tolist()) for part in parts]
+        forget_cache(self.device)
+        return scored
 
     def _judge(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]

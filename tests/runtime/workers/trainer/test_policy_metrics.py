@@ -24,6 +24,7 @@ def inputs_of(weights: torch.Tensor, **others: Any) -> LossInputs:
     return LossInputs(
         logprobs=LOGPROBS[: len(weights)].clone().requires_grad_(),
         behaviour_logprobs=BEHAVIOUR[: len(weights)],
+        old_logprobs=BEHAVIOUR[: len(weights)] if others.pop("has_moved", True) else None,
         reference_logprobs=LOGPROBS[: len(weights)] - torch.tensor([-0.5, -0.25, 7.0, 7.0])[: len(weights)],
         advantages=torch.ones(len(weights)),
         weights=weights,
@@ -71,13 +72,13 @@ def test_where_no_token_is_learned_from_there_is_no_mean_over_tokens() -> None:
 
 def test_corrections_of_importance_are_counted_where_they_count() -> None:
     spec = AlgorithmSpec(name="grpo", importance="mask", importance_low=0.5, importance_high=2.0)
-    details = clipped_ratio(inputs_of(WEIGHTS), spec)[1]
+    details = clipped_ratio(inputs_of(WEIGHTS, has_moved=False), spec)[1]
     assert details["importance"].tolist() == pytest.approx([1.5, 1.0])
     assert details["is_corrected"].tolist() == [False, False]
     answers = {"sequence_weights": torch.tensor([1.0, 0.0]), "sequence_advantages": torch.ones(2)}
-    of_answers = inputs_of(WEIGHTS, lengths=(2, 2), **answers)
+    of_answers = inputs_of(WEIGHTS, lengths=(2, 2), has_moved=False, **answers)
     details = answer_ratio(of_answers, spec)[1]
-    assert details["importance"].tolist() == pytest.approx([1.5])
+    assert details["importance"].tolist() == pytest.approx([1.5, 1.0]), "of each token, also where an answer is judged"
     assert len(details["ratio"]) == 4
 
 

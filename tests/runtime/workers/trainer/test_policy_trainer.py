@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from tests.runtime.live.live_trainer import plan_of
 
 pytestmark = pytest.mark.engine
 
-SMALL = {"training.persistence_threshold": 200, "algorithm.learning_rate": 1e-6}
+SMALL = {
+    "training.persistence_threshold": 200,
+    "algorithm.learning_rate": 1e-6,
+    "algorithm.importance": "none",  # the samples' log-probs are made up, no engine's
+}
 """Adam's first step is as long for a gradient that is all rounding as for a large one, so that stages, which add in
 another order, differ by some learning rates in a few weights: at 1e-5 that was 1.5e-5 of the second gradient norm on
 one kind of CPU, whose norms grow by a third a step.
@@ -100,6 +105,23 @@ def test_every_stage_makes_the_same_steps(two_ranks: Asked, dtype: str) -> None:
             for step, expected in zip(mine["log"], other["log"], strict=True):
                 assert step == pytest.approx(expected, rel=tolerance, abs=tolerance)
             assert sum(mine["sums"].values()) == pytest.approx(sum(other["sums"].values()), rel=tolerance)
+
+
+@pytest.mark.nightly
+def test_the_first_step_in_bf16_is_adam_s_first_in_every_stage(tmp_path: Path) -> None:
+    """Adam's first step moves every weight that has a gradient by the learning rate, whatever the gradient is."""
+    rate = 2.0**-8
+    overrides = {"algorithm.learning_rate": rate, "algorithm.importance": "none", "algorithm.weight_decay": 0.1}
+    cases = {
+        f"stage {stage}": {
+            "exercise": "first_step",
+            "overrides": {**overrides, "training.dtype": "bfloat16", "training.zero_stage": stage},
+        }
+        for stage in range(3)
+    }
+    for name, ranks in exercise(2, cases, tmp_path).items():
+        # 2^-8 in bf16 of weights up to 0.1: rounding is up to a 16th of it, and even
+        assert ranks[0]["mean_move"] == pytest.approx(rate, rel=0.03), name
 
 
 @pytest.mark.parametrize("name", at_night(SWAPPED))
