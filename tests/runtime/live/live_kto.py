@@ -26,7 +26,7 @@ def answers() -> list[dict[str, Any]]:
                     "label": label,
                     "prompt": [5, 6, 7][: 1 + index % 3],
                     "response": [3 + (index + 2) * (place + 1) % 9 for place in range(length)],
-                    "reference": [-4.5 if index < 4 else -1.0] * length,
+                    "reference": [-11.0 if index < 5 else -6.0] * length,
                 }
             )
     return rows

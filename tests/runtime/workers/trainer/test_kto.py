@@ -11,8 +11,8 @@ from tests.runtime.losses import trl_code
 
 pytestmark = pytest.mark.engine
 
-BETA = 0.4
-LIMITS = {400: 1, 40: 2, 24: 4}
+BETA = 0.05
+LIMITS = {400: 1, 40: 2, 16: 4}
 """Tokens of a pass at most, and how many passes one rank has then, at the least."""
 
 
