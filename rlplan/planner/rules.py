@@ -250,7 +250,7 @@ def _without_effect_on_a_host(job: SettledJob) -> Iterator[str]:
     if rollout.acceptance_rate is not None:
         yield "rollout.acceptance_rate: it times engines on GPUs, none on a CPU host (rollout.acceptance_rate=null)"
     if hardware.host_memory is not None:
-        yield "hardware.host_memory: it is beside that of GPUs; a CPU host has hardware.memory (hardware.host_memory=null)"
+        yield "hardware.host_memory: a CPU host's memory is hardware.memory (hardware.host_memory=null)"
     if hardware.price_per_gpu_hour is not None:
         yield "hardware.price_per_gpu_hour: a CPU host has no GPUs (hardware.price_per_gpu_hour=null)"
 

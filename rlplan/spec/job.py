@@ -106,9 +106,9 @@ class JobSpec(JobRoles):
     def _a_teacher_judges_the_policy_s_samples(self) -> Self:
         if not self.has_rollouts and {Role.TEACHER} & ({*self.roles.paths} | {*self.roles.adapters}):
             raise ValueError(
-                f"roles.teacher with {self.algorithm.name}: distillation estimates KL(policy || teacher) on the policy's "
-                f"own samples, and {self.algorithm.name} is given its answers: algorithm.name=grpo algorithm.kl_coef=0, "
-                f"or algorithm.name=sft on the teacher's answers without roles.teacher"
+                f"roles.teacher with {self.algorithm.name}, which is given its answers: distillation estimates "
+                f"KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns from a "
+                f"teacher's answers without roles.teacher"
             )
         return self
 

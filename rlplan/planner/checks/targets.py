@@ -31,7 +31,7 @@ STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), 
 
 def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
-    training, target = job.training, job.target
+    training = job.training
     yield from missing_axes(job)
     sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
     ranks = prod(sizes.values())

@@ -183,7 +183,9 @@ class CpuTimes:
         if self.job.training.gradient_checkpointing:
             cost += self._passes(share, num_rollouts, layout, trains=False)
         if baseline := self.job.num_baseline_answers_per_mini_batch:
-            cost += self._passes(share, ceil_div(baseline, layout.dp), layout, trains=False) + self._python(2 * baseline)
+            cost += self._passes(share, ceil_div(baseline, layout.dp), layout, trains=False) + self._python(
+                2 * baseline
+            )
         if stage >= 2:
             cost += self._reduction_cost().times(num_passes)
         if stage == 3 and self._num_ranks > 1:
