@@ -13,6 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
+from rlplan.planner.checks.targets import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
@@ -238,9 +239,28 @@ def _cpu_engine(job: SettledJob) -> Iterator[str]:
         )
 
 
+def _without_effect_on_a_host(job: SettledJob) -> Iterator[str]:
+    """Keys that only plans for GPUs read: taken on a CPU host, they would change nothing."""
+    rollout, hardware = job.rollout, job.hardware
+    if rollout.sleep_level == 1:
+        yield (
+            "rollout.sleep_level 1: a colocated engine on a CPU host is ended and started again, and keeps no weights "
+            "(rollout.sleep_level=auto)"
+        )
+    if rollout.acceptance_rate is not None:
+        yield "rollout.acceptance_rate: it times engines on GPUs, none on a CPU host (rollout.acceptance_rate=null)"
+    if hardware.host_memory is not None:
+        yield "hardware.host_memory: a CPU host's memory is hardware.memory (hardware.host_memory=null)"
+    if hardware.price_per_gpu_hour is not None:
+        yield "hardware.price_per_gpu_hour: a CPU host has no GPUs (hardware.price_per_gpu_hour=null)"
+
+
 def _cpu_host(job: SettledJob) -> Iterator[str]:
     rollout = job.rollout
     yield from _cpu_engine(job)
+    yield from _without_effect_on_a_host(job)
+    for what, _, rule, way_out in (*missing_axes(job), *sharded_copies(job)):
+        yield f"{what}: {rule} ({way_out})"
     only = {
         "kv_dtype fp8": rollout.kv_dtype != "auto",
         "has_cuda_graphs": rollout.has_cuda_graphs,

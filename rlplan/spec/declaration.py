@@ -9,7 +9,7 @@ import ast
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
@@ -42,7 +42,7 @@ class Algorithm(Spec):
     """What the data set holds in place of rollouts: an answer to imitate, one labelled good or bad (unpaired
     preference), or a pair of a chosen and a rejected one; empty where the policy generates."""
     joins_rollouts: bool = False
-    """A prompt's rollouts meet in one loss, and so in one pass: a pair, or an answer and what it is held to."""
+    """A prompt's rollouts meet in one loss: a pair, or an answer and one to another prompt."""
     trains_scalar: bool = False
     """What is trained scores whole answers by a scalar head: it generates nothing, not even for evaluation."""
     defaults: dict[str, float | int | bool | str] = Field(default={})
@@ -55,13 +55,37 @@ class Algorithm(Spec):
             raise ValueError("the policy is trained, and a value model beside it or none")
         return roles
 
+    @model_validator(mode="after")
+    def _labelled_answers_are_joined(self) -> "Algorithm":
+        if self.given == "unpaired" and not self.joins_rollouts:
+            raise ValueError("given='unpaired' compares each answer with those to other prompts: joins_rollouts=True")
+        return self
+
+    @property
+    def trains_pairs(self) -> bool:
+        """Whether two answers to a prompt are trained on in one pass."""
+        return self.joins_rollouts and not self.has_baseline_answers
+
+    @property
+    def has_baseline_answers(self) -> bool:
+        """Whether answers to other prompts stand beside those that are trained on. They are scored before the passes of
+        a mini-batch, for a baseline of the whole mini-batch, and get no gradient.
+        """
+        return self.given == "unpaired"
+
     def num_trained(self, num_rollouts: int, num_samples: int) -> int:
-        """Rollouts that are trained on, of so many with `num_samples` of each prompt: of pairs the best and the worst.
+        """Rollouts that are trained on, of so many with `num_samples` of each prompt: of pairs the best and the worst,
+        of labelled answers all, without the baseline answers beside them.
 
         >>> Algorithm(name="a", source="", advantage="", loss="", joins_rollouts=True).num_trained(256, num_samples=8)
         64
+        >>> kto = Algorithm(name="a", source="", advantage="", loss="", joins_rollouts=True, given="unpaired")
+        >>> kto.num_trained(256, num_samples=2)
+        128
         """
-        return 2 * num_rollouts // num_samples if self.joins_rollouts and num_samples > 2 else num_rollouts
+        if self.has_baseline_answers:
+            return num_rollouts // num_samples
+        return 2 * num_rollouts // num_samples if self.trains_pairs and num_samples > 2 else num_rollouts
 
     @property
     def has_rollouts(self) -> bool:

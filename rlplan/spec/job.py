@@ -103,6 +103,16 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _a_teacher_judges_the_policy_s_samples(self) -> Self:
+        if not self.has_rollouts and {Role.TEACHER} & ({*self.roles.paths} | {*self.roles.adapters}):
+            raise ValueError(
+                f"roles.teacher with {self.algorithm.name}, which is given its answers: distillation estimates "
+                f"KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns from a "
+                f"teacher's answers without roles.teacher"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_scorer_is_not_judged(self) -> Self:
         if self.algorithm.declaration.trains_scalar and (self.rewards or self.roles.paths or self.training.lora):
             raise ValueError(

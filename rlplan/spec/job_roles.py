@@ -57,7 +57,17 @@ class JobRoles(JobParts):
     @property
     def sequences_per_unit(self) -> int:
         """Rollouts that must meet in one pass: the two of a pair, else one."""
-        return 2 if self.algorithm.declaration.joins_rollouts else 1
+        return 2 if self.algorithm.declaration.trains_pairs else 1
+
+    @property
+    def num_baseline_answers_per_mini_batch(self) -> int:
+        """Answers to other prompts that are scored before the passes of a mini-batch."""
+        work = self.workload
+        return (
+            work.rollouts_per_mini_batch // work.num_samples_per_prompt
+            if self.algorithm.declaration.has_baseline_answers
+            else 0
+        )
 
     @property
     def max_refills(self) -> int:

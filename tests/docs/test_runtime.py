@@ -81,7 +81,7 @@ def collected_rows() -> tuple[set[str], set[str]]:
         *(f"logprob_difference_{what}" for what in ("sum", "count", "max")),
         "ratio_max",
         "kl_sum",
-        "teacher_kl_sum",
+        "teacher_reverse_kl_sum",
         *(
             f"{name}_{what}"
             for name in ("importance", "is_corrected", "is_ranked_right", "margin")

@@ -31,17 +31,8 @@ STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), 
 
 def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
-    training, target = job.training, job.target
-    for axis in ("ulysses", "tp", "pp", "cp", "ep"):
-        num_ranks = given_ranks(getattr(training, axis))
-        if num_ranks > 1 and axis not in AXES[target]:
-            others = [name for name in AXES if axis in AXES[name]]
-            yield (
-                f"training.{axis} is {num_ranks}, which {NAMES[target]} does not have",
-                f"training.{axis}",
-                f"target {target} has {', '.join(AXES[target])}",
-                f"training.{axis}=1, or target={' or '.join(others)}",
-            )
+    training = job.training
+    yield from missing_axes(job)
     sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
     ranks = prod(sizes.values())
     if ranks > setting.pools[0].num_gpus:
@@ -54,6 +45,32 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
     yield from _tensor_parallel(job, setting.policy)
     yield from _pipeline_and_experts(job, setting)
+
+
+def missing_axes(job: SettledJob) -> Iterator[Problem]:
+    """Ranks that share what the job's target never shares, on GPUs and on CPU hosts alike."""
+    training, target = job.training, job.target
+    for axis in ("ulysses", "tp", "pp", "cp", "ep"):
+        num_ranks = given_ranks(getattr(training, axis))
+        if num_ranks > 1 and axis not in AXES[target]:
+            others = [f"target={name}" for name in AXES if axis in AXES[name]]
+            yield (
+                f"training.{axis} is {num_ranks}, which {NAMES[target]} does not have",
+                f"training.{axis}",
+                f"target {target} has {', '.join(AXES[target])}",
+                f"training.{axis}=1" + (f", or {' or '.join(others)}" if job.device_kind == "cuda" else ""),
+            )
+
+
+def sharded_copies(job: SettledJob) -> Iterator[Problem]:
+    """Groups of ranks that share a copy of the states, with a target that has none, on any device."""
+    if job.target != "fsdp2" and job.training.fsdp_size is not None:
+        yield (
+            f"training.fsdp_size is {job.training.fsdp_size}, target is {job.target}",
+            "training.fsdp_size",
+            "groups of ranks that share a copy of the states are FSDP2's",
+            "training.fsdp_size=null" + (", or target=fsdp2" if job.device_kind == "cuda" else ""),
+        )
 
 
 def losses(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
@@ -178,6 +195,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             f"{name} {rule}",
             f"training.zero_stage=auto or {allowed}, or {other}",
         )
+    yield from sharded_copies(job)
     yield from _fsdp2(training, target)
     if target == "rlplan":
         return
@@ -221,13 +239,6 @@ def _fsdp2(training: SettledTraining, target: Target) -> Iterator[Problem]:
             "training.offloads_optimizer, training.offloads_parameters",
             "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
             "both true, both false, or one of them auto",
-        )
-    if target != "fsdp2" and training.fsdp_size is not None:
-        yield (
-            f"training.fsdp_size is {training.fsdp_size}, target is {target}",
-            "training.fsdp_size",
-            "groups of ranks that share a copy of the states are FSDP2's",
-            "training.fsdp_size=null, or target=fsdp2",
         )
     if target == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
         yield (

@@ -228,7 +228,10 @@ class GpuTimes:
         setting, cluster = self._train_setting(action.role, arrangement, choice), self._cluster(arrangement, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)
-        return train_cost(setting, self._work(self._num_trained, choice), cluster)
+        cost = train_cost(setting, self._work(self._num_trained, choice), cluster)
+        if baseline := self.job.num_baseline_answers_per_mini_batch:
+            cost += score_cost(setting, self._work(baseline, choice), cluster)
+        return cost
 
     def _score(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""

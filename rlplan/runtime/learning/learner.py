@@ -13,7 +13,7 @@ from rlplan.errors import RunError
 from rlplan.runtime.cluster.worker_group import WorkerGroup
 from rlplan.runtime.data.role_tokenizers import RoleReaders
 from rlplan.runtime.learning.logprob_mismatch import check_logprob_mismatch, differences_of
-from rlplan.runtime.learning.mini_batch import deal_out, deal_out_scored, mini_batch, train_sample
+from rlplan.runtime.learning.mini_batch import deal_out, deal_out_baseline, deal_out_scored, mini_batch, train_sample
 from rlplan.runtime.losses.registry import find_advantage
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.measure.step_metrics import StepMetrics
@@ -74,11 +74,12 @@ class Learner:
         trained = mini_batch(rollouts, index, self.job, step)
         batch = [train_sample(rollout, is_first_update=not index) for rollout in trained]
         ranks_per_pass = self._ranks_per_pass(action)
-        shares = deal_out(batch, self.job, len(action.processes) // ranks_per_pass)
+        num_shares = len(action.processes) // ranks_per_pass
+        shares, baselines = deal_out(batch, self.job, num_shares), deal_out_baseline(batch, self.job, num_shares)
 
         def call(rank: int) -> tuple[Any, ...]:
-            mine = shares[rank // ranks_per_pass]
-            return "forward_backward", [samples for samples, _ in mine], [weights for _, weights in mine]
+            passes, baseline = shares[rank // ranks_per_pass], baselines[rank // ranks_per_pass]
+            return "forward_backward", [samples for samples, _ in passes], [weights for _, weights in passes], baseline
 
         results, measurements = self.worker_group.everywhere(action, call)
         results = results[::ranks_per_pass]  # ranks that share a pass all give the numbers of the whole

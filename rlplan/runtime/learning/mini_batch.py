@@ -6,7 +6,7 @@ In: a step's rollouts. Out: samples for each rank, pass by pass, and the weight 
 import random
 from collections.abc import Sequence
 
-from rlplan.runtime.learning.packing import pack_shares
+from rlplan.runtime.learning.packing import balance_by_length, pack_shares
 from rlplan.runtime.rollout.experience import Rollout, TrainSample
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
@@ -117,9 +117,24 @@ def _deal(
     return [[by_length(pack) for pack in packs] for packs in shares]
 
 
+def deal_out_baseline(samples: Sequence[TrainSample], job: ResolvedJob, num_ranks: int) -> list[list[TrainSample]]:
+    """Answers to other prompts, dealt out over the ranks by length; none where the algorithm has no such baseline."""
+    if not job.algorithm.declaration.has_baseline_answers:
+        return [[] for _ in range(num_ranks)]
+    others = [sample for sample in samples if not sample.advantage]
+    shares = balance_by_length([sample.num_tokens for sample in others], num_ranks)
+    return [[others[index] for index in share] for share in shares]
+
+
 def _units(samples: Sequence[TrainSample], job: ResolvedJob) -> list[list[int]]:
-    """Samples that share a pass: each alone, or the pair of its group, without generated answers that are in none."""
-    if not job.algorithm.declaration.joins_rollouts:
+    """Samples that share a pass: each alone, or the pair of its group, without generated answers that are in none.
+
+    Baseline answers get no gradient, so they are in no pass.
+    """
+    declared = job.algorithm.declaration
+    if declared.has_baseline_answers:
+        return [[index] for index, sample in enumerate(samples) if sample.advantage]
+    if not declared.trains_pairs:
         return [[index] for index in range(len(samples))]
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(samples):

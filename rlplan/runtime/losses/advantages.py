@@ -174,7 +174,7 @@ def kl_estimate(difference: Any, estimator: str, exp: Callable[[Any], Any] = mat
     """Of KL(policy || other), from the policy's tokens: numbers, or tensors with their `exp`. d = log p/q.
 
     k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d. k1 and k3 are unbiased; k2's gradient is the KL's own in expectation, k1's
-    is 0. Source: Schulman, "Approximating KL divergence", 2020.
+    is 0, k3's that of KL(other || policy). Source: Schulman, "Approximating KL divergence", 2020.
     """
     if estimator == "k1":
         return difference

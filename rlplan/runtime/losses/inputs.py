@@ -59,6 +59,10 @@ class LossInputs:
     entropies: torch.Tensor | None = None
     """[T], with gradient where there is an entropy bonus."""
 
+    baseline: float = 0.0
+    """The loss's baseline over the whole mini-batch, all passes of all ranks (`policy_losses.kl_baseline`). A loss sees
+    one pass, so a mean or a bound over its own inputs would depend on how the mini-batch is packed."""
+
     @property
     def log_ratio(self) -> torch.Tensor:
         """Log-probs less the trainer's own before the step, [T]: 0 in its first update, to the bit.
@@ -153,6 +157,22 @@ def importance_weights(inputs: LossInputs, spec: AlgorithmSpec, details: Details
     return kept
 
 
+def reverse_kl(
+    logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, log_ratio: torch.Tensor, highest_ratio: float
+) -> torch.Tensor:
+    """A loss for each sampled token whose gradient is that of KL(policy || teacher) in expectation, [T].
+
+    Counts: min(r, highest_ratio) * (log p - log q), all without gradient, times the gradient of log p: a policy
+    gradient with the advantage -(log p - log q). r weighs samples of older weights. While p is differentiated in the
+    log ratio alone, the k3 estimate of the same divergence has the gradient of KL(teacher || policy), with weights q/p.
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, with the reverse KL; Lu and Thinking Machines Lab 2025,
+    "On-Policy Distillation". Assumes: tokens are the policy's samples; what a token does to later ones is left out, as
+    there.
+    """
+    weighted = torch.exp(log_ratio.detach()).clamp(max=highest_ratio) * (logprobs - teacher_logprobs).detach()
+    return weighted * (1 + logprobs - logprobs.detach())
+
+
 def with_others(
     inputs: LossInputs, spec: AlgorithmSpec, loss: torch.Tensor, details: Details
 ) -> tuple[torch.Tensor, Details]:
@@ -163,8 +183,11 @@ def with_others(
         if spec.kl_in == "loss":
             loss = loss + spec.kl_coef * (inputs.weights * kl).sum()
     if inputs.teacher_logprobs is not None:
-        kl = kl_estimate(inputs.logprobs - inputs.teacher_logprobs, "k3", torch.exp)
-        loss, details["teacher_kl"] = loss + spec.teacher_coef * (inputs.weights * kl).sum(), kl.detach()
+        details["teacher_reverse_kl"] = (inputs.logprobs - inputs.teacher_logprobs).detach()
+        losses = reverse_kl(inputs.logprobs, inputs.teacher_logprobs, inputs.log_ratio, 1 + spec.clip_high)
+        importance = importance_weights(inputs, spec, {})
+        losses = losses if importance is None else importance * losses
+        loss = loss + spec.teacher_coef * (inputs.weights * losses).sum()
     if spec.entropy_coef and inputs.entropies is not None:
         loss = loss - spec.entropy_coef * (inputs.weights * inputs.entropies).sum()
     return loss, details

@@ -104,17 +104,32 @@ def squared_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.T
 def unpaired_preference(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:
     """Sum over labelled answers of weight * (1 - sigmoid(kl_coef * sign * (margin - z))).
 
-    sign: 1 of a good answer, -1 of a bad one. z: the mean margin of the answers to other prompts (advantage 0) of the
-    micro-batch, at least 0 and without gradient: an estimate of KL(policy || reference).
+    sign: 1 of a good answer, -1 of a bad one. z: `inputs.baseline`, which `kl_baseline` computes before the passes.
     Source: KTO, Ethayarajh et al. 2024, arXiv:2402.01306, equations 7 and 8, with lambda 1 for good and bad.
     """
     assert inputs.sequence_weights is not None
     assert inputs.sequence_advantages is not None
     margins, signs = _margins(inputs), inputs.sequence_advantages.sign()
-    others = margins.detach()[signs == 0]
-    above = signs * (margins - (others.mean().clamp(min=0) if len(others) else 0.0))
+    above = signs * (margins - inputs.baseline)
     losses = inputs.sequence_weights * signs.abs() * (1 - torch.sigmoid(spec.kl_coef * above))
     return _of_preferences(inputs, spec, losses, (above > 0)[(signs != 0) & (inputs.sequence_weights != 0)])
+
+
+def kl_baseline(sums: torch.Tensor) -> float:
+    """An estimate of KL(policy || reference): the mean margin of a mini-batch's answers to other prompts, at least 0.
+
+    sums: `summed_margins` of all of them, added up over passes and ranks before the bound at 0 is taken, as TRL 1.16
+    gathers the mean over ranks first (kto_trainer.py, `_compute_loss`). Differs: TRL's mean is over one micro-batch of
+    every rank, so that its gradient depends on gradient accumulation.
+    """
+    total, count = sums.tolist()
+    return max(total / count, 0.0) if count else 0.0
+
+
+def summed_margins(inputs: LossInputs) -> torch.Tensor:
+    """(sum of the answers' margins over the reference, number of answers), [2], fp64."""
+    margins = _margins(inputs).detach().double()
+    return torch.stack([margins.sum(), margins.new_tensor(len(inputs.lengths))])
 
 
 def ranking(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:

@@ -266,8 +266,8 @@ def _of_tokens(sums: Mapping[str, float]) -> dict[str, float]:
     }
     if "kl_sum" in sums:
         row["kl/mean"], row["kl/max"] = sums["kl_sum"] / tokens, sums["kl_max"]
-    if "teacher_kl_sum" in sums:
-        row["teacher_kl/mean"] = sums["teacher_kl_sum"] / tokens
+    if "teacher_reverse_kl_sum" in sums:
+        row["teacher_reverse_kl/mean"] = sums["teacher_reverse_kl_sum"] / tokens
     return row
 
 

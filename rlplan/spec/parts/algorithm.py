@@ -54,7 +54,7 @@ class AlgorithmSpec(Spec):
     kl_estimator: KlEstimator = "k3"
     """k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
     teacher_coef: float = Field(default=1.0, ge=0)
-    """Weight of KL(policy || teacher) in the loss, where there is a teacher."""
+    """Weight of the reverse KL, KL(policy || teacher), in the loss, where there is a teacher."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     token_weights: Literal["sequence", "token", "constant"] = "sequence"

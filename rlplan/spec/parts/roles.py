@@ -77,7 +77,8 @@ class ValueSpec(Spec):
 
 
 class TeacherSpec(Spec):
-    """A model whose log-probs the policy is drawn to, by algorithm.teacher_coef. Without either there is none."""
+    """A model that is distilled into the policy on the policy's own samples: algorithm.teacher_coef weighs the reverse
+    KL, KL(policy || teacher). Without a path or an adapter there is no teacher."""
 
     path: str | None = None
     adapter: str | None = None

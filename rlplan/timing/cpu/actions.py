@@ -172,7 +172,8 @@ class CpuTimes:
         """Forward and backward passes of a mini-batch on n ranks at once, and what each micro-batch sends.
 
         Counts: stages 2 and 3 reduce in every backward pass (`_reduction_cost`), others in the step; stage 3 gathers
-        all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more.
+        all weights forward and back, and reads and writes them once more; recomputed layers a forward pass more, and so
+        do the answers that a baseline is made of.
         """
         layout = self.schedule.layout("policy_trainer")
         num_rollouts = self.job.num_trained_by(layout.dp)
@@ -181,6 +182,10 @@ class CpuTimes:
         cost = self._passes(share, num_rollouts, layout, trains=True) + self._python(2 * num_rollouts)
         if self.job.training.gradient_checkpointing:
             cost += self._passes(share, num_rollouts, layout, trains=False)
+        if baseline := self.job.num_baseline_answers_per_mini_batch:
+            cost += self._passes(share, ceil_div(baseline, layout.dp), layout, trains=False) + self._python(
+                2 * baseline
+            )
         if stage >= 2:
             cost += self._reduction_cost().times(num_passes)
         if stage == 3 and self._num_ranks > 1:

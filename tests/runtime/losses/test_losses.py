@@ -9,7 +9,7 @@ import torch
 from rlplan.errors import SpecError
 from rlplan.runtime.losses.advantages import generalized, group_normalized, kl_estimate, leave_one_out, whitened
 from rlplan.runtime.losses.inputs import LossInputs
-from rlplan.runtime.losses.policy_losses import clipped_ratio
+from rlplan.runtime.losses.policy_losses import clipped_ratio, kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
 from rlplan.runtime.losses.value import clipped_value_loss
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -89,11 +89,11 @@ def test_a_teacher_draws_the_policy_to_its_log_probs() -> None:
         teacher_logprobs=torch.tensor([math.log(0.75)]),
     )
     loss, details = clipped_ratio(inputs, AlgorithmSpec(name="ppo", teacher_coef=2.0))
-    assert float(loss.detach()) == pytest.approx(2 * (1.5 - math.log(1.5) - 1))
-    assert float(details["teacher_kl"]) == pytest.approx(1.5 - math.log(1.5) - 1)
+    assert float(loss.detach()) == pytest.approx(2 * math.log(0.5 / 0.75))
+    assert float(details["teacher_reverse_kl"]) == pytest.approx(math.log(0.5 / 0.75))
     loss.backward()
     assert logprobs.grad is not None
-    assert float(logprobs.grad) == pytest.approx(2 * (1 - 1.5))  # downhill: a higher log-prob
+    assert float(logprobs.grad) == pytest.approx(-2 * math.log(1.5))  # downhill: a higher log-prob
 
 
 @pytest.mark.parametrize(
@@ -234,20 +234,28 @@ def test_ipo_draws_the_margin_to_half_the_inverse_of_its_coefficient() -> None:
     assert loss == pytest.approx(0.25**2)
 
 
-def test_kto_compares_each_judged_answer_with_the_mean_margin_of_answers_to_other_prompts() -> None:
-    """z = (1 + 0) / 2; a good answer 1.5 above it with beta 0.5, a bad one 1.5 below."""
-    margins, advantages = [[2.0], [1.0], [-1.0], [0.0]], [1.0, 0.0, -1.0, 0.0]
-    loss = _of_given("kto", margins=margins, advantages=advantages, groups=(0, 0, 1, 1), weights=[0.5, 0, 0.5, 0])
+def test_kto_compares_each_judged_answer_with_the_baseline() -> None:
+    """z = 0.5; a good answer 1.5 above it with beta 0.5, a bad one 1.5 below."""
+    margins = [[2.0], [-1.0]]
+    loss = _of_given("kto", margins=margins, advantages=[1.0, -1.0], groups=(0, 1), weights=[0.5, 0.5], baseline=0.5)
     assert loss == pytest.approx(1 - 1 / (1 + math.exp(-0.75)))
 
 
-def test_kto_s_mean_margin_is_never_below_zero() -> None:
-    loss = _of_given("kto", margins=[[2.0], [-5.0]], advantages=[1.0, 0.0], groups=(0, 0), weights=[1.0, 0.0])
-    assert loss == pytest.approx(1 - 1 / (1 + math.exp(-1)))
+def test_kto_s_baseline_is_the_mean_margin_of_all_passes_and_never_below_zero() -> None:
+    """Margins of 1 and -5 in one pass, 6 and 4 in another: their mean is 1.5, that of the bounded passes 2.5."""
+    passes = [torch.tensor([-4.0, 2.0], dtype=torch.float64), torch.tensor([10.0, 2.0], dtype=torch.float64)]
+    assert kl_baseline(passes[0] + passes[1]) == 1.5
+    assert kl_baseline(passes[0]) == 0
+    assert kl_baseline(torch.zeros(2)) == 0
 
 
 def _of_given(
-    name: str, margins: list[list[float]], advantages: list[float], groups: tuple[int, ...], weights: list[float]
+    name: str,
+    margins: list[list[float]],
+    advantages: list[float],
+    groups: tuple[int, ...],
+    weights: list[float],
+    baseline: float = 0.0,
 ) -> float:
     """The loss with kl_coef 0.5 of answers whose tokens have such margins over the reference."""
     each = torch.tensor([value for answer in margins for value in answer])
@@ -262,6 +270,7 @@ def _of_given(
         sequence_weights=torch.tensor(weights),
         sequence_advantages=torch.tensor(advantages),
         groups=groups,
+        baseline=baseline,
     )
     return float(find_loss(spec)(inputs, spec)[0])
 

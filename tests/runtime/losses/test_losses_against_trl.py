@@ -10,6 +10,7 @@ import torch
 from rlplan.runtime.learning.mini_batch import token_weights
 from rlplan.runtime.losses import advantages as ours
 from rlplan.runtime.losses.inputs import LossInputs
+from rlplan.runtime.losses.policy_losses import kl_baseline
 from rlplan.runtime.losses.registry import find_advantage, find_loss
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, TrainSample
 from rlplan.spec.parts.algorithm import AlgorithmSpec
@@ -148,14 +149,15 @@ def test_losses_of_pairs_are_trl_s_with_empty_and_single_token_answers(name: str
 
 def test_kto_is_trl_s() -> None:
     """Three labelled answers, the second of them bad, each beside an answer to another prompt (1, 3, 5)."""
-    shape, judged, others = (6, 4), [0, 2, 4], [1, 3, 5]
+    judged, others = [0, 2, 4], [1, 3, 5]
     mine, reference = LOGPS[:, :4].clone(), REFERENCE[:, :4].clone()
     reference[others] -= 1.0  # so that the estimate of KL is above 0
     one, other = mine.clone().requires_grad_(), mine.clone().requires_grad_()
     spec = AlgorithmSpec(name="kto", kl_coef=0.4)
-    signs = [1.0, 0, -1, 0, 1, 0]
-    loss = given_loss(spec, one.reshape(-1), reference.reshape(-1), (4,) * shape[0], signs, (0, 0, 1, 1, 2, 2))
     apart = mine[others].sum(1), reference[others].sum(1)
+    baseline = kl_baseline(torch.stack([(apart[0] - apart[1]).sum(), torch.tensor(3.0)]))
+    rows = (values[judged].reshape(-1) for values in (one, reference))
+    loss = given_loss(spec, *rows, (4,) * 3, [1.0, -1, 1], (0, 1, 2), baseline=baseline)
     expected = trl_code.kto_loss(other[judged], reference[judged], apart, [True, False, True], beta=0.4)
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
     assert torch.allclose(gradient(loss, one), gradient(expected, other), atol=1e-6, rtol=0)
@@ -181,6 +183,7 @@ def given_loss(
     lengths: Sequence[int],
     advantages: list[float],
     groups: tuple[int, ...],
+    baseline: float = 0.0,
 ) -> torch.Tensor:
     """Of given answers with one advantage each, weighed as a trainer weighs them."""
     samples = [
@@ -199,6 +202,7 @@ def given_loss(
         sequence_weights=torch.tensor([s.weighed(w) for s, w in zip(samples, weights, strict=True)]),
         sequence_advantages=torch.tensor(advantages),
         groups=groups,
+        baseline=baseline,
     )
     loss: torch.Tensor = find_loss(spec)(inputs, spec)[0]
     return loss

@@ -147,6 +147,15 @@ def largest_count(count: int) -> int:
     return int(largest)
 
 
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor added up over all ranks. Ranks that share a pass each add the numbers of the whole pass."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
 def score_together(
     pairs: Sequence[SequencePair], max_tokens: int, judge: Callable[[TokenBatch], torch.Tensor]
 ) -> list[tuple[float, ...]]:

@@ -21,7 +21,7 @@ def summarize(
     whether both hold the same weights. What a loss says of answers, pairs or corrected tokens is counted as it is.
     """
     per_token = {
-        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_kl") if name in details
+        name: details[name][learned] for name in ("is_clipped", "ratio", "kl", "teacher_reverse_kl") if name in details
     }
     summary = {
         "num_tokens": float(learned.sum()),
@@ -29,7 +29,7 @@ def summarize(
         "entropy_sum": _sum(entropies[learned]),
         "is_clipped_sum": _sum(per_token["is_clipped"]),
     } | _differences(difference.abs())
-    summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_kl") if name in per_token}
+    summary |= {f"{name}_sum": _sum(per_token[name]) for name in ("kl", "teacher_reverse_kl") if name in per_token}
     if summary["num_tokens"]:
         summary |= {f"{name}_max": float(per_token[name].max()) for name in ("ratio", "kl") if name in per_token}
     for name in ("importance", "is_corrected", "is_ranked_right"):

@@ -20,6 +20,7 @@ from rlplan.runtime.driver.rehearsal import MisfitError
 from rlplan.runtime.host.engine_keys import check_deepspeed
 from rlplan.runtime.images.tower import give_tower, tower_of
 from rlplan.runtime.losses.inputs import LossInputs
+from rlplan.runtime.losses.policy_losses import kl_baseline, summed_margins
 from rlplan.runtime.losses.registry import find_loss
 from rlplan.runtime.losses.value import value_loss_and_sums
 from rlplan.runtime.measure.step_metrics import accumulate
@@ -44,6 +45,7 @@ from rlplan.runtime.workers.trainer.deepspeed_engine import (
     missing_loss_scale,
     recompute_layers,
     score_together,
+    sum_over_ranks,
 )
 from rlplan.runtime.workers.trainer.learning_rates import LearningRates
 from rlplan.runtime.workers.trainer.offloaded_states import OffloadedStates
@@ -73,6 +75,7 @@ class PolicyTrainer(Worker):
         self.saver = StateSaver()
         self.device = torch.device("cpu")
         self.base: HeldBase | None = None
+        self.baseline = 0.0
 
     @no_collections()
     def import_libraries(self) -> None:
@@ -177,20 +180,37 @@ class PolicyTrainer(Worker):
         return LogprobModel(language_model, temperature, entropies=entropies, sharing=self.sharing)
 
     def forward_backward(
-        self, micro_batches: Sequence[Sequence[TrainSample]], token_weights: Sequence[Sequence[float]]
+        self,
+        micro_batches: Sequence[Sequence[TrainSample]],
+        token_weights: Sequence[Sequence[float]],
+        baseline_samples: Sequence[TrainSample] = (),
     ) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch's share of this rank, micro-batch by micro-batch.
 
         micro_batches: as many on every rank; an empty one is a pass over a dummy without gradient.
         token_weights: what each token of a sample counts, so that those of the whole mini-batch add up to 1.
+        baseline_samples: this rank's answers to other prompts, which are scored first and get no gradient.
         Returns: sums and maxima for the log, over the tokens that are learned from; `num_tokens` says how many.
         """
         totals: dict[str, float] = {}
+        self.baseline = self._baseline(baseline_samples) if self._has_baseline else 0.0
         for samples, weights in zip(micro_batches, token_weights, strict=True):
             with inside(self.device):
                 accumulate(totals, self._micro_batch(samples, weights))
         forget_cache(self.device)
         return totals
+
+    @property
+    def _has_baseline(self) -> bool:
+        return self.job.algorithm.declaration.has_baseline_answers
+
+    @torch.no_grad()
+    def _baseline(self, samples: Sequence[TrainSample]) -> float:
+        """The mini-batch's baseline, from the answers to other prompts of all ranks. Collective: every rank asks."""
+        pairs = [SequencePair(s.prompt_tokens, s.response_tokens, s.observed, s.images) for s in samples]
+        judged = joined(self._judge(pairs, lambda batch: self.engine.module(batch)[0]))
+        inputs = self._loss_inputs(samples, [0.0] * len(samples), judged, torch.zeros_like(judged))
+        return kl_baseline(sum_over_ranks(summed_margins(inputs)))
 
     def _micro_batch(self, samples: Sequence[TrainSample], token_weights: Sequence[float]) -> dict[str, float]:
         batch = make_batch(samples)
@@ -239,6 +259,7 @@ class PolicyTrainer(Worker):
             groups=tuple(sample.group for sample in samples),
             old_logprobs=joined(s.old_logprobs for s in samples) if any(s.old_logprobs for s in samples) else None,
             entropies=entropies,
+            baseline=self.baseline,
         )
 
     @torch.no_grad()
