@@ -111,6 +111,9 @@ class RawAxes:
                 or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep))
             ):
                 continue
+            alone = arrangement.num_scoring if target != "rlplan" else 0
+            if alone % ways or (ep > 1 and alone % (tp * pp * ep) and alone % (pp * ep)):
+                continue  # a frozen role is cut like the policy
             size, groups = self.work.rollouts_per_mini_batch, ranks // ways
             if groups > size if target == "rlplan" else size % groups:
                 continue
