@@ -270,8 +270,8 @@ class GpuSpace:
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
         if alone not in ("auto", 0) and job.target != "rlplan" and all(alone % size for size in group_sizes):
             return (
-                f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share a "
-                "sequence: a frozen role is cut like the policy"
+                f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share "
+                "a sequence: a frozen role is cut like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._deals_out, groups)):

@@ -29,7 +29,15 @@ from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, 
 from rlplan.planner.gpu.streams import least_of_engines
 from rlplan.planner.margins import SAME_SPEED, simpler_jobs
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
+from rlplan.planner.plan_parts import (
+    Alternative,
+    Considered,
+    KvReport,
+    SearchStats,
+    Verdict,
+    list_uncounted,
+    nothing_possible,
+)
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -312,7 +320,7 @@ class GpuSearch:
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
             swap_bytes=self.scorer.swap_bytes(candidate),
             refusals=rules.of_target(self.job, candidate),
-            not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
+            not_counted=list_uncounted(self.job, self.setting.models.values()),
         )
 
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
