@@ -18,6 +18,7 @@ from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Listener, changed
 from rlplan.planner.plan import Plan, is_run_folder
+from rlplan.reading import explaining_paths
 from rlplan.results import (
     EmitResult,
     EstimateResult,
@@ -44,6 +45,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """`["rollout.tp=2"]` or `{"rollout.tp": 2}`: dotted keys of the job."""
 
 
+@explaining_paths()
 def estimate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -59,6 +61,7 @@ def estimate(
     return EstimateResult(_asked("estimate", job, overrides, (model, algorithm, gpus)).answer())
 
 
+@explaining_paths()
 def plan(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -72,6 +75,7 @@ def plan(
     return PlanResult(_asked("plan", job, overrides, (model, algorithm, gpus), objective).answer())
 
 
+@explaining_paths()
 def explain(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -93,6 +97,7 @@ def explain(
     return ExplainResult(found, explained(found, check_changes(found.asked, _typed(changes)), more_devices=more_gpus))
 
 
+@explaining_paths()
 def explain_step(
     measured: str | Path | RunResult,
     job: JobSource | None = None,
@@ -123,6 +128,7 @@ def explain_step(
     return StepResult(report.plan, report)
 
 
+@explaining_paths()
 def solve(
     key: str,
     job: JobSource | None = None,
@@ -144,6 +150,7 @@ def solve(
     return SolveResult(found.plan, found)
 
 
+@explaining_paths()
 def simulate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -166,6 +173,7 @@ def simulate(
     return SimulateResult(found, simulate_plan(found, num_steps=steps, seed=seed))
 
 
+@explaining_paths()
 def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
     """Write the bundle that will run; with a target, what another stack or a cluster is started with.
 
@@ -196,6 +204,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     return EmitResult(out, tuple(files), settled)
 
 
+@explaining_paths()
 def load_run(folder: str | Path) -> RunResult:
     """What a run left in its folder, finished or not. Raises: SpecError where it is none or a file is damaged."""
     from rlplan.report.run_folder import read_run_folder
@@ -204,6 +213,7 @@ def load_run(folder: str | Path) -> RunResult:
     return RunResult(run.plan, run)
 
 
+@explaining_paths()
 def compare(
     *sources: JobSource,
     overrides: Overrides = (),

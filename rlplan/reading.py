@@ -5,6 +5,7 @@ refused before a byte of it is read: it may have no end, and opening one may wai
 Left out: files of this process's own making, and those of the kernel below /proc and /sys.
 """
 
+import errno
 import json
 import os
 import stat
@@ -20,6 +21,10 @@ MAX_SPEC_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 24
 MAX_JSON_VALUES = 4_000_000
 """Of one text, by its commas and opening brackets: each takes up to 92 bytes as Python's objects, 370 MB together."""
+MAX_INTEGER = (1 << 63) - 1
+"""Beyond it no arithmetic with fractions, and no table, takes a whole number."""
+MAX_STEP = 1 << 53
+"""Steps beyond which a fraction no longer tells two of them apart."""
 MAX_RUN_BYTES = 1 << 32
 """Of a file of a run folder that grows step by step. It is read line by line."""
 Record = TypeVar("Record")
@@ -44,11 +49,51 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
             raise unreadable(path, what, error) from None
 
 
+@contextmanager
+def explaining_paths() -> Iterator[None]:
+    """Turn what the system says of a path that somebody named into a message. Raises: SpecError.
+
+    Whoever asks whether a path is there (`Path.exists`, `Path.is_dir`, `Path.resolve`) gets an OSError for a name that
+    is too long, for a loop of links and for a folder without permissions, and a ValueError for one with a null byte.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if (refusal := path_refusal(error)) is None:
+            raise
+        raise refusal from error
+
+
+def path_refusal(error: BaseException) -> SpecError | None:
+    """The message for an error that lies in a path itself; None for any other error."""
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return _refused(Path("a path"), "a path holds a null byte", PATH_RULE, PATH_WAY_OUT)
+    if not isinstance(error, OSError) or error.errno not in PATH_ERRORS or error.filename is None:
+        return None
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    shown = name if len(name) <= MAX_SHOWN_PATH else f"{name[:MAX_SHOWN_PATH]}… ({len(name)} characters)"
+    return _refused(Path(shown), f"a path cannot be used: {error.strerror}", PATH_RULE, PATH_WAY_OUT)
+
+
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EILSEQ)
+MAX_SHOWN_PATH = 120
+PATH_RULE = "a path that the file system can hold and that may be looked at: mostly at most 255 bytes a name"
+PATH_WAY_OUT = "check the path and its permissions, or name another place"
+
+
 def is_file(path: Path) -> bool:
     """Whether a regular file, or a link to one, is there; a name that no file system can hold is none."""
     try:
         return path.is_file()
-    except OSError:
+    except (OSError, ValueError):
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Whether anything is there; a name that no file system can hold is nothing."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
         return False
 
 
@@ -90,7 +135,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
     """What `take` makes of the JSON of each line. A torn last line, of a process that was killed, is left out.
 
     Raises: SpecError with the number of a line that is no JSON, or that `take` refuses by a ValueError, KeyError,
-    TypeError or AttributeError.
+    TypeError, AttributeError or OverflowError.
     """
     damage: SpecError | None = None
     for number, line in read_lines(path, what, limit=limit):
@@ -100,7 +145,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
             if line.strip():
                 check_values(line)
             record = take(json.loads(line)) if line.strip() else None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             damage = SpecError(
                 f"{what} is damaged: not a record ({type(error).__name__}: {str(error)[:120]})",
                 where=f"{path}, line {number}",
@@ -114,6 +159,38 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
                 yield record
 
 
+def check_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of numbers by name, of which `step` counts from 0, or is -1 at the end of a run.
+
+    A number that overflowed when it was measured stays.
+
+    Raises: ValueError, KeyError for a row without a step.
+
+    >>> check_numbers({"step": 3, "loss": 0.5, "kl": None})
+    {'step': 3, 'loss': 0.5, 'kl': None}
+    """
+    for name, value in row.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"{name[:MAX_SHOWN_PATH]} is a {type(value).__name__}, not a number")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"{name[:MAX_SHOWN_PATH]} is a whole number of {value.bit_length()} bits")
+    step = row["step"]
+    if isinstance(step, float) and step.is_integer():
+        step = int(step)
+    if type(step) is not int or not -1 <= step <= MAX_STEP:
+        raise ValueError(f"step is {step!r}, not a whole number from -1 to {MAX_STEP}")
+    return {**row, "step": step}
+
+
+def read_number(value: object) -> float:
+    """A number that somebody else's JSON gives; 0 where it gives none, or one beyond 63 bits.
+
+    >>> read_number(2.5), read_number("soon"), read_number(float("inf"))
+    (2.5, 0.0, 0.0)
+    """
+    return float(value) if isinstance(value, int | float) and abs(value) <= MAX_INTEGER else 0.0
+
+
 def check_values(text: str | bytes) -> None:
     """Before JSON is parsed: a text may hold far more bytes of objects than of its own. Raises: ValueError."""
     marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
@@ -124,6 +201,9 @@ def check_values(text: str | bytes) -> None:
 def unreadable(path: Path, what: str, error: Exception) -> SpecError:
     """The message for what the system says of a file. error: an OSError, or a ValueError for a path that is none."""
     why = getattr(error, "strerror", None) or error
+    name = str(path)
+    if len(name) > MAX_SHOWN_PATH:
+        path = Path(f"{name[:MAX_SHOWN_PATH]}… ({len(name)} characters)")
     return _refused(path, f"{what} cannot be read: {why}", "a readable file", "check the path and its permissions")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened
+from rlplan.reading import exists, opened
 from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.files.stages import chosen_stage, open_inputs, stages_of
@@ -69,7 +69,7 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
         return Question(job_from(data, asked.overrides or (), fetch=fetch, where="the job"))
     words = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
     text, overrides = (words[0], words[1:]) if words else (None, [])
-    if text is None or ("=" in text and not Path(text).exists()):
+    if text is None or ("=" in text and not exists(Path(text))):
         if not given:
             raise _nothing_asked(verb, text)
         return Question(job_from(given, words, fetch=fetch))
@@ -167,7 +167,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     (['one.yaml', 'plan.json'], ['seed=1'])
     """
     joined = _joined(list(words))
-    overrides = [word for word in joined if "=" in word and not Path(word).exists()]
+    overrides = [word for word in joined if "=" in word and not exists(Path(word))]
     return [word for word in joined if word not in overrides], overrides
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from rlplan.reading import MAX_RUN_BYTES, read_records
+from rlplan.reading import MAX_INTEGER, MAX_RUN_BYTES, read_records
 from rlplan.records import dataclass
 
 TRACE_SCHEMA_VERSION = 1
@@ -103,6 +103,8 @@ def _record(row: dict[str, Any]) -> Span | MemorySample | str:
     for name, value in row.items():
         if not isinstance(value, _TYPES[record.__annotations__[name]]) or isinstance(value, bool):
             raise ValueError(f"{name} is a {type(value).__name__}")
+        if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # no number is not above it either
+            raise ValueError(f"{name} is no number up to {MAX_INTEGER}")
     return record(**row)
 
 

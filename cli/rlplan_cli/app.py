@@ -29,6 +29,7 @@ from rlplan.errors import (
     missing_extra,
 )
 from rlplan.printable import PrintableStream
+from rlplan.reading import path_refusal
 
 COMMANDS = {
     "ui": "Change a job in the browser and see at once whether it fits.",
@@ -216,7 +217,7 @@ def _run(debug: bool) -> int:
     except Exception as error:
         if isinstance(error, _PipeError) and any(map(_has_no_reader, (sys.stdout, sys.stderr))):
             raise BrokenPipeError from error  # of our own output, not of a process that was lost
-        if failure := _disk_error(error):
+        if failure := _disk_error(error) or path_refusal(error):
             if debug:
                 traceback.print_exc()
             show_error(failure)

@@ -30,6 +30,12 @@ class Prediction:
     assumed: dict[str, str] = field(default_factory=dict)
     """What it took for settings that are not stated; as `without_effect`."""
 
+    def __post_init__(self) -> None:
+        """Refuse bytes, seconds and rates below zero: no measurement is negative, so a formula is wrong."""
+        sizes = {"value": self.value} if isinstance(self.value, int | float) else {}
+        for name, size in (sizes | self.parts).items():
+            assert size >= 0, f"a formula gives {name} = {size}, below 0"
+
 
 @dataclass(frozen=True)
 class Refusal:

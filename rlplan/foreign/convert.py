@@ -167,12 +167,12 @@ def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> An
         return int(_number(settings, row.key, value) * MIB)
     if row.part:
         return max(1, int(_number(settings, row.key, value) * row.part))
-    if row.times or row.over or row.minus or row.plus:
-        return _scaled(settings, row, value)
+    if row.times or row.over or row.minus or row.plus or row.least:
+        return _scaled(settings, row, value, notes)
     return value
 
 
-def _scaled(settings: Settings, row: Row, value: Any) -> int:
+def _scaled(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
     whole = Fraction(_number(settings, row.key, value))
     for key in row.times:
         whole *= Fraction(_number(settings, key, settings.value(key)))
@@ -181,7 +181,10 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
     if whole.denominator != 1:
         raise _undivided(settings, row, value)
     found = int(whole) + _sum(settings, row.plus) - _sum(settings, row.minus)
-    return max(found, _sum(settings, row.least))
+    least = _sum(settings, row.least)
+    if found < least and row.raised:
+        notes.append(f"{row.key} = {found} is counted as {least}: {row.raised}")
+    return max(found, least)
 
 
 def _sum(settings: Settings, terms: Iterable[str]) -> int:

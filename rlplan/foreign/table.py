@@ -45,6 +45,8 @@ class Row(Spec):
     """Keys that are added to it, after all else."""
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below."""
+    raised: str = ""
+    """What is said where `least` is more than it is."""
     aside: tuple[str, ...] = ()
     """Of `hardware.num_devices`: GPUs that the stack uses besides and that are not counted, as keys to be summed."""
     part: float = 0

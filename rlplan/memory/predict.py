@@ -92,6 +92,9 @@ def predict_ledger(
             for name in action.processes:
                 if name in by_name:
                     rows += _rows(action, run_phase, by_name[name])
+    for row in rows:
+        sizes = (row.resident_bytes, row.peak_bytes, row.low_bytes, row.high_bytes, row.loaded_bytes)
+        assert all(size is None or size >= 0 for size in sizes), f"a formula gives fewer than 0 bytes: {row}"
     return replace(empty, rows=tuple(rows), order=tuple(order), concurrent=schedule.concurrent)
 
 

@@ -32,6 +32,11 @@ SAME_SPEED = 0.01
 every kind of seconds on GPUs that was measured (rlplan accuracy)."""
 
 
+ENOUGH_ROOM = 0.1
+"""Share of a GPU that is room enough at the high end of every interval. More of it is no reason to take a layout that
+offloads or cuts more: a small model would move its optimizer to the host beside 20 GiB that nobody uses."""
+
+
 @dataclass(frozen=True)
 class StepError:
     """Between which shares of a prediction nine of ten measured seconds lie."""
@@ -99,6 +104,16 @@ def assumed_host(job: SettledJob) -> NodeProfile | None:
     found = find_profile(job.hardware.profile, where="hardware.profile")
     node = found if isinstance(found, NodeProfile) else usual_node(job.load_gpu())
     return node if node is not None and node.host_memory.provenance is Provenance.ASSUMED else None
+
+
+def roominess(choice: Choice, headroom: int, capacity: int, seconds: float) -> tuple[object, ...]:
+    """The order of layouts that surely fit and are as fast within SAME_SPEED, the best first.
+
+    What leaves most room at the high end wins, up to ENOUGH_ROOM of a GPU; of those that leave as much, the one with
+    fewer of COMPLICATIONS, then the faster one.
+    """
+    complications = [key for _, key, _ in COMPLICATIONS if has_complication(choice, key)]
+    return -min(headroom, int(ENOUGH_ROOM * capacity)), len(complications), round(seconds, 9)
 
 
 def without_host(job: JobSpec) -> JobSpec:

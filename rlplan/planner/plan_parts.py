@@ -5,7 +5,7 @@ Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/sea
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Literal
 
@@ -14,6 +14,9 @@ from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.records import dataclass
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.environment import EnvironmentSpec
+from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
 from rlplan.vocabulary import Placement
 
@@ -155,6 +158,24 @@ class SearchStats:
     """That there are."""
     num_scored: int = 0
     """Whose bytes and seconds were computed."""
+
+
+def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, ...]:
+    """What of a job its bytes and seconds leave out, for people: a plan counts one turn of text."""
+    words = ["images"] if any(model.vision for model in models) else []
+    environment = job.rollout.environment
+    if job.has_rollouts and environment.is_given:
+        if environment.max_turns > 1:
+            words.append(f"turns 2 to {environment.max_turns} of a rollout and the prompts that grow by each of them")
+        answers = [name for name, is_there in _ANSWERS if is_there(environment)]
+        words.append(f"waits for {' and '.join(answers)} (at most {environment.timeout_s:g} s for an answer)")
+    return tuple(words)
+
+
+_ANSWERS: tuple[tuple[str, Callable[[EnvironmentSpec], bool]], ...] = (
+    ("tools", lambda environment: environment.has_tools),
+    ("the environment", lambda environment: environment.has_environment),
+)
 
 
 LEARNS_LESS = {

@@ -16,7 +16,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.answers.measured_step import MeasuredStep
 from rlplan.planner.plan import Plan, read_run_plan
-from rlplan.reading import MAX_RUN_BYTES, read_records, read_text
+from rlplan.reading import MAX_RUN_BYTES, check_numbers, read_number, read_records, read_text
 from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
 from rlplan.vocabulary import Phase
@@ -159,7 +159,7 @@ def _read_rows(path: Path) -> tuple[dict[str, Any], ...]:
     """Rows of a JSONL file; a torn last line is left out, an absent file has no rows. Raises: SpecError."""
     if not path.exists():
         return ()
-    return tuple(read_records(path, path.name, lambda row: {**row, "step": int(row["step"])}, limit=MAX_RUN_BYTES))
+    return tuple(read_records(path, path.name, check_numbers, limit=MAX_RUN_BYTES))
 
 
 def _read_status(path: Path) -> RunStatus:
@@ -168,10 +168,10 @@ def _read_status(path: Path) -> RunStatus:
         row = json.loads(read_text(path, "the status"))
         return RunStatus(
             state=str(row["state"]),
-            exit_code=None if row.get("exit_code") is None else int(row["exit_code"]),
+            exit_code=None if row.get("exit_code") is None else int(read_number(row["exit_code"])),
             message=without_absolute_paths(str(row.get("message") or "")),
             started_at=str(row.get("started_at") or ""),
-            seconds=None if row.get("seconds") is None else float(row["seconds"]),
+            seconds=None if row.get("seconds") is None else read_number(row["seconds"]),
         )
     except (SpecError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RunStatus("unknown")

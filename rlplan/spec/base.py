@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlplan.errors import MisspeltError, RunError, SpecError, did_you_mean
-from rlplan.reading import MAX_SPEC_BYTES, check_values, read_text
+from rlplan.reading import MAX_INTEGER, MAX_SPEC_BYTES, check_values, read_text
 from rlplan.spec.limits import example_of, way_out_of
 from rlplan.units import parse_bytes
 
@@ -64,6 +64,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
             or "write `key: value` lines, as docs/job.md does; scripts of other stacks: `rlplan check FILE`",
         )
     data = kind.long_form(data)
+    _refuse_large_numbers(data, kind, file)
     try:
         return kind.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
@@ -75,6 +76,26 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
             rule="keys are strings, values are numbers, strings, lists and mappings",
             way_out=way_out or "write plain keys and values",
         ) from None
+
+
+def _refuse_large_numbers(data: Any, kind: type[Spec], file: str) -> None:
+    """Raises: SpecError for a whole number of more than 63 bits, which no arithmetic with fractions can take."""
+    waiting: list[tuple[tuple[int | str, ...], Any]] = [((), data)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((*path, key), each) for key, each in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [((*path, index), each) for index, each in enumerate(value)]
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+            named = ".".join(_named(part) for part in path)
+            raise SpecError(
+                f"{named} of {kind.__name__} is a whole number of {value.bit_length()} bits",
+                where=f"{file}: {named}",
+                rule=f"whole numbers have at most {MAX_INTEGER.bit_length()} bits, so that they lie from "
+                f"{-MAX_INTEGER} to {MAX_INTEGER}",
+                way_out="write a smaller number",
+            )
 
 
 def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: str, way_out: str) -> SpecError:

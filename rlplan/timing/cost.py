@@ -47,6 +47,11 @@ class Cost:
         """What takes the most; IDLE where nothing takes anything."""
         return max(self.parts, key=lambda resource: self.parts[resource], default=Resource.IDLE)
 
+    @property
+    def least_part(self) -> float:
+        """The seconds of the resource that takes least; below zero only inside a difference of two costs."""
+        return min(self.parts.values(), default=0.0)
+
     def __add__(self, other: "Cost") -> "Cost":
         parts = dict(self.parts)
         for resource, seconds in other.parts.items():

@@ -13,6 +13,8 @@ from rlplan.records import dataclass
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import ActionTime, StepTiming, time_step
 
+ROUNDING_S = 1e-9
+"""Seconds below zero that rounding alone may leave of a difference."""
 PartCosts = Mapping[tuple[Part, str], Cost]
 
 
@@ -47,6 +49,8 @@ def time_job(schedule: Schedule, costs: PartCosts) -> JobTiming:
 
     Async rollouts run beside the rest of a step: the longer of the two sides counts.
     """
+    for place, cost in costs.items():
+        assert cost.least_part >= -ROUNDING_S, f"a formula gives fewer than 0 seconds: {place} takes {cost}"
     always = tuple(action for action in schedule.step if action.every == 1)
     rare = tuple(action for action in schedule.step if action.every != 1)
     step = _timed("step", always, costs, 0.0)

@@ -272,3 +272,26 @@ def test_a_job_with_everything_chosen_is_planned_as_it_was_chosen(rlplan: Call, 
     assert answer.exit_code == 1
     assert answer.err.startswith("error: ")
     assert "2.00 GiB available" in answer.err
+
+
+TURNS = (
+    f"rollout.environment.path={EXAMPLES / 'environments' / 'guess_digit.py'}:play",
+    "rollout.environment.max_turns=50",
+)
+TOOLS = (f"rollout.environment.tools=[{EXAMPLES / 'environments' / 'look_up.py'}:look_up]",)
+
+
+@pytest.mark.parametrize("verb", ["plan", "estimate", "explain", "simulate"])
+def test_a_job_with_turns_and_tools_says_that_they_are_not_counted(rlplan: Call, verb: str) -> None:
+    answer = rlplan(verb, *ASKED, *TURNS, *TOOLS)
+    assert answer.exit_code == 0, answer.err
+    words = " ".join(answer.out.split())
+    assert "not counted: turns 2 to 50 of a rollout and the prompts that grow by each of them; " in words
+    assert "waits for tools and the environment (at most 10 s for an answer)" in words
+
+
+@pytest.mark.parametrize("verb", ["plan", "estimate", "explain"])
+def test_json_lists_what_is_not_counted_and_nothing_for_rollouts_of_one_turn(rlplan: Call, verb: str) -> None:
+    of_turns = data_of(rlplan(verb, *ASKED, *TURNS, "--json"))["not_counted"]
+    assert [words.partition(" ")[0] for words in of_turns] == ["turns", "waits"]
+    assert data_of(rlplan(verb, *ASKED, "--json"))["not_counted"] == []

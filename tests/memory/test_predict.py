@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.dataflow.build import build_schedule
-from rlplan.memory.ledger import LedgerRow, MemoryLedger
+from rlplan.dataflow.schedule import Action
+from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
+from rlplan.memory.predict import Forecast, Process, predict_ledger
 from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
 from rlplan.planner.resolve import choice_of
 from rlplan.units import MIB, ceil_div
-from rlplan.vocabulary import MemoryKind, Placement
+from rlplan.vocabulary import MemoryKind, Placement, Role
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
 from tests.repository.at_night import examples
 
@@ -338,3 +340,21 @@ def test_the_environment_s_processes_count_on_the_host_all_the_time() -> None:
     (row,) = [row for row in rows if row.process == "environment"]
     assert (row.device, row.resident_bytes, row.provenance) == ("host:0", 3 * 15 * MIB, "measured")
     assert not any(row.process == "environment" for row in make_plan().ledger.rows)
+
+
+class Overdrawn(Forecast):
+    """A forecast whose formula subtracts more than there is."""
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        return {MemoryKind.WEIGHTS: 10}
+
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        return {MemoryKind.WEIGHTS: 10, MemoryKind.GRADIENTS: -1}
+
+
+def test_bytes_below_zero_never_become_a_row_of_the_ledger() -> None:
+    job = make_job()
+    schedule = build_schedule(job, choice_of(job, Placement.HYBRID, 2))
+    process = Process("policy_trainer/0", "cpu:0", Role.POLICY, Overdrawn())
+    with pytest.raises(AssertionError, match="fewer than 0 bytes"):
+        predict_ledger(schedule, [process], (), LEDGER, 1)

@@ -75,6 +75,8 @@ def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
         stdout.print(f"  {short.of}: {needed} needed, {room} available", style="bold")
     for note in plan.notes:
         stdout.print(f"  {note}", markup=False)
+    if plan.not_counted:
+        stdout.print(f"  not counted: {'; '.join(plan.not_counted)}", style="bold", markup=False)
     stdout.print(f"  {choice_line(plan)}", style="dim")
     stdout.print(f"  {_question(plan)}", style="dim")
 
@@ -119,7 +121,7 @@ def _question(plan: Plan) -> str:
         words.append(f"LoRA rank {training.lora.rank} on {base}")
     if (ulysses := plan.choice.trainer.ulysses) > 1:
         words.append(f"{ulysses} ranks a sequence")
-    return ", ".join((*words, *(f"{one} not counted" for one in plan.not_counted)))
+    return ", ".join(words)
 
 
 def _sequences(plan: Plan, number: int = 2) -> str:

@@ -77,7 +77,7 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
         if scope == "language_model":
             trained = tuple(tensor for tensor in trained if tensor.component is not Component.VISION)
         frozen = _inputs(model, targets, trainer, keeps)
-        if trainer.adapts_experts and settings.first(TARGET_KEYS) is None:
+        if _adapts_experts(settings, trainer, targets):
             trained += _beside_experts(model, rank)
             frozen = replace(frozen, adapts_experts=True)
         return Adapters(
@@ -96,6 +96,13 @@ def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, i
     frozen = _with_kept_outputs(frozen, method, model, trainer.targets, element)
     virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
     return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
+
+
+def _adapts_experts(settings: RunSettings, trainer: Trainer, targets: tuple[str, ...]) -> bool:
+    """Whether routed experts have adapters: by the trainer's default, or as linear modules among all of them."""
+    if settings.first(TARGET_KEYS) is None:
+        return trainer.adapts_experts
+    return trainer.has_expert_modules and targets == TARGETS[-1]
 
 
 def _beside_experts(model: ModelSpec, rank: int) -> tuple[Parameter, ...]:

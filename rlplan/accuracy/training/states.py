@@ -198,19 +198,38 @@ def layer_matrices(model: ModelSpec) -> list[int]:
 
 
 def _by_megatron(run: Run) -> RankState:
+    """A rank of Megatron-Core; adapters are cut like the layers beside them, whose weights are frozen.
+
+    Raises: CannotPredict where frozen weights are quantised.
+    """
+    if run.quantization is not None:
+        raise CannotPredict("quantised weights under Megatron are not modelled")
     sizes = rank_sizes(run)
     experts = run.model.numel_by_component.get(Component.EXPERTS, 0)
+    trained_experts, frozen = experts, (0, 0)
+    if run.adapters:
+        adapters = run.adapters.parameters
+        trained_experts = sum(tensor.numel for tensor in adapters if tensor.component is Component.EXPERTS)
+        frozen = run.model.num_parameters - experts, experts
     has_recipe = is_bridge(run.settings)
     has_lean_moments = has_recipe and run.model.architecture in BF16_MOMENTS
     rank = megatron_sizes(
-        sizes, tp=run.tp, pp=run.pp, dp=run.data_ranks, ep=run.ep, etp=expert_shards(run), expert_numel=experts
+        sizes,
+        tp=run.tp,
+        pp=run.pp,
+        dp=run.data_ranks,
+        ep=run.ep,
+        etp=expert_shards(run),
+        expert_numel=trained_experts,
+        frozen=frozen,
     )
+    is_whole = run.adapters is None  # beside frozen matrices there is no gradient that another tensor stands for
     rank = replace(
         rank,
         gradient_bytes=2 if has_recipe else 4,
         moment_bytes=2 if has_lean_moments else 4,
-        layer_matrices=max(layer_matrices(run.model)) // run.tp,
-        head=run.model.vocab_size * run.model.hidden_size // run.tp,
+        layer_matrices=max(layer_matrices(run.model)) // run.tp * is_whole,
+        head=run.model.vocab_size * run.model.hidden_size // run.tp * is_whole,
     )
     return rank_state_of_megatron_rank(rank)
 

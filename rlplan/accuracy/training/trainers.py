@@ -40,6 +40,8 @@ class Trainer:
     """Of LoRA."""
     adapts_experts: bool = False
     """LoRA stands beside every routed expert too, where a point names no layers."""
+    has_expert_modules: bool = False
+    """Routed experts are linear modules, which `all-linear` adapts too."""
     dropout: bool = False
     """Of LoRA's input."""
     adapter_bytes: int = 2
@@ -147,9 +149,16 @@ batches), tuners/lora/layer.py (`autocast_adapter_dtype`), transformers 5 integr
 under a mask)."""
 FOUNDRY = Trainer("llm-foundry", ("llm-foundry", "llmfoundry", "mosaicml"), has_master=True, is_sharded=True)
 """Source: llm-foundry scripts/train/benchmarking (FSDP FULL_SHARD, `amp_bf16`, mixed precision PURE)."""
-MEGATRON = Trainer("megatron", ("megatron", "mbridge", "nemo"), loss=Loss.MEGATRON, recompute=Recompute.NONE)
+MEGATRON = Trainer(
+    "megatron",
+    ("megatron", "mbridge", "nemo"),
+    loss=Loss.MEGATRON,
+    recompute=Recompute.NONE,
+    has_expert_modules=True,
+)
 """Source: Megatron-LM arguments.py (`recompute_granularity` None); Megatron-Core 0.14 tensor_parallel/cross_entropy.py,
-fusions/fused_bias_gelu.py (one kernel for GELU)."""
+fusions/fused_bias_gelu.py (one kernel for GELU); ms-swift's Megatron adapters stand beside `TEGroupedLinear` too.
+Assumes: gate and up have an adapter each (Megatron's fused one is smaller)."""
 HUGGING_FACE = Trainer(
     "transformers", ("transformers", "trl", "llamafactory", "llama-factory", "unsloth", "axolotl"), has_fused_step=True
 )

@@ -14,8 +14,9 @@ from rlplan.units import GIB
 
 OLDEST = (0, 6)
 """0.6 is the first whose profile run counts a peak of tensors. Source: vLLM 0.6.0 worker.py."""
-UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 11)
-"""What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort."""
+UNSTATED, UNNUMBERED_V1 = (0, 10), (0, 17)
+"""What is assumed where no version is stated, and where only `V1` is: start-up logs of the latter show no full sort, as
+of 0.17 and later, or of earlier ones with FlashInfer."""
 
 DENSE_ON_V2 = ("LlamaForCausalLM", "MistralForCausalLM")
 """Dense architectures that ran with Model Runner V2 from vLLM 0.23 on, two versions before the other dense models."""
@@ -54,12 +55,15 @@ class VllmVersion:
 
     @property
     def sorts_vocabulary(self) -> bool:
-        """Whether the profile run samples with PyTorch's full sort: V0, and V1 before FlashInfer and Triton kernels.
+        """Whether the profile run samples with PyTorch's full sort: V0, and V1 before its Triton kernels of 0.17.
 
-        Source: vLLM 0.6.4 layers/sampler.py and 0.8.4 v1/sample/ops/topk_topp_sampler.py against 0.32.0's.
-        Assumes: 0.11 for the change, from start-up logs; the exact version is not documented.
+        Source: vLLM pull 33538 (Triton top-k and top-p, merged between 13 and 20 February 2026), release notes of
+        0.16.0 (cut on 8 February) and 0.17.0 (which names it). Held to: issue 27508, 1.71 GiB of KV cache of
+        gpt-oss-120b under 0.11.0, 1.37 with the sort and 6.54 without.
+        Assumes: FlashInfer's sampler is not used. Before 0.11.1 V1 took it where FlashInfer was installed; pull 26859
+        made it opt-in, pull 40376 the default again in 2026, and it sorts nothing either.
         """
-        return self.is_v0 or (0, 8, 3) <= self._number < (0, 11, 0)
+        return self.is_v0 or (0, 8, 3) <= self._number < (0, 17, 0)
 
     @property
     def profiles_sampler(self) -> bool:

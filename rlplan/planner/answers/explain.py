@@ -111,6 +111,8 @@ class Explanation:
     asked: tuple[Outcome, ...]
     """What the user asked."""
     sensitivities: tuple[Sensitivity, ...]
+    not_counted: tuple[str, ...] = ()
+    """What of the job these numbers leave out, as the plan says."""
 
     @property
     def is_stable(self) -> bool:
@@ -127,6 +129,7 @@ class Explanation:
             "phases": [asdict(phase) for phase in self.phases],
             "memory": asdict(self.memory),
             "why_not": self.why_not,
+            "not_counted": list(self.not_counted),
             "runners_up": [asdict(one) | {"verdict": one.verdict.value} for one in self.runners_up],
             "families": [one.as_json() for one in self.families],
             "what_ifs": [one.as_json() for one in self.what_ifs],
@@ -174,6 +177,7 @@ def explain(
         what_ifs=answer(what_ifs),
         asked=answer(questions),
         sensitivities=list_sensitivities(plan, search, _rivals(plan, of_families)) if plan.timing else (),
+        not_counted=plan.not_counted,
     )
 
 

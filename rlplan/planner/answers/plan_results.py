@@ -210,6 +210,7 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "verdict": plan.verdict.value,
         "refusals": list(plan.refusals),
         "notes": list(plan.notes),
+        "not_counted": list(plan.not_counted),
         "shortage": short
         and {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes},
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},

@@ -21,7 +21,15 @@ from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner import rules
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
+from rlplan.planner.plan_parts import (
+    Alternative,
+    Considered,
+    KvReport,
+    SearchStats,
+    Verdict,
+    list_uncounted,
+    nothing_possible,
+)
 from rlplan.planner.resolve import plain, resolve
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile, Profile
@@ -176,6 +184,7 @@ class HostSearch:
             timing=one.timing,
             kv=self._kv,
             refusals=rules.of_target(job, one.choice),
+            not_counted=list_uncounted(job, ()),
             checkpoint_bytes=job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
         )
 

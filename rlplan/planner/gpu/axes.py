@@ -116,11 +116,25 @@ def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
 def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) -> Iterator[Axes]:
     for one in sizes:
         axes = Axes(*one)
-        ranks = axes.tp * axes.pp
         if heads % (axes.ulysses * axes.tp) or axes.ranks_per_sequence > training:
             continue
-        if axes.ep == 1 or training % (ranks * axes.ep) == 0 or training % (axes.pp * axes.ep) == 0:
+        if _can_spread_experts(training, axes):
             yield axes
+
+
+def _can_spread_experts(num_ranks: int, axes: Axes) -> bool:
+    """Whether whole experts spread over ep of a stage's ranks, with tensor parallel ranks beside them or across."""
+    ranks = axes.tp * axes.pp
+    return axes.ep == 1 or num_ranks % (ranks * axes.ep) == 0 or num_ranks % (axes.pp * axes.ep) == 0
+
+
+def can_cut(num_ranks: int, axes: Axes) -> bool:
+    """Whether a group of ranks can hold a model in a layout.
+
+    >>> can_cut(2, Axes(cp=2)), can_cut(1, Axes(cp=2)), can_cut(3, Axes(ep=2))
+    (True, False, False)
+    """
+    return num_ranks % axes.ranks_per_sequence == 0 and _can_spread_experts(num_ranks, axes)
 
 
 def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:

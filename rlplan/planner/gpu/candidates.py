@@ -20,6 +20,7 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.weight_sync.adapters import adapter_versions
 from rlplan.planner.gpu.axes import (
     Axes,
+    can_cut,
     can_train,
     engine_sizes,
     parallel_axes,
@@ -74,10 +75,10 @@ class GpuSpace:
         self.gpus_per_host = setting.gpus_per_host
         self.has_rollouts = job.has_rollouts
         self.sync_modes = SyncModes(job, setting)
-        self._can_train_on: dict[tuple[int, bool], bool] = {}
+        self._can_train_on: dict[tuple[int, int, bool], bool] = {}
         self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
         self._engines: dict[tuple[int, bool, bool, bool], tuple[EngineChoice, ...]] = {}
-        self._counts: dict[tuple[int, bool], int] = {}
+        self._counts: dict[tuple[int, int, bool], int] = {}
         if known is not None:
             self._can_train_on, self._sweeps = known._can_train_on, known._sweeps
             self._engines, self._counts = known._engines, known._counts
@@ -102,7 +103,7 @@ class GpuSpace:
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self._num_choices(arrangement.num_training, offloads_all=arrangement.offloaded == "all")
+            self._num_trainers(arrangement)
             * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
             for arrangement in self.arrangements
         )
@@ -125,8 +126,19 @@ class GpuSpace:
         if arrangement.num_training not in self._sweeps:
             self._sweeps[arrangement.num_training] = tuple(self._all_sweeps(arrangement.num_training))
         sweeps = self._sweeps[arrangement.num_training]
-        # DeepSpeed's `offload_states` refuses weights that are offloaded already
-        return tuple(sweep for sweep in sweeps if not (arrangement.offloaded == "all" and sweep.savings[2]))
+        return tuple(
+            sweep for sweep in sweeps if self._can_combine(arrangement, _axes_of(sweep.choices[0]), sweep.savings)
+        )
+
+    def _can_combine(self, arrangement: Arrangement, axes: Axes, savings: MemorySavings) -> bool:
+        """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
+        offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
+        that cut.
+        """
+        if arrangement.offloaded == "all" and savings[2]:
+            return False
+        is_apart = arrangement.num_scoring > 0 and self.job.target != "rlplan"
+        return not is_apart or can_cut(arrangement.num_scoring, axes)
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
         """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
@@ -168,9 +180,12 @@ class GpuSpace:
 
     def _can_train(self, arrangement: Arrangement) -> bool:
         """Whether there is a choice for the trainer."""
-        key = arrangement.num_training, arrangement.offloaded != "all"
+        key = _trainer_key(arrangement)
         if key not in self._can_train_on:
-            self._can_train_on[key] = any(key[1] or not savings[2] for _, _, savings, _ in self._layouts(key[0]))
+            layouts = self._layouts(arrangement.num_training)
+            self._can_train_on[key] = any(
+                self._can_combine(arrangement, axes, savings) for axes, _, savings, _ in layouts
+            )
         return self._can_train_on[key]
 
     def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
@@ -253,6 +268,11 @@ class GpuSpace:
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
+        if alone not in ("auto", 0) and job.target != "rlplan" and all(alone % size for size in group_sizes):
+            return (
+                f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share "
+                "a sequence: a frozen role is cut like the policy"
+            )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._deals_out, groups)):
             if job.target == "rlplan":
@@ -292,14 +312,15 @@ class GpuSpace:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % groups == 0
 
-    def _num_choices(self, training: int, *, offloads_all: bool) -> int:
+    def _num_trainers(self, arrangement: Arrangement) -> int:
         """How many choices of a trainer there are, counted and not made."""
-        if (training, offloads_all) not in self._counts:
-            lengths = (
-                len(sizes) for _, _, savings, sizes in self._layouts(training) if not (offloads_all and savings[2])
+        key = _trainer_key(arrangement)
+        if key not in self._counts:
+            layouts = self._layouts(arrangement.num_training)
+            self._counts[key] = sum(
+                len(sizes) for axes, _, savings, sizes in layouts if self._can_combine(arrangement, axes, savings)
             )
-            self._counts[training, offloads_all] = sum(lengths)
-        return self._counts[training, offloads_all]
+        return self._counts[key]
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
@@ -358,6 +379,15 @@ class GpuSpace:
 def options(choice: str | bool) -> tuple[bool, ...]:
     """What a choice leaves open."""
     return (False, True) if choice == "auto" else (bool(choice),)
+
+
+def _axes_of(choice: TrainerChoice) -> Axes:
+    return Axes(choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep)
+
+
+def _trainer_key(arrangement: Arrangement) -> tuple[int, int, bool]:
+    """What the trainer's choices in an arrangement depend on."""
+    return arrangement.num_training, arrangement.num_scoring, arrangement.offloaded == "all"
 
 
 def _words(numbers: list[int]) -> str:

@@ -6,6 +6,7 @@ In: the search over all GPUs, and the plan that was found. Out: sentences. Left 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rlplan.dataflow.choice import Choice
 from rlplan.planner.gpu.scored_candidates import ScoredCandidate
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
@@ -40,6 +41,18 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     units = search.job.num_units_per_mini_batch
     if units % groups:
         yield from _uneven(search, plan, units, groups)
+
+
+def list_cut_passes(job: SettledJob, choice: Choice) -> Iterator[str]:
+    """Passes that hold fewer rollouts than was asked for, because a rank has no more of a mini-batch."""
+    asked, trainer = job.workload.micro_batch_size_per_gpu, choice.trainer
+    if asked == "auto" or job.training.max_tokens_per_micro_batch != "auto" or trainer.micro_batch >= asked:
+        return
+    groups = choice.arrangement.num_training // trainer.ranks_per_sequence
+    yield (
+        f"workload.micro_batch_size_per_gpu {asked} is more than a rank has: {job.workload.rollouts_per_mini_batch:,} "
+        f"rollouts of a mini-batch over {groups} ranks leave {trainer.micro_batch} a pass"
+    )
 
 
 def _over_link(search: "GpuSearch", plan: Plan) -> Iterator[str]:

@@ -10,7 +10,7 @@ objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
@@ -24,12 +24,20 @@ from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import fastest_on_fewer, on_best_count
-from rlplan.planner.gpu.notes import considered, notes_of
-from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of
+from rlplan.planner.gpu.notes import considered, list_cut_passes, notes_of
+from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of, simplicity
 from rlplan.planner.gpu.streams import least_of_engines
-from rlplan.planner.margins import SAME_SPEED, simpler_jobs
+from rlplan.planner.margins import ENOUGH_ROOM, SAME_SPEED, roominess, simpler_jobs
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Alternative, Considered, KvReport, SearchStats, Verdict, nothing_possible
+from rlplan.planner.plan_parts import (
+    Alternative,
+    Considered,
+    KvReport,
+    SearchStats,
+    Verdict,
+    list_uncounted,
+    nothing_possible,
+)
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -37,7 +45,7 @@ from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle
-from rlplan.units import ceil_div, format_seconds
+from rlplan.units import ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Placement
 
 NUM_RUNNERS_UP = 5
@@ -95,7 +103,7 @@ class GpuSearch:
         if not may_leave_idle:
             return self._run(with_others=with_others)
         plan = on_best_count(self)._run(with_others=with_others)
-        return plan.model_copy(update={"notes": tuple(notes_of(self, plan))})
+        return plan.model_copy(update={"notes": (*plan.notes, *notes_of(self, plan))})
 
     def on(self, num_gpus: int) -> "GpuSearch":
         """The same search on fewer GPUs, which lie on as few hosts as they can."""
@@ -178,13 +186,31 @@ class GpuSearch:
         others = self._others(best, chain(faster, next_best)) if with_others else ()
         num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
-        best = best.model_copy(update={"runners_up": others, "stats": stats})
+        best = best.model_copy(update={"runners_up": others, "stats": stats, "notes": self._notes_of_room(best)})
         if not with_others:
             return best
         there = dict.fromkeys(arrangement.placement for arrangement in self.space.arrangements)
         other_placements = (placement for placement in there if placement is not best.choice.arrangement.placement)
         considered = (*self.space.impossible, *(self._other(placement, best.seconds) for placement in other_placements))
         return best.model_copy(update={"considered": considered})
+
+    def _notes_of_room(self, chosen: Plan) -> tuple[str, ...]:
+        """The plan's notes, and why it is not the fastest layout where it leaves more room than that."""
+        fastest = self.best().plan
+        more = chosen.headroom_bytes - fastest.headroom_bytes
+        if (
+            chosen.choice == fastest.choice
+            or more <= 0
+            or fastest.headroom_bytes >= ENOUGH_ROOM * self.setting.capacity
+        ):
+            return chosen.notes
+        words = (
+            f"the fastest layout takes {format_seconds(fastest.seconds)} a step and leaves "
+            f"{format_bytes(fastest.headroom_bytes)} at the high end; this one takes "
+            f"{format_seconds(chosen.seconds)} ({chosen.seconds / fastest.seconds - 1:+.2%}) and leaves "
+            f"{format_bytes(chosen.headroom_bytes)}"
+        )
+        return (*chosen.notes, words)
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best candidate with a better verdict than that; None where there is none."""
@@ -312,7 +338,8 @@ class GpuSearch:
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
             swap_bytes=self.scorer.swap_bytes(candidate),
             refusals=rules.of_target(self.job, candidate),
-            not_counted=("images",) if any(model.vision for model in self.setting.models.values()) else (),
+            notes=tuple(list_cut_passes(self.job, candidate)),
+            not_counted=list_uncounted(self.job, self.setting.models.values()),
         )
 
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
@@ -335,12 +362,37 @@ class GpuSearch:
         return predict_gpu_ledger(schedule, processes, empty, self.job.workload.num_steps, self.roles.rollout_buffer)
 
     def simplest(self) -> Plan:
-        """Of layouts that surely fit and are as fast within SAME_SPEED the simplest; none slower than on fewer GPUs."""
+        """Of layouts that surely fit and are as fast within SAME_SPEED the simplest that leaves room enough, or the one
+        that leaves most; none slower than on fewer GPUs.
+        """
         best = self.best().plan
-        plan = self._without_complications(best, best.seconds * (1 + SAME_SPEED))
+        plan = self._roomiest(best, best.seconds * (1 + SAME_SPEED))
         if plan.seconds > self.least_on_fewer and (limit := fastest_on_fewer(self, plan.seconds)) < plan.seconds:
-            return self._without_complications(best, max(best.seconds, limit))
+            return self._roomiest(best, max(best.seconds, limit))
         return plan
+
+    def _roomiest(self, best: Plan, limit: float) -> Plan:
+        """What `roominess` puts first of all layouts that surely fit in so many seconds.
+
+        The simplest of them is looked at alone where it leaves room enough: then nothing comes before it.
+        """
+        plan = self._without_complications(best, limit)
+        room = int(ENOUGH_ROOM * self.setting.capacity)
+        if plan.verdict is not Verdict.FITS or limit <= best.seconds or plan.headroom_bytes >= room:
+            return plan
+        stream = self.stream(0)
+        stream.limit = limit
+        roomiest = min(
+            takewhile(lambda one: one.timing.seconds <= limit, stream),
+            key=lambda one: (*self._roominess(one), *simplicity(one.choice)),
+        )
+        if self._roominess(roomiest) >= self._roominess(self.score(plan.choice)):
+            return plan
+        other = self.full_plan(roomiest)
+        return other if other.verdict is Verdict.FITS else plan
+
+    def _roominess(self, one: ScoredCandidate) -> tuple[object, ...]:
+        return roominess(one.choice, self.headroom(one), self.setting.capacity, one.timing.seconds)
 
     def _without_complications(self, best: Plan, limit: float) -> Plan:
         """What gave up what it can of COMPLICATIONS in so many seconds, one after the other; the fastest of those."""

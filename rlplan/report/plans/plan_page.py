@@ -40,7 +40,7 @@ def plan_page(plan: Plan) -> Page:
         subtitle=f"{plan.job.algorithm.name}, {rollouts}, {work.tokens_in_words}. "
         "Predicted; nothing on this page was measured.",
         state=("good" if plan.verdict is Verdict.FITS else "bad", _SENTENCES[plan.verdict] + shortage),
-        notes=plan.notes,
+        notes=(*plan.notes, *(f"Not counted: {words}." for words in plan.not_counted)),
         tiles=_tiles(plan),
         choices=_choices(plan),
         phases=phase_rows(step),

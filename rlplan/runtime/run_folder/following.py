@@ -16,12 +16,13 @@ from typing import Any
 
 from rlplan.errors import EXIT_BUG, RunError, SpecError
 from rlplan.planner.plan import Plan, read_run_plan
-from rlplan.reading import opened
+from rlplan.reading import MAX_INTEGER, check_numbers, opened, read_number
 
 LOCK_NAME = ".running"
 """The file that a run holds locked for as long as it goes on (run_lock.py)."""
 GOING_ON = ("running", "starting")
 KEPT_STEPS, KEPT_ALARMS = 64, 8
+MAX_EXIT_CODE = 255
 MAX_TOLD = 1 << 16
 """Bytes of status.json."""
 PART_BYTES = 1 << 24
@@ -84,20 +85,20 @@ class Follower:
         for row in self._rows("alarms.jsonl"):
             now.alarms.append(f"step {row.get('step', 0)}: {row.get('text', '')}")
         now.state = str(status.get("state", now.state))
-        now.exit_code, now.message = status.get("exit_code"), str(status.get("message", ""))
-        now.seconds = max(now.seconds, float(status.get("seconds") or 0.0))
+        now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
+        now.seconds = max(now.seconds, read_number(status.get("seconds")))
         if now.is_going_on and not is_going_on(self.folder):
             # it may have ended between the two looks
             status = self._status()
-            now.state = status["state"] if status.get("state", "running") not in GOING_ON else "gone"
-            now.exit_code, now.message = status.get("exit_code"), str(status.get("message", ""))
+            now.state = str(status["state"]) if status.get("state", "running") not in GOING_ON else "gone"
+            now.exit_code, now.message = _exit_code_of(status), str(status.get("message", ""))
         return now
 
     def _status(self) -> dict[str, Any]:
         try:
             with opened(self.folder / "status.json", "the run's status") as file:
                 found = json.loads(file.read(MAX_TOLD))
-        except (SpecError, ValueError):
+        except (SpecError, ValueError, RecursionError):
             return {}  # not written yet
         return found if isinstance(found, dict) else {}
 
@@ -124,16 +125,18 @@ class Follower:
         for line in lines.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield row
 
     def _take_numbers(self, row: dict[str, Any]) -> None:
         """A step's row of metrics or timings, both of which become one."""
-        now, step = self.standing, row.get("step")
-        if not isinstance(step, int):
-            return
+        try:
+            row = check_numbers(row)
+        except (ValueError, KeyError):
+            return  # `rlplan report` says what is wrong with it
+        now, step = self.standing, row["step"]
         known = next((one for one in now.steps if one["step"] == step), None)
         if known is None:
             known = {"step": step}
@@ -145,9 +148,11 @@ class Follower:
         now, process, size = self.standing, str(row.get("process")), row.get("num_bytes")
         if row.get("type") == "span":
             now.doing = str(row.get("action_id", ""))
-            now.seconds = max(now.seconds, float(row.get("end_s") or 0.0))
+            now.seconds = max(now.seconds, read_number(row.get("end_s")))
         on_gpu = row.get("kind") == "device_allocated"
-        if not isinstance(size, int) or not (on_gpu or (row.get("kind") == "total" and not self._is_on_gpu(process))):
+        if not isinstance(size, int) or not 0 <= size <= MAX_INTEGER:
+            return
+        if not (on_gpu or (row.get("kind") == "total" and not self._is_on_gpu(process))):
             return
         now.peaks[process] = max(now.peaks.get(process, 0), size)
         if row.get("statistic") == "resident":
@@ -155,6 +160,12 @@ class Follower:
 
     def _is_on_gpu(self, process: str) -> bool:
         return self.plan.job.is_on_gpus and process.split("/")[0] not in ("driver", "ray_system", "sinks")
+
+
+def _exit_code_of(status: dict[str, Any]) -> int | None:
+    """The exit code that a run has written; None where it wrote none."""
+    code = status.get("exit_code")
+    return code if type(code) is int and 0 <= code <= MAX_EXIT_CODE else None
 
 
 def is_going_on(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplan.foreign.check import Asked, check
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
@@ -91,3 +92,26 @@ def test_what_lies_on_the_host_or_twice_on_the_gpu_is_said_with_its_direction(tm
     left = {one.key: one.why for one in of_openrlhf(tmp_path, RLOO + "--ref.offload --ds.zpg 8").left}
     assert left["ref.offload"].endswith("counted on the GPU, which takes more")
     assert left["ds.zpg"].endswith("not counted, it takes more")
+
+
+@pytest.mark.parametrize(("micro_batch", "mini_batch", "fits"), [(1, 8, True), (2, 16, False), (4, 32, False)])
+def test_a_pass_of_openrlhf_holds_its_micro_batch_however_small_a_rank_s_share_is(
+    micro_batch: int, mini_batch: int, fits: bool, tmp_path: Path
+) -> None:
+    """Published: OpenRLHF issue 908 on 16 H20, a micro-batch of 1 runs and one of 2 runs out of memory."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "python -m openrlhf.cli.train_ppo_ray --ref_num_nodes 1 --ref_num_gpus_per_node 4 --actor_num_nodes 1 "
+        "--actor_num_gpus_per_node 8 --vllm_num_engines 1 --vllm_tensor_parallel_size 4 "
+        "--advantage_estimator group_norm --use_kl_loss --kl_estimator k3 --pretrain Qwen/Qwen2.5-7B-Instruct "
+        f"--rollout_batch_size 8 --train_batch_size 8 --micro_train_batch_size {micro_batch} "
+        "--n_samples_per_prompt 8 --max_epochs 1 --prompt_max_len 13024 --generate_max_len 13024 --zero_stage 3 "
+        "--bf16 --actor_learning_rate 1e-6 --init_kl_coef 0.05 --flash_attn --gradient_checkpointing "
+        "--remote_rm_url reward.py\n"
+    )
+    checked = check(read_source(script, None), Asked("16xH20", None, ()))
+    imported, found = checked.imported, flat(checked.imported.data)
+    assert (found["workload.mini_batch_size"], found["workload.micro_batch_size_per_gpu"]) == (mini_batch, micro_batch)
+    raised = [note for note in imported.notes if note.startswith("train.batch_size = 8 is counted as")]
+    assert len(raised) == (mini_batch > 8)
+    assert checked.fits is fits

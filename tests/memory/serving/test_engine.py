@@ -107,12 +107,28 @@ def test_asleep_only_context_graphs_and_the_driver_s_share_stay() -> None:
         ("0.7.3 V1", VllmVersion(0, 7, 3)),
         ("0.8.5 V0", VllmVersion(0, 8, 5, is_v0=True)),
         ("0.11.0", VllmVersion(0, 11, 0)),
-        ("V1", VllmVersion(0, 11)),
+        ("V1", VllmVersion(0, 17)),
         ("", VllmVersion(0, 10)),
     ],
 )
 def test_versions_are_read_from_the_words_of_logs(text: str, version: VllmVersion) -> None:
     assert parse_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "sorts"),
+    [
+        ("0.6.4 V0", True),
+        ("0.8.2 V1", False),
+        ("0.8.3 V1", True),
+        ("0.11.0", True),
+        ("0.16.0", True),
+        ("0.17.0", False),
+    ],
+)
+def test_the_profile_run_sorts_the_vocabulary_until_vllm_0_17(text: str, sorts: bool) -> None:
+    """Published: vLLM pull 33538 and the release notes of 0.16.0, whose branch was cut before it, and of 0.17.0."""
+    assert parse_version(text).sorts_vocabulary is sorts
 
 
 @pytest.mark.parametrize("text", ["0.2.4+PR2031", "0.5.5"])

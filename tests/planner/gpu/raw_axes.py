@@ -108,6 +108,7 @@ class RawAxes:
             if (
                 (tp > 1 and self._lacks_rows(experts))
                 or experts % ep
+                or self._leaves_frozen_uncut(arrangement, (ways, tp * pp * ep, pp * ep if ep > 1 else 1))
                 or (ep > 1 and ranks % (tp * pp * ep) and ranks % (pp * ep))
             ):
                 continue
@@ -128,6 +129,14 @@ class RawAxes:
     def _lacks_rows(self, experts: int) -> bool:
         """Whether Megatron refuses to train experts behind tensor parallel ranks."""
         return self.spec.target == "megatron" and experts > 1 and not self.spec.training.sequence_parallel
+
+    def _leaves_frozen_uncut(self, arrangement: Arrangement, sizes: tuple[int, int, int]) -> bool:
+        """Whether frozen roles on GPUs of their own, which other trainers cut like the policy, cannot be cut so.
+
+        sizes: ranks that share a sequence, and, of which one must divide, ranks that hold all experts.
+        """
+        alone, (ways, across, whole) = arrangement.num_scoring, sizes
+        return self.spec.target != "rlplan" and bool(alone % ways or (alone % across and alone % whole))
 
     def _can_share(self, ulysses: int, tp: int) -> bool:
         """Whether DeepSpeed's ranks can share the policy's micro_batch: with as many heads, and AutoTP as much of

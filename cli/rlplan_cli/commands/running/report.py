@@ -69,7 +69,15 @@ def _stages_below(source: Path) -> list[Path]:
     """The run folders of the stages that have begun; a run or a plan is its own."""
     if not (source / STAGES).is_file():
         return [source]
-    names = read_json(source / STAGES, "the names of the stages")["stages"]
+    listed = read_json(source / STAGES, "the names of the stages")
+    names = listed.get("stages") if isinstance(listed, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise SpecError(
+            "the names of the stages are none",
+            where=str(source / STAGES),
+            rule="an object with `stages`, a list of the names of folders beside it",
+            way_out=f"name the folder of one stage: rlplan report {source}/STAGE",
+        )
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 

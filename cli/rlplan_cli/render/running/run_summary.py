@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rlplan.planner.plan import Plan, read_plan
-from rlplan.reading import MAX_RUN_BYTES, read_records
+from rlplan.reading import MAX_RUN_BYTES, check_numbers, read_records
 from rlplan.timing.measured import join_seconds, measured_seconds
 from rlplan.trace import Trace
 from rlplan.units import format_bytes, format_seconds
@@ -12,7 +12,7 @@ from rlplan_cli.render.terminal import new_table, stdout
 
 def show_summary(folder: Path) -> None:
     """Each evaluation before and after, each process's peak, each action's seconds."""
-    rows = [*read_records(folder / "metrics.jsonl", "metrics.jsonl", dict, limit=MAX_RUN_BYTES)]
+    rows = [*read_records(folder / "metrics.jsonl", "metrics.jsonl", check_numbers, limit=MAX_RUN_BYTES)]
     plan, trace = read_plan(folder / "plan.json"), Trace.read(folder / "trace.jsonl")
     for one in plan.job.evaluations:
         form = "{:.1%}" if one.is_share else "{:.4g}"
@@ -37,7 +37,7 @@ def show_summary(folder: Path) -> None:
 
 def _show_seconds(plan: Plan, trace: Trace, folder: Path) -> None:
     """Predicted seconds of each action beside the median of those measured, the first step apart."""
-    rows = [*read_records(folder / "timings.jsonl", "timings.jsonl", dict, limit=MAX_RUN_BYTES)]
+    rows = [*read_records(folder / "timings.jsonl", "timings.jsonl", check_numbers, limit=MAX_RUN_BYTES)]
     measured = measured_seconds(plan.schedule, trace.spans, rows)
     table = new_table("action", "part", "predicted", "measured median", "predicted / measured", title="Seconds")
     for row in join_seconds(plan.schedule, plan.timing, measured):
