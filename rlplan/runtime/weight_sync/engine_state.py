@@ -87,6 +87,8 @@ class LoadRecord:
     def __init__(self) -> None:
         self.kept_back: list[str] = []
         """Weights that were still waiting when their packet was given back."""
+        self.memories: set[int] = set()
+        """Where the storages begin through which packets came."""
         self._is_taken: dict[str, bool] = {}
         self._current = ""
 
@@ -102,8 +104,9 @@ class LoadRecord:
             self._is_taken[name] = name.rpartition(".")[2] in SKIP_LOAD_TENSORS  # vLLM does not watch these loaders
             yield name, tensor
 
-    def packet_ends(self) -> None:
+    def packet_ends(self, payload: torch.Tensor) -> None:
         """Everything that was handed out has reached a loader, or the model reads it when it is overwritten."""
+        self.memories.add(payload.untyped_storage().data_ptr())
         self.kept_back += [name for name in self.untaken if name not in self.kept_back]
 
     @contextmanager

@@ -31,7 +31,7 @@ def count_without_padding(model: torch.nn.Module) -> None:
         for tensor in (*as_loaded.values(), *module.parameters(recurse=False)):
             is_cut_by_rows = getattr(tensor, "output_dim", None) == 0 and getattr(tensor, "packed_dim", None) is None
             if is_cut_by_rows and tensor.ndim and tensor.shape[0]:
-                tensor.weight_loader_numel = rows * (tensor.numel() // tensor.shape[0])  # type: ignore[attr-defined]
+                tensor.weight_loader_numel = rows * (tensor.numel() // tensor.shape[0])
 
 
 def keep_buffered(model: torch.nn.Module, payload: torch.Tensor) -> int:

@@ -108,15 +108,14 @@ class PolicyTransferEngine(WeightTransferEngine[ChannelInfo, UpdateInfo]):
         self.apply_s += time.perf_counter() - start
 
     def _load_watched(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.record, self._memories = LoadRecord(), set()
+        self.record = LoadRecord()
         with self.record.watching():
             self.model.load_weights(self.record.handed_out(weights))
-        self.record.kept_back += buffered_in(self.model, self._memories)
+        self.record.kept_back += buffered_in(self.model, self.record.memories)
 
     def _before_release(self, payload: torch.Tensor) -> None:
         if self.record is not None:
-            self.record.packet_ends()
-            self._memories.add(payload.untyped_storage().data_ptr())
+            self.record.packet_ends(payload)
         self.copied_bytes += keep_buffered(self.model, payload)
 
     def state(self) -> dict[str, int]:

@@ -258,7 +258,8 @@ class RolloutEngine(Worker):
         """Take the same weights once more, and compare what the engine computes with, before and after."""
         state = self._transfer.state()
         self.receive_weights(update)
-        return self._transfer.verification(state)
+        report: VerificationReport = self._transfer.verification(state)
+        return report
 
     def sync_report(self) -> ReceiveReport:
         """What the last update took here, or why it ended."""
