@@ -160,12 +160,14 @@ def _with_texts(rows: list[DataRow], layout: str, model_folder: Path, style: Cha
             if not isinstance(row.prompt, str)
         ]
     texts = iter(_rendered(chats, model_folder, style.tools) if template else [_joined(chat) for chat in chats])
-    made = [
-        row
-        if isinstance(row.prompt, str)
-        else replace(row, prompt=next(texts), **{"chat" if template else "joined": row.prompt})
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        if isinstance(row.prompt, str):
+            made.append(row)
+        elif template:
+            made.append(replace(row, prompt=next(texts), chat=row.prompt))
+        else:
+            made.append(replace(row, prompt=next(texts), joined=row.prompt))
     how = "chats by the policy's template" if template else "chats, joined: the policy has no template"
     return Loaded(tuple(made), layout, how)
 

@@ -137,7 +137,7 @@ def _trained_from(folder: Path) -> Path | None:
         if (run_folder / "plan.json").is_file():
             with suppress(RlplanError, KeyError, TypeError):
                 plan = read_json(run_folder / "plan.json", "the plan", limit=MAX_PLAN_BYTES)
-                return run_folder / plan["job"]["policy"]["path"]
+                return run_folder.joinpath(str(plan["job"]["policy"]["path"]))
     return None
 
 

@@ -21,7 +21,7 @@ from rlplan.spec.models.language_part import decoder_name, is_vision_language, l
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
-"""Most bytes of one safetensors file, as in Hugging Face's `save_pretrained` (huggingface_hub, `MAX_SHARD_SIZE`)."""
+"""Most bytes of one safetensors file, as in Hugging Face's `save_pretrained` (huggingface_hub 1)."""
 
 
 def load_language_model(folder: str, dtype: Any = None) -> Any:

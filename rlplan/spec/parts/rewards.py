@@ -103,11 +103,12 @@ class FunctionSpec(_Reward):
     path: str
     """`FILE.py:NAME`."""
     signature: Literal["auto", "trl", "verl"] = "auto"
-    """`trl`, f(prompts, completions, **columns) -> list; `verl`, f(data_source, solution_str, ground_truth, extra_info)
-    -> number or dict with `score`; `auto` looks at its parameters."""
+    """`trl`, f(prompts, completions, **columns) -> list, once per batch; `verl`, f(data_source, solution_str,
+    ground_truth, extra_info) -> number or dict with `score`, per response; `auto` looks at its parameters."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    """Seconds for each response of a call."""
     memory: ByteCount = GIB
-    """Bytes that it may take."""
+    """Bytes that it may take beside the responses that it is called with."""
 
     @model_validator(mode="after")
     def _path_names_a_function(self) -> "FunctionSpec":
