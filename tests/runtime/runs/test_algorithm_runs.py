@@ -47,6 +47,20 @@ def test_it_ends_well_within_its_prediction(run_job: Runner, case: str) -> None:
     check(run_job(f"examples/algorithms/{name}.yaml", *SHORT, *overrides))
 
 
+@pytest.mark.parametrize("name", ["cispo", "dapo", "gspo", "ppo", "rloo"])
+def test_in_bf16_a_policy_that_does_not_move_clips_nothing(run_job: Runner, name: str) -> None:
+    """Two updates a step of size 0: engine and trainer differ, yet every ratio is 1, to the bit."""
+    bf16 = ("training.dtype=bfloat16", "rollout.dtype=bfloat16")
+    still = ("algorithm.learning_rate=0", "workload.mini_batch_size=128", "workload.num_steps=2")
+    run = run_job(f"examples/algorithms/{name}.yaml", *SHORT, *bf16, *still, "workload.evaluate_every=2")
+    assert run.exit_code == 0, run.stderr
+    rows = [row for row in run.metrics if row["step"] > 0]
+    assert [row["policy/clip_fraction"] for row in rows] == [0.0, 0.0]
+    assert [row["policy/ratio_max"] for row in rows] == [1.0, 1.0]
+    assert all(row["sync/logprob_difference_mean"] > 1e-5 for row in rows)
+    assert all(row["importance/mean"] == pytest.approx(1, abs=0.01) for row in rows)
+
+
 def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", section(read(DOCS / "algorithms.md"), "One of your own"), re.DOTALL)
     assert code

@@ -272,14 +272,11 @@ class PolicyTrainer(Worker):
     @torch.no_grad()
     def score_passes(self, passes: Sequence[Sequence[SequencePair]]) -> list[tuple[float, ...]]:
         """The policy's log-probs of each response, pass by pass. As many passes on every rank, as in training."""
-        scored: list[tuple[float, ...]] = []
         with inside(self.device):
-            for pairs in passes:
-                batch = make_batch(pairs)
-                parts = self.engine.module(batch)[0].split(batch.lengths)
-                scored += [tuple(part.tolist()) for part in parts]
+            batches = map(make_batch, passes)
+            parts = [part for batch in batches for part in self.engine.module(batch)[0].split(batch.lengths)]
         forget_cache(self.device)
-        return scored
+        return [tuple(part.tolist()) for part in parts]
 
     def _judge(
         self, pairs: Sequence[SequencePair], judge: Callable[[TokenBatch], torch.Tensor]
