@@ -177,6 +177,11 @@ class Table(Spec):
         asked = [row.when[key] for row in rows if key in row.when]
         return any(value == one or (isinstance(one, list) and value in one) for one in asked)
 
+    def knows(self, key: str) -> bool:
+        """Whether a key is one of the stack's: by name, or by a pattern of those without a counterpart."""
+        patterns = (pattern for patterns in self.without_counterpart.values() for pattern in patterns)
+        return key in self.keys or key in self.in_python or any(fnmatchcase(key, pattern) for pattern in patterns)
+
     def why_without_counterpart(self, key: str) -> str:
         """Why a key without a row has none."""
         for why, patterns in self.without_counterpart.items():
