@@ -143,11 +143,18 @@ def first_of(
         if row.key:  # a model is known by the end of its path
             theirs = settings.known(row.key) if row.convert == "model" else settings.value(row.key)
         value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
-        if value is not None and (row.below is None or value < row.below) and (row.above is None or value > row.above):
+        if value is not None and _is_within(settings, row, value):
             if row.note:
                 notes.append(row.note)
             return Taken(ours, value, row.key, theirs, settings.place(row.key)), row
     return None
+
+
+def _is_within(settings: Settings, row: Row, value: Any) -> bool:
+    """Whether a value keeps the bounds of its row."""
+    is_below = row.below is None or value < row.below
+    is_under = not row.under or value < _number(settings, row.under, settings.value(row.under))
+    return is_below and is_under and (row.above is None or value > row.above)
 
 
 def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
@@ -181,6 +188,7 @@ def _scaled(settings: Settings, row: Row, value: Any) -> int:
     if whole.denominator != 1:
         raise _undivided(settings, row, value)
     found = int(whole) + _sum(settings, row.plus) - _sum(settings, row.minus)
+    found = min(found, _sum(settings, row.most)) if row.most else found
     return max(found, _sum(settings, row.least))
 
 

@@ -45,6 +45,10 @@ class Row(Spec):
     """Keys that are added to it, after all else."""
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below."""
+    most: tuple[str, ...] = ()
+    """Keys whose sum it is never above."""
+    under: str = ""
+    """A key whose value it must be below to be ours."""
     aside: tuple[str, ...] = ()
     """Of `hardware.num_devices`: GPUs that the stack uses besides and that are not counted, as keys to be summed."""
     part: float = 0
@@ -79,8 +83,8 @@ class Row(Spec):
     @property
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
-        terms = (*self.plus, *self.minus, *self.least, *self.aside)
-        return (self.key, *self.when, *self.times, *self.over, *(key for one in terms for key in one.split(" ")[::2]))
+        terms = (*self.plus, *self.minus, *self.least, *self.most, *self.aside)
+        return (self.key, self.under, *self.when, *self.times, *self.over, *(key for one in terms for key in one.split(" ")[::2]))
 
 
 class Remedy(Spec):

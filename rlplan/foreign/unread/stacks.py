@@ -236,7 +236,7 @@ def _lengths(reads: Readable, given: Mapping[str, Given], algorithm: str) -> dic
     if response:
         found["workload.max_response_len"] = response
     samples = _number(given, reads.samples)
-    if samples and algorithm in ("grpo", "gspo", "rloo", "reinforce++", "ppo"):
+    if samples > 1 and algorithm in ("grpo", "gspo", "rloo", "reinforce++", "ppo"):
         found["workload.num_samples_per_prompt"] = samples
     return found
 
