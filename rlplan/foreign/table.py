@@ -75,8 +75,8 @@ class Row(Spec):
     """Why there is no answer where it is taken."""
     way_out: str = ""
     """What answers instead."""
-    convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""
-    """What else is done: a model's name found, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
+    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
+    """What else is done: a model's name found, the format of its weights by the end of its name, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
     share is of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
     """
 
@@ -84,7 +84,14 @@ class Row(Spec):
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
         terms = (*self.plus, *self.minus, *self.least, *self.most, *self.aside)
-        return (self.key, self.under, *self.when, *self.times, *self.over, *(key for one in terms for key in one.split(" ")[::2]))
+        return (
+            self.key,
+            self.under,
+            *self.when,
+            *self.times,
+            *self.over,
+            *(key for one in terms for key in one.split(" ")[::2]),
+        )
 
 
 class Remedy(Spec):
@@ -153,6 +160,8 @@ class Table(Spec):
     """Patterns of keys that upstream's configuration does not list, so that Hydra takes them with `++` alone."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
     """Beginnings of the policy's keys, and of another role's that say the same of it: it is laid out as the policy."""
+    compared: dict[Role, dict[str, str]] = Field(default={})
+    """The same of keys that are only read: another role's follow the policy's unless they are given."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     shared_roots: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Stacks without a mapping table, which are known by their commands and keys and refused by name."""
+"""What other stacks say and rlplan does not read: whole stacks without a table, and settings of a role of their own."""

@@ -219,7 +219,9 @@ def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -
             return ours
     names = [*given, *words]
     marked = (
-        ours for ours, patterns in stack.marks.items() if any(fnmatchcase(name, one) for name in names for one in patterns)
+        ours
+        for ours, patterns in stack.marks.items()
+        if any(fnmatchcase(name, one) for name in names for one in patterns)
     )
     return next(marked, stack.usually)
 
