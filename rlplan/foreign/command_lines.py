@@ -56,7 +56,7 @@ LEAST_WRAPPED = 5
 
 
 def is_wrapped(command: Command, table: Table) -> bool:
-    """Whether a program of another project is given the overrides of a table, as rllm and SkyRL-Agent do with verl's."""
+    """Whether another project's program is given a table's overrides, as rllm and SkyRL-Agent give verl's."""
     if table.syntax != "overrides":
         return False
     given = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]

@@ -28,7 +28,7 @@ _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
 _FP8 = re.compile(
     r"(?!.*bf16)(.*-FP8$|DeepSeek-V3|DeepSeek-R1(?!-Distill)|Kimi-K2-(Instruct|Base)|MiniMax-M2)", re.IGNORECASE
 )
-"""Names of checkpoints in fp8: by their ends, and those that are published in fp8 alone (their `quantization_config`)."""
+"""Names of checkpoints in fp8: by their ends, and those that are published in fp8 alone."""
 SHARES = ("gpu_share", "static_share")
 MEMORY = "rollout.kv_cache_memory"
 
@@ -270,10 +270,11 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
 
 
 def _packed_note(settings: Settings, row: Row, name: str, unpacked: str) -> str:
-    """How packed weights are counted: as they are trained, but for an engine that a row says to hold them as they are."""
+    """How packed weights are counted: as they are trained, unless a row says that the engine holds them packed."""
     rows = settings.table.rows.get("rollout.quantization", ())
     is_read = any(one.convert == "packed" for one in rows) and _FP8.match(PurePosixPath(name.rstrip("/")).name)
-    note = f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are trained"
+    note = f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    note += "trained"
     return note if is_read else note + ", which takes more in the engine"
 
 

@@ -28,14 +28,15 @@ def note_other_roles(settings: Settings) -> Iterator[str]:
         words = list(dict.fromkeys(_differences(settings, role))) if present[role] else []
         if words:
             yield (
-                f"not read, may change memory and time: {', '.join(words)}; {name} is counted with the policy's settings"
+                f"not read, may change memory and time: {', '.join(words)}; "
+                f"{name} is counted with the policy's settings"
             )
 
 
 def _differences(settings: Settings, role: Role) -> Iterator[str]:
     """`KEY=VALUE (POLICY'S VALUE for the policy)` of each key that changes memory or time."""
     table = settings.table
-    read = {key for rows in table.rows.values() for row in rows for key in row.keys}
+    read = {key for rows in table.rows.values() for row in rows for key in row.keys if key}
     own_begin, compared = table.of_roles.get(role, {}), table.compared.get(role, {})
     for key in _keys_of_memory(settings):
         names = [mirrored + key.removeprefix(begins) for begins, mirrored in compared.items() if key.startswith(begins)]
@@ -48,7 +49,7 @@ def _differences(settings: Settings, role: Role) -> Iterator[str]:
         given = next((name for name in (own, *names) if name in settings.given), "")
         value = settings.known(given) if given else None
         if not given and own and role is Role.VALUE:  # upstream's default, whatever the policy is given
-            given, value = own, table.defaults.get(own, table.defaults.get(key))
+            given, value = own, settings.defaults.get(own, settings.defaults.get(key))
         policy = settings.known(key)
         if value is not None and word_of(value).lower() != word_of(policy).lower():
             yield f"{given}={word_of(value)} ({word_of(policy)} for the policy)"

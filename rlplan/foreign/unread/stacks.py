@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Given, Settings, matches, typed
+from rlplan.foreign.settings import Given, matches, typed
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
@@ -119,7 +119,7 @@ class Stack(Spec):
 
 
 def is_ours(key: str) -> bool:
-    """Whether a key is of a stack that others wrap by commands of their own: `python -m rllm.train actor_rollout_ref...`.
+    """Whether a key is of verl, which others wrap by commands of their own.
 
     >>> is_ours("actor_rollout_ref.model.path"), is_ours("model.path")
     (True, False)
