@@ -66,7 +66,7 @@ def _check_known(settings: Settings) -> None:
         f"{len(strange)} of its {len(settings.given)} keys are not known of {table.title} {table.version}: "
         + ", ".join(strange[:5]),
         where=settings.file,
-        rule=f"at most {MOST_STRANGE:.0%} of the keys of a file of {table.title} are unknown; others are of another stack",
+        rule=f"at most {MOST_STRANGE:.0%} of the keys of a {table.title} file are unknown; others are another stack's",
         way_out="rlplan estimate --model MODEL --algorithm ALGORITHM --gpus 8xH100, with what the file says",
     )
 

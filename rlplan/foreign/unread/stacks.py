@@ -18,7 +18,7 @@ from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
 from rlplan.spec.base import Spec, validate
-from rlplan.spec.files.yaml import parse_yaml
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
 
 FILE = Path(__file__).parent / "stacks.yaml"
@@ -134,7 +134,7 @@ def stacks() -> tuple[Stack, ...]:
     >>> [stack.title for stack in stacks()][:2]
     ['axolotl', 'ROLL']
     """
-    entries = parse_yaml(FILE.read_text("utf-8"), where=str(FILE), what="stacks without a table")
+    entries = read_yaml(FILE, "the stacks without a table")
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
 
 

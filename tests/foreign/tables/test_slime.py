@@ -74,8 +74,8 @@ def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_togethe
         ("Qwen/Qwen3-4B-FP8", "fp8"),
         ("/ckpt/Qwen3-4B-INT4/", None),
         ("Qwen/Qwen3-4B", None),
-        ("/root/DeepSeek-R1", "fp8"),
-        ("/root/DeepSeek-R1-Distill-Qwen-7B", None),
+        ("/ckpt/DeepSeek-R1", "fp8"),
+        ("/ckpt/DeepSeek-R1-Distill-Qwen-7B", None),
     ],
 )
 def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str | None, tmp_path: Path) -> None:
