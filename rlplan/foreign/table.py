@@ -77,8 +77,8 @@ class Row(Spec):
     """What answers instead."""
     convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
     """What else is done: a model's name found, the format of its weights by its name, MiB as bytes; a share of a GPU's
-    memory as bytes of KV cache, where the share is
-    of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
+    memory as bytes of KV cache, where the share is of all that the engine takes (vLLM) or of weights and cache alone
+    (SGLang).
     """
 
     @property
