@@ -51,6 +51,20 @@ def word_at(command: Command, entry: str) -> int | None:
     return None
 
 
+LEAST_WRAPPED = 5
+"""Keys that the table has by name, from which on another project's program is known to start the table's stack."""
+
+
+def is_wrapped(command: Command, table: Table) -> bool:
+    """Whether another project's program is given a table's overrides, as rllm and SkyRL-Agent give verl's."""
+    if table.syntax != "overrides":
+        return False
+    given = [word.lstrip("+").partition("=")[0] for word in command.words if "=" in word and not word.startswith("-")]
+    known = [key for key in given if key in table.keys]
+    has_root = any(key.startswith(f"{root}.") for key in known for root in table.roots)
+    return has_root and len(known) >= LEAST_WRAPPED and 2 * len(known) >= len(given)
+
+
 LARGE = 1_000
 """From here on `5e8` is a count."""
 _SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)

@@ -15,6 +15,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings, word_of
 from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.unread.roles import note_other_roles
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
@@ -24,6 +25,10 @@ from rlplan.units import MIB
 
 _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
 """Ends of the names of checkpoints whose weights are packed."""
+_FP8 = re.compile(
+    r"(?!.*bf16)(.*-FP8$|DeepSeek-V3|DeepSeek-R1(?!-Distill)|Kimi-K2-(Instruct|Base)|MiniMax-M2)", re.IGNORECASE
+)
+"""Names of checkpoints in fp8: by their ends, and those that are published in fp8 alone."""
 SHARES = ("gpu_share", "static_share")
 MEMORY = "rollout.kv_cache_memory"
 
@@ -111,6 +116,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             rule=f"a job has a policy; {settings.table.title} is told of one elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
+    notes += note_other_roles(settings)
     data: dict[str, Any] = {"name": _name(settings.file)}
     for ours, one in taken.items():
         _put(data, ours.split("."), one.value)
@@ -141,13 +147,20 @@ def first_of(
             raise _refused(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
         if row.key:  # a model is known by the end of its path
-            theirs = settings.known(row.key) if row.convert == "model" else settings.value(row.key)
+            theirs = settings.known(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
         value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
-        if value is not None and (row.below is None or value < row.below) and (row.above is None or value > row.above):
+        if value is not None and _is_within(settings, row, value):
             if row.note:
                 notes.append(row.note)
             return Taken(ours, value, row.key, theirs, settings.place(row.key)), row
     return None
+
+
+def _is_within(settings: Settings, row: Row, value: Any) -> bool:
+    """Whether a value keeps the bounds of its row."""
+    is_below = row.below is None or value < row.below
+    is_under = not row.under or value < _number(settings, row.under, settings.value(row.under))
+    return is_below and is_under and (row.above is None or value > row.above)
 
 
 def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
@@ -163,6 +176,8 @@ def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> An
         return row.otherwise
     if row.convert == "model":
         return _model(settings, row, str(value), notes)
+    if row.convert == "packed":
+        return "fp8" if _FP8.match(PurePosixPath(str(value).rstrip("/")).name) else None
     if row.convert == "mebibytes":
         return int(_number(settings, row.key, value) * MIB)
     if row.part:
@@ -181,6 +196,7 @@ def _scaled(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
     if whole.denominator != 1:
         raise _undivided(settings, row, value)
     found = int(whole) + _sum(settings, row.plus) - _sum(settings, row.minus)
+    found = min(found, _sum(settings, row.most)) if row.most else found
     least = _sum(settings, row.least)
     if found < least and row.raised:
         notes.append(f"{row.key} = {found} is counted as {least}: {row.raised}")
@@ -242,21 +258,27 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
         if known != name:
             notes.append(f"{row.key} = {shown(name)} is taken for {known}, by its name")
         return known
+    unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
+    if unpacked and is_known(end):
+        notes.append(_packed_note(settings, row, name, unpacked))
+        return unpacked
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
-    unpacked = nearest_id(_PACKED.sub("", end))
-    if unpacked and is_known(end):
-        notes.append(
-            f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
-            "trained, which takes more in the engine"
-        )
-        return unpacked
     raise SpecError(
         f"{row.key} is {shorten(shown(name))}, which is neither here nor the name of a bundled model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
         way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
     )
+
+
+def _packed_note(settings: Settings, row: Row, name: str, unpacked: str) -> str:
+    """How packed weights are counted: as they are trained, unless a row says that the engine holds them packed."""
+    rows = settings.table.rows.get("rollout.quantization", ())
+    is_read = any(one.convert == "packed" for one in rows) and _FP8.match(PurePosixPath(name.rstrip("/")).name)
+    note = f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    note += "trained"
+    return note if is_read else note + ", which takes more in the engine"
 
 
 def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:

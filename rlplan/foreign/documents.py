@@ -1,21 +1,22 @@
-"""YAML and JSON of other stacks as dotted keys, with the files that their `defaults:` name laid below them.
+"""YAML, JSON and TOML of other stacks as dotted keys, with the files that their `defaults:` name laid below them.
 
 In: a path. Out: what each key was given, with its place, and what was not there. Left out: references to other keys,
 which settings.py follows, and what keys mean.
 """
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Given
-from rlplan.reading import is_file
+from rlplan.reading import is_file, read_text
 from rlplan.spec.files.yaml import read_yaml
 
 BELOW = "defaults"
 """The key of the files that one stands on."""
-SUFFIXES = (".yaml", ".yml", ".json")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 """Of files that are read as documents."""
 MAX_CHAIN = 8
 """Files that one may stand on."""
@@ -30,7 +31,7 @@ def read_document(path: Path) -> tuple[dict[str, Given], list[str]]:
 
 
 def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
-    data = read_yaml(path, "the file", may_repeat=True)
+    data = _read_toml(path) if path.suffix == ".toml" else read_yaml(path, "the file", may_repeat=True)
     if not isinstance(data, dict) or depth > MAX_CHAIN:
         raise SpecError(
             f"the file is {type(data).__name__}, not a mapping of keys to values"
@@ -53,6 +54,18 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
     given = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
     return found | given, notes
+
+
+def _read_toml(path: Path) -> Any:
+    try:
+        return tomllib.loads(read_text(path, "the file"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecError(
+            f"the file is not TOML: {str(error) or type(error).__name__}",
+            where=str(path),
+            rule="TOML 1.0",
+            way_out="mend the file",
+        ) from None
 
 
 def flat(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Row(Spec):
     """Keys whose sum it is never below."""
     raised: str = ""
     """What is said where `least` is more than it is."""
+    most: tuple[str, ...] = ()
+    """Keys whose sum it is never above."""
+    under: str = ""
+    """A key whose value it must be below to be ours."""
     aside: tuple[str, ...] = ()
     """Of `hardware.num_devices`: GPUs that the stack uses besides and that are not counted, as keys to be summed."""
     part: float = 0
@@ -73,16 +77,24 @@ class Row(Spec):
     """Why there is no answer where it is taken."""
     way_out: str = ""
     """What answers instead."""
-    convert: Literal["", "model", "mebibytes", "gpu_share", "static_share"] = ""
-    """What else is done: a model's name found, MiB as bytes; a share of a GPU's memory as bytes of KV cache, where the
-    share is of all that the engine takes (vLLM) or of weights and cache alone (SGLang).
+    convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
+    """What else is done: a model's name found, the format of its weights by its name, MiB as bytes; a share of a GPU's
+    memory as bytes of KV cache, where the share is of all that the engine takes (vLLM) or of weights and cache alone
+    (SGLang).
     """
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Every key that it asks for."""
-        terms = (*self.plus, *self.minus, *self.least, *self.aside)
-        return (self.key, *self.when, *self.times, *self.over, *(key for one in terms for key in one.split(" ")[::2]))
+        terms = (*self.plus, *self.minus, *self.least, *self.most, *self.aside)
+        return (
+            self.key,
+            self.under,
+            *self.when,
+            *self.times,
+            *self.over,
+            *(key for one in terms for key in one.split(" ")[::2]),
+        )
 
 
 class Remedy(Spec):
@@ -151,6 +163,8 @@ class Table(Spec):
     """Patterns of keys that upstream's configuration does not list, so that Hydra takes them with `++` alone."""
     of_roles: dict[Role, dict[str, str]] = Field(default={})
     """Beginnings of the policy's keys, and of another role's that say the same of it: it is laid out as the policy."""
+    compared: dict[Role, dict[str, str]] = Field(default={})
+    """The same of keys that are only read: another role's follow the policy's unless they are given."""
     roots: tuple[str, ...]
     """Keys by which it is known: of a file, and of a command line of flags beside its entry."""
     shared_roots: tuple[str, ...] = ()
@@ -178,6 +192,11 @@ class Table(Spec):
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = [row.when[key] for row in rows if key in row.when]
         return any(value == one or (isinstance(one, list) and value in one) for one in asked)
+
+    def knows(self, key: str) -> bool:
+        """Whether a key is one of the stack's: by name, or by a pattern of those without a counterpart."""
+        patterns = (pattern for patterns in self.without_counterpart.values() for pattern in patterns)
+        return key in self.keys or key in self.in_python or any(fnmatchcase(key, pattern) for pattern in patterns)
 
     def why_without_counterpart(self, key: str) -> str:
         """Why a key without a row has none."""

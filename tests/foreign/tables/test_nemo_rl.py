@@ -204,3 +204,24 @@ def test_responses_are_as_long_as_nemo_rl_generates(new: int | None, lengths: tu
 def test_bytes_of_vllm_s_cache_are_taken_as_given(tmp_path: Path) -> None:
     found = job(tmp_path, {**SMALL, "policy.generation.vllm_kwargs.kv_cache_memory_bytes": 4 << 30})
     assert found["rollout.kv_cache_memory"] == 4 << 30
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        ({}, (1024, 3072)),
+        ({"data.max_input_seq_length": 512}, (512, 3584)),
+        ({"data.max_input_seq_length": 512, "policy.generation.max_new_tokens": 1024}, (512, 1024)),
+        ({"data.max_input_seq_length": 3500, "policy.generation.max_new_tokens": 1024}, (3500, 596)),
+        ({"data.max_input_seq_length": "${policy.max_total_sequence_length}"}, (1024, 3072)),
+        ({"data.max_input_seq_length": None}, (1024, 3072)),
+    ],
+)
+def test_prompts_are_as_long_as_the_data_s_bound_and_responses_as_what_it_leaves(
+    given: dict[str, Any], lengths: tuple[int, int], tmp_path: Path
+) -> None:
+    """NeMo-RL's data processors drop prompts beyond it; its vLLM worker takes the lesser of max_new_tokens and of what
+    the prompt leaves of the context (`_context_capped_max_new_tokens`).
+    """
+    found = job(tmp_path, SMALL | {"policy.max_total_sequence_length": 4096} | given)
+    assert (found["workload.max_prompt_len"], found["workload.max_response_len"]) == lengths

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
@@ -64,9 +67,42 @@ def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_togethe
     assert any("both are counted on the GPU" in note for note in found.notes)
 
 
-def test_a_folder_of_packed_weights_is_known_by_the_model_that_they_are_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("/ckpt/Qwen3-4B-FP8/", "fp8"),
+        ("Qwen/Qwen3-4B-FP8", "fp8"),
+        ("/ckpt/Qwen3-4B-INT4/", None),
+        ("Qwen/Qwen3-4B", None),
+        ("/ckpt/DeepSeek-R1", "fp8"),
+        ("/ckpt/DeepSeek-R1-Distill-Qwen-7B", None),
+    ],
+)
+def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str | None, tmp_path: Path) -> None:
+    """slime gives `--hf-checkpoint` to SGLang as its `model_path`; Megatron loads `--load` in bfloat16."""
     script = tmp_path / "slime.sh"
-    script.write_text(SLIME.replace("Qwen/Qwen3-4B", "/ckpt/Qwen3-4B-FP8/"))
+    script.write_text(SLIME.replace("Qwen/Qwen3-4B", name))
     found = convert(read_source(script, None), "H100", None)
-    assert found.data["policy"]["path"] == "Qwen/Qwen3-4B"
-    assert any("takes more in the engine" in note for note in found.notes)
+    data = flat(found.data)
+    assert data.get("rollout.quantization") == quantization
+    assert data["policy.path"].endswith(Path(name).name.removesuffix("-FP8").removesuffix("-INT4"))
+    assert any("takes more in the engine" in note for note in found.notes) is ("INT4" in name)
+
+
+@pytest.mark.parametrize("source", [None, "slime"])
+def test_adapters_which_slime_does_not_have_are_refused(source: str | None, tmp_path: Path) -> None:
+    script = tmp_path / "slime.sh"
+    script.write_text(SLIME + "--lora-rank 32 --lora-alpha 32\n")
+    with pytest.raises(SpecError, match="miles") as caught:
+        read_source(script, source)
+    assert "training.lora.rank=32" in caught.value.way_out
+    document = tmp_path / "slime.yaml"
+    document.write_text("{hf_checkpoint: Qwen/Qwen3-4B, colocate: true, rollout_batch_size: 32, lora_rank: 32}")
+    with pytest.raises(SpecError, match="miles"):
+        read_source(document, source)
+
+
+def test_ranks_of_latent_attention_are_of_the_model_s_shape(tmp_path: Path) -> None:
+    left = {one.key: one.why for one in slime(tmp_path, "--q-lora-rank 1536 --kv-lora-rank 512").left}
+    assert set(left) == {"load", "q_lora_rank", "kv_lora_rank"}
+    assert left["kv_lora_rank"] == "the model's shape, which is read from its config"

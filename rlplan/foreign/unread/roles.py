@@ -1,0 +1,76 @@
+"""Settings that a configuration gives a role of its own, where rlplan lays that role out as the policy.
+
+In: Settings whose rows have been converted. Out: notes on values that differ from the policy's and change memory or
+time. Left out: the layout of a role by itself, which no job can say.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import Settings, word_of
+from rlplan.vocabulary import Role
+
+_OF_MEMORY = ("target", "training.", "workload.micro_batch", "placement.offload")
+"""Beginnings of our keys that change a role's memory or time."""
+_NAMES = {Role.VALUE: "the critic", Role.REFERENCE: "the reference", Role.POLICY: "the policy's scoring pass"}
+
+
+def note_other_roles(settings: Settings) -> Iterator[str]:
+    """A note for each role with the settings in which it differs from the policy."""
+    converted = settings.ours
+    present = {
+        Role.VALUE: converted.get("algorithm.name") == "ppo",
+        Role.REFERENCE: (converted.get("algorithm.kl_coef") or 0) > 0,
+        Role.POLICY: True,
+    }
+    for role, name in _NAMES.items():
+        words = list(dict.fromkeys(_differences(settings, role))) if present[role] else []
+        if words:
+            yield (
+                f"not read, may change memory and time: {', '.join(words)}; "
+                f"{name} is counted with the policy's settings"
+            )
+
+
+def _differences(settings: Settings, role: Role) -> Iterator[str]:
+    """`KEY=VALUE (POLICY'S VALUE for the policy)` of each key that changes memory or time."""
+    table = settings.table
+    read = {key for rows in table.rows.values() for row in rows for key in row.keys if key}
+    own_begin, compared = table.of_roles.get(role, {}), table.compared.get(role, {})
+    for key in _keys_of_memory(settings):
+        names = [mirrored + key.removeprefix(begins) for begins, mirrored in compared.items() if key.startswith(begins)]
+        own = next(
+            (mirrored + key.removeprefix(begins) for begins, mirrored in own_begin.items() if key.startswith(begins)),
+            "",
+        )
+        if not read.isdisjoint({own, *names}):
+            continue
+        given = next((name for name in (own, *names) if name in settings.given), "")
+        value = settings.known(given) if given else None
+        if not given and own and role is Role.VALUE:  # upstream's default, whatever the policy is given
+            given, value = own, settings.defaults.get(own, settings.defaults.get(key))
+        policy = settings.known(key)
+        if value is not None and word_of(value).lower() != word_of(policy).lower():
+            yield f"{given}={word_of(value)} ({word_of(policy)} for the policy)"
+
+
+def _keys_of_memory(settings: Settings) -> list[str]:
+    """The policy's keys of rows that hold, but for what these ask of the key itself."""
+    found: dict[str, None] = {}
+    for ours, rows in settings.table.rows.items():
+        if not ours.startswith(_OF_MEMORY):
+            continue
+        for row in rows:
+            for key in (row.key, *row.when):
+                if key and key not in settings.table.rows and _holds_beside(settings, row.when, key):
+                    found[key] = None
+    return list(found)
+
+
+def _holds_beside(settings: Settings, condition: dict[str, Any], key: str) -> bool:
+    """Whether a condition holds, whatever the value of one of its keys."""
+    try:
+        return settings.holds({name: wanted for name, wanted in condition.items() if name != key})
+    except SpecError:
+        return False

@@ -1,0 +1,279 @@
+"""Recognise files and commands of stacks that have no mapping table, and refuse them by name.
+
+In: the keys of a document, or the commands of a script. Out: a SpecError that names the stack, the keys by which it was
+recognised, and the nearest `rlplan estimate` with what could be read. Left out: stacks with a table (table.py).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import Field
+
+from rlplan.errors import SpecError
+from rlplan.foreign.settings import Given, matches, typed
+from rlplan.foreign.shell.script import Command
+from rlplan.foreign.table import SOURCES, load_table
+from rlplan.foreign.unknown import is_known
+from rlplan.spec.base import Spec, validate
+from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.models.catalogue import bundled_id, nearest_id
+
+FILE = Path(__file__).parent / "stacks.yaml"
+MOST_SHOWN = 3
+"""Keys that a refusal shows."""
+ALGORITHMS = {
+    "sft": ("sft", "pt", "trl_sft", "llm-sft", "llm", "hf"),
+    "dpo": ("dpo", "simpo", "orpo", "cpo", "trl_dpo", "llm-dpo", "llm-orpo"),
+    "ipo": ("ipo",),
+    "kto": ("kto", "trl_kto"),
+    "reward_modeling": ("rm", "reward", "llm-reward", "bradley_terry"),
+    "grpo": ("grpo", "gdpo", "trl_grpo", "verl_grpo", "group_norm"),
+    "gspo": ("gspo",),
+    "rloo": ("rloo",),
+    "ppo": ("ppo", "gae"),
+    "reinforce++": ("reinforce", "reinforce_plus_plus", "reinforce++"),
+}
+"""rlplan's algorithms, and the words of other stacks for them."""
+
+
+class Readable(Spec):
+    """Keys that say what `rlplan estimate` asks for; the first that has a plain value counts."""
+
+    model: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+    """Keys with a word of ALGORITHMS."""
+    lora: tuple[str, ...] = ()
+    """Keys with the rank of adapters."""
+    packed: tuple[str, ...] = ()
+    """Keys that load the base of the adapters in 4 bits: true, or 4."""
+    rewards: tuple[str, ...] = ()
+    """Keys that are true where a reward model is trained."""
+    prompt: tuple[str, ...] = ()
+    response: tuple[str, ...] = ()
+    length: tuple[str, ...] = ()
+    """Keys that bound prompt and response together."""
+    micro: tuple[str, ...] = ()
+    """Keys with the sequences of a GPU's micro-batch."""
+    samples: tuple[str, ...] = ()
+    """Keys with the rollouts of a prompt."""
+
+
+class Stack(Spec):
+    """A stack without a table: how it is recognised, and what can be read of its files."""
+
+    title: str
+    repository: str
+    commands: tuple[str, ...] = ()
+    """Patterns of words that start it; several in a row where one has a space."""
+    needs: tuple[str, ...] = ()
+    """Patterns of keys that must all be there."""
+    keys: tuple[str, ...] = ()
+    """Patterns of its own keys."""
+    least: int = 1
+    """Own keys that must be there."""
+    unless: tuple[str, ...] = ()
+    """Patterns of keys of a stack that is read and that wraps or resembles it."""
+    words: tuple[str, ...] = ()
+    """Patterns of values that name it, in place of own keys."""
+    suffix: str = ""
+    """Suffix of all of its documents, whose keys alone are too common to tell."""
+    reads: Readable = Readable()
+    adapters: dict[str, tuple[Any, ...]] = Field(default={})
+    """Keys whose values say that adapters are trained; without any, a rank says it."""
+    adapter_rank: int = 16
+    """Rank where adapters are trained and none is given."""
+    marks: dict[str, tuple[str, ...]] = Field(default={})
+    """Patterns of keys and of programs that tell the algorithm."""
+    usually: str = "sft"
+    """The algorithm where nothing tells it."""
+
+    def recognise(self, given: Mapping[str, Given], suffix: str = "") -> tuple[str, ...]:
+        """The keys by which this stack is recognised; none where it is another's. suffix: of a document."""
+        if self.suffix and suffix != self.suffix:
+            return ()
+        if any(fnmatchcase(key, pattern) for key in given for pattern in self.unless):
+            return ()
+        needed = [next((key for key in given if fnmatchcase(key, pattern)), "") for pattern in self.needs]
+        own = [key for key in given if any(fnmatchcase(key, pattern) for pattern in self.keys)]
+        own += [key for key, one in given.items() if self._is_named_by(one.value)]
+        return (*needed, *own) if all(needed) and len(own) >= self.least else ()
+
+    def _is_named_by(self, value: Any) -> bool:
+        return isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.words)
+
+    def started_by(self, command: Command) -> tuple[str, ...]:
+        """The words of a command that start this stack; none where it starts something else."""
+        for entry in self.commands:
+            patterns = entry.split()
+            for at in range(len(command.words) - len(patterns) + 1):
+                words = command.words[at : at + len(patterns)]
+                if "=" in words[0] or words[0].startswith("-"):
+                    continue
+                names = (PurePosixPath(words[0]).name, *words[1:])
+                if all(map(fnmatchcase, words, patterns)) or all(map(fnmatchcase, names, patterns)):
+                    return words
+        return ()
+
+
+def is_ours(key: str) -> bool:
+    """Whether a key is of verl, which others wrap by commands of their own.
+
+    >>> is_ours("actor_rollout_ref.model.path"), is_ours("model.path")
+    (True, False)
+    """
+    return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
+
+
+@cache
+def stacks() -> tuple[Stack, ...]:
+    """Every stack that is refused by name.
+
+    >>> [stack.title for stack in stacks()][:2]
+    ['axolotl', 'ROLL']
+    """
+    entries = read_yaml(FILE, "the stacks without a table")
+    return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
+
+
+def refuse_document(given: Mapping[str, Given], path: Path) -> None:
+    """Raises: SpecError where the keys of a document are those of a stack without a table."""
+    for stack in stacks():
+        if keys := stack.recognise(given, path.suffix):
+            raise _refusal(stack, keys, given, str(path), ())
+
+
+def refuse_commands(commands: Sequence[Command], path: Path) -> None:
+    """Raises: SpecError where a script starts a stack without a table."""
+    for command in commands:
+        given = flags_and_overrides(command)
+        if any(is_ours(key) for key in given):
+            continue
+        where = f"{path}, at {command.places[0]}"
+        for stack in stacks():
+            if words := stack.started_by(command):
+                raise _refusal(stack, [" ".join(words)], given, where, command.words)
+        for stack in stacks():
+            if keys := stack.recognise(given):
+                raise _refusal(stack, keys, given, where, command.words)
+
+
+def flags_and_overrides(command: Command) -> dict[str, Given]:
+    """All that a command says as `--key value` or `key=value`, whatever its program."""
+    given: dict[str, Given] = {}
+    for word, after, place in zip(command.words, (*command.words[1:], "--"), command.places, strict=True):
+        name, separator, value = word.partition("=")
+        if word.startswith("--") and len(word) > 2:
+            key = name[2:] if "." in name else name[2:].replace("-", "_")
+            value = value if separator else "true" if after.startswith("--") else after
+            given[key] = Given(typed(value), place)
+        elif separator and not word.startswith("-"):
+            given[name.lstrip("+")] = Given(typed(value), place)
+    return given
+
+
+def _refusal(
+    stack: Stack, keys: Sequence[str], given: Mapping[str, Given], where: str, words: Iterable[str]
+) -> SpecError:
+    titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
+    return SpecError(
+        f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
+        where=where,
+        rule=f"rlplan reads {titles}",
+        way_out=f"the nearest answer: {_estimate(stack, given, words)}",
+    )
+
+
+def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:
+    """`rlplan estimate` with the model, the algorithm, adapters and lengths that could be read."""
+    reads = stack.reads
+    algorithm = _algorithm(stack, given, words)
+    said = [f"rlplan estimate --model {_model(reads, given)} --algorithm {algorithm} --gpus 8xH100"]
+    said += [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
+    rank = _rank(stack, given)
+    if rank and algorithm != "reward_modeling":
+        said.append(f"training.lora.rank={rank}")
+        if any(matches(_value(given, (key,)), [True, 4]) for key in reads.packed):
+            said.append("training.lora.base_dtype=nf4")
+    return " ".join(said)
+
+
+def _model(reads: Readable, given: Mapping[str, Given]) -> str:
+    """The model by its id, or by the end of its path; MODEL where neither is known."""
+    name = _value(given, reads.model)
+    if not isinstance(name, str) or not is_known(name) or "$" in name:
+        return "MODEL"
+    known = bundled_id(name) or nearest_id(PurePosixPath(name.rstrip("/")).name)
+    is_hub_id = name.count("/") == 1 and not name.startswith(("~", "/", "."))
+    return known or (name if is_hub_id else "MODEL")
+
+
+def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:
+    if matches(_value(given, stack.reads.rewards), True):
+        return "reward_modeling"
+    method = str(_value(given, stack.reads.method) or "").lower()
+    for ours, theirs in ALGORITHMS.items():
+        if method in theirs:
+            return ours
+    names = [*given, *words]
+    marked = (
+        ours
+        for ours, patterns in stack.marks.items()
+        if any(fnmatchcase(name, one) for name in names for one in patterns)
+    )
+    return next(marked, stack.usually)
+
+
+def _lengths(reads: Readable, given: Mapping[str, Given], algorithm: str) -> dict[str, int]:
+    """Lengths of prompt and response, and the samples of a prompt where they are generated."""
+    both, prompt, response = (_number(given, keys) for keys in (reads.length, reads.prompt, reads.response))
+    found: dict[str, int] = {}
+    if both and not response:
+        prompt = prompt or (both + 1) // 2
+        response = max(1, both - prompt)
+    if prompt:
+        found["workload.max_prompt_len"] = prompt
+    if response:
+        found["workload.max_response_len"] = response
+    samples = _number(given, reads.samples)
+    if samples > 1 and algorithm in ("grpo", "gspo", "rloo", "reinforce++", "ppo"):
+        found["workload.num_samples_per_prompt"] = samples
+    return found
+
+
+def _rank(stack: Stack, given: Mapping[str, Given]) -> int:
+    """The rank of the adapters that are trained; 0 where all weights are."""
+    rank = _number(given, stack.reads.lora)
+    if not stack.adapters:
+        return rank
+    is_trained = any(matches(_value(given, (key,)), list(values)) for key, values in stack.adapters.items())
+    return (rank or stack.adapter_rank) * is_trained
+
+
+def _number(given: Mapping[str, Given], keys: Sequence[str]) -> int:
+    value = _value(given, keys)
+    value = int(value.replace("_", "")) if isinstance(value, str) and value.replace("_", "").isdecimal() else value
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _value(given: Mapping[str, Given], patterns: Sequence[str]) -> Any:
+    """The first value that is given by one of some keys, references to other keys followed."""
+    for pattern in patterns:
+        for key, one in given.items():
+            if fnmatchcase(key, pattern) and one.value is not None:
+                return _followed(given, one.value)
+    return None
+
+
+def _followed(given: Mapping[str, Given], value: Any) -> Any:
+    """A value, or that of the key to which it refers."""
+    for _ in range(4):
+        if not (isinstance(value, str) and value.startswith("${") and value.endswith("}")):
+            break
+        reference = given.get(value[2:-1])
+        if reference is None:
+            break
+        value = reference.value
+    return value

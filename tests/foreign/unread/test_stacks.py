@@ -1,0 +1,165 @@
+"""Files of stacks without a table are refused by name; settings as their repositories' examples have them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlplan.errors import SpecError
+from rlplan.foreign.source import read_source
+from rlplan.foreign.unread.stacks import stacks
+from rlplan.sources import JobWords, read_question
+
+AXOLOTL = """
+base_model: Qwen/Qwen2.5-3B-Instruct
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+bf16: auto
+"""
+ROLL = """
+rollout_batch_size: 64
+prompt_length: 2048
+response_length: 4096
+num_return_sequences_in_group: 8
+adv_estimator: grpo
+pretrain: Qwen/Qwen2.5-7B
+actor_train:
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 1}
+  strategy_args: {strategy_name: megatron_train}
+  device_mapping: list(range(0,16))
+"""
+LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+stage: dpo
+finetuning_type: lora
+lora_rank: 8
+cutoff_len: 2048
+per_device_train_batch_size: 1
+bf16: true
+"""
+PRIME_RL = """
+seq_len = 2048
+[model]
+name = "Qwen/Qwen3-0.6B"
+[orchestrator]
+batch_size = 128
+group_size = 16
+[trainer.optim]
+lr = 3e-6
+"""
+AREAL = """
+experiment_name: gsm8k
+gconfig: {n_samples: 4, max_new_tokens: 1024}
+actor: {path: Qwen/Qwen2.5-1.5B-Instruct, mb_spec: {max_tokens_per_mb: 10240}}
+train_dataset: {batch_size: 256, max_length: 1024}
+"""
+TORCHTUNE = """
+model: {_component_: torchtune.models.qwen3.lora_qwen3_0_6b_instruct, lora_rank: 32}
+checkpointer: {checkpoint_dir: /tmp/Qwen3-0.6B}
+batch_size: 2
+gradient_accumulation_steps: 8
+"""
+SLIME = (
+    "python3 train.py --colocate --hf-checkpoint Qwen/Qwen3-8B --rollout-batch-size 32 --n-samples-per-prompt 8 "
+    "--rollout-max-response-len 8192 --global-batch-size 256 --advantage-estimator grpo "
+)
+SWIFT = (
+    "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --tuner_type lora --use_vllm true "
+    "--num_generations 8 --max_completion_length 2048 --per_device_train_batch_size 8\n"
+)
+SKYRL = (
+    "uv run --isolated --extra vllm -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-7B "
+    "trainer.algorithm.advantage_estimator=grpo generator.sampling_params.max_generate_length=1024\n"
+)
+OWN_MAIN = SKYRL.replace("skyrl.train.entrypoints.main_base", "examples.mine.main")
+CHAT = (
+    "deepspeed main.py --data_split 2,4,4 --actor_model_name_or_path Qwen/Qwen2.5-7B --actor_zero_stage 3 "
+    "--critic_model_name_or_path Qwen/Qwen2.5-7B --max_prompt_seq_len 256 --max_answer_seq_len 256\n"
+)
+OPEN_INSTRUCT = (
+    "accelerate launch --num_processes 8 open_instruct/finetune.py --model_name_or_path Qwen/Qwen2.5-7B --use_lora "
+    "--lora_rank 64 --max_seq_length 4096 --per_device_train_batch_size 1 --dataset_mixer_list x 1.0\n"
+)
+FILES = [
+    ("axolotl", "a.yml", AXOLOTL, "sft", "training.lora.rank=32"),
+    ("ROLL", "r.yaml", ROLL, "grpo", "workload.max_response_len=4096"),
+    ("LLaMA-Factory", "l.yaml", LLAMA_FACTORY, "dpo", "training.lora.rank=8"),
+    ("prime-rl", "p.toml", PRIME_RL, "grpo", "workload.num_samples_per_prompt=16"),
+    ("AReaL", "e.yaml", AREAL, "grpo", "workload.max_prompt_len=1024"),
+    ("torchtune", "t.yaml", TORCHTUNE, "sft", "training.lora.rank=32"),
+    ("miles", "m.sh", SLIME + "--lora-rank 32 --target-modules all-linear\n", "grpo", "training.lora.rank=32"),
+    ("miles", "w.sh", SLIME + "--custom-rm-path miles.rollout.rm.math\n", "grpo", "workload.max_response_len=8192"),
+    ("ms-swift", "s.sh", SWIFT, "grpo", "training.lora.rank=8"),
+    ("SkyRL", "k.sh", SKYRL, "grpo", "workload.max_response_len=1024"),
+    ("SkyRL", "o.sh", OWN_MAIN, "grpo", "workload.max_response_len=1024"),
+    ("DeepSpeed-Chat", "c.sh", CHAT, "ppo", "workload.max_prompt_len=256"),
+    ("open-instruct", "i.sh", OPEN_INSTRUCT, "sft", "training.lora.rank=64"),
+]
+
+
+@pytest.mark.parametrize(("title", "name", "text", "algorithm", "words"), FILES, ids=[one[1] for one in FILES])
+def test_a_file_of_a_stack_without_a_table_is_refused_by_name(
+    title: str, name: str, text: str, algorithm: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SpecError, match=f"this is a file of {title} ") as caught:
+        read_source(path, None)
+    assert "verl" in caught.value.rule
+    command = shlex.split(caught.value.way_out.split(": ", 1)[1])
+    assert command[:2] == ["rlplan", "estimate"]
+    said = dict(zip(command[2:8:2], command[3:8:2], strict=True))
+    assert said["--algorithm"] == algorithm
+    assert words in command[8:]
+    read_question("estimate", JobWords(None, command[8:], said["--model"], algorithm, said["--gpus"]))
+
+
+@pytest.mark.parametrize("source", ["trl", "deepspeed", "slime"])
+def test_a_named_source_does_not_make_another_stack_s_file_one_of_its_own(source: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(AXOLOTL)
+    with pytest.raises(SpecError, match="this is a file of axolotl"):
+        read_source(tmp_path / "a.yaml", source)
+
+
+VERL = (
+    "algorithm.adv_estimator=grpo data.train_batch_size=32 data.max_prompt_length=1024 data.max_response_length=1024 "
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B actor_rollout_ref.rollout.name=vllm\n"
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -u train.py rllm/backend=verl rllm.trainer.total_epochs=1 ",
+        "python3 -m rllm.trainer.verl.train_agent_ppo ",
+        "uv run --env-file .env -m skyrl_agent.integrations.verl.verl_main_ppo ",
+    ],
+)
+def test_a_program_that_wraps_verl_is_read_as_verl(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("AgentTrainer(config=config).train()\n")
+    (tmp_path / "run.sh").write_text(command + VERL)
+    settings = read_source(tmp_path / "run.sh", None)
+    assert (settings.table.title, settings.value("data.train_batch_size")) == ("verl", 32)
+
+
+@pytest.mark.parametrize("root", ["max_length: 5", "max_num_seqs: 5", "train_batch_size: 5"])
+def test_a_file_of_which_most_keys_are_unknown_is_not_of_a_stack_that_shares_one(root: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{root}\nalpha_one: 1\nbeta_two: 2\ngamma_three: 3\ndelta_four: 4\n")
+    with pytest.raises(SpecError, match=r"4 of its 5 keys are not known|does not say which of TRL"):
+        read_source(path, None)
+
+
+def test_toml_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("[a\n")
+    with pytest.raises(SpecError, match="not TOML"):
+        read_source(tmp_path / "x.toml", None)
+
+
+def test_every_stack_has_a_name_and_a_way_to_be_recognised() -> None:
+    assert len({stack.title for stack in stacks()}) == len(stacks())
+    assert all(stack.commands or stack.keys for stack in stacks())
