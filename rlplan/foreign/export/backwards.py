@@ -209,6 +209,8 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
     if not all(matches(said[key], row.when[key]) for key in row.written):
         return None
     if row.key:
+        if (row.above is not None and value <= row.above) or (row.below is not None and value >= row.below):
+            return None
         theirs = _backwards(settings, plan, row, value, wanted)
         return None if theirs is None else {**said, row.key: theirs}
     constant = row.value * prod(wanted[one] for one in row.times) if row.times else row.value
