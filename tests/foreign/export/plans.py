@@ -13,7 +13,6 @@ ASKED = {
     "verl": (*COLOCATED, "target=megatron", "rollout.sleep_level=2"),
     "openrlhf": (
         *COLOCATED,
-        "algorithm.token_weights=token",
         "rollout.sleep_level=2",
         "rollout.max_num_seqs=256",
         "rollout.max_num_batched_tokens=16384",
