@@ -5,7 +5,7 @@ its own. A plan gives the last stage fewer layers (`trained_stages`), so an expo
 lacks one is an error upstream.
 
 In: Settings, a model, stages. Out: keys to write; the stages of a file, SpecError where Megatron refuses them.
-Left out: stages of virtual pipelines, and layouts in words (`pipeline_model_parallel_layout`), which are taken as given.
+Left out: stages of virtual pipelines, layouts in words (`pipeline_model_parallel_layout`): they are taken as given.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str,
     return SpecError(
         f"{model.num_layers} layers do not divide over {pp} pipeline stages" + (f" with {said}" if said else ""),
         where=settings.place(pipeline) or settings.file,
-        rule="Megatron-Core gives every stage equally many layers, but for a first and a last one with their own number",
+        rule="Megatron-Core gives all stages equally many layers, but for a first and a last one with their own number",
         way_out=" or ".join([*fitting, f"--set {pipeline}={even}"]),
     )
 

@@ -1,8 +1,8 @@
 """Everything in a plan that changes what is learned, and how an export is held to it.
 
 A stack's file says a part of an experiment; its defaults say the rest. An export that compares the keys that it wrote
-misses the rest: a dropout of 0.1, a lambda of 1. So the plan's keys are listed here, and each is compared with the value
-that holds after the file is read, upstream's defaults included.
+misses the rest: a dropout of 0.1, a lambda of 1. So the plan's keys are listed here, and each is compared with the
+value that holds after the file is read, upstream's defaults included.
 
 In: a Plan, Settings. Out: keys of ours that count, and settings that rlplan's losses and optimizers stand for.
 Left out: what a stack's loss does inside of one algorithm's name, for which it has no key.

@@ -16,6 +16,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -68,8 +69,10 @@ def resolve_openrlhf(folder: str) -> dict[str, Any]:
 
 
 def nested_vars(value: Any) -> Any:
-    """Namespaces as mappings."""
-    return {key: nested_vars(one) for key, one in vars(value).items()} if isinstance(value, Namespace) else value
+    """Namespaces of arguments as mappings."""
+    if not isinstance(value, Namespace | SimpleNamespace):
+        return value
+    return {key: nested_vars(one) for key, one in vars(value).items()}
 
 
 def verl(folder: str) -> None:

@@ -63,7 +63,11 @@ def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
     """Overrides of the thirty plans, or of each so many of them, as a stack can say them."""
     beside = {overrides: (TRL_ENGINES,) for overrides in GRID if target == "trl" and "rollout.tp=2" in overrides}
     return [
-        (*ASKED[target], *(word for word in overrides if not word.startswith(LACKS.get(target, ()))), *beside.get(overrides, ()))
+        (
+            *ASKED[target],
+            *(word for word in overrides if not word.startswith(LACKS.get(target, ()))),
+            *beside.get(overrides, ()),
+        )
         for overrides in GRID[::every]
     ]
 

@@ -163,7 +163,16 @@ def test_slurm_s_own_sbatch_reads_every_script(tmp_path: Path, tmp_path_factory:
     assert verdicts(Path(sys.executable), "slurm", folders[:1], **variables) != [None]
 
 
-NUMBERS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "clip_low", "clip_high", "entropy_coef", "kl_coef")
+NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "clip_low",
+    "clip_high",
+    "entropy_coef",
+    "kl_coef",
+)
 
 
 def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
@@ -185,9 +194,11 @@ def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, An
         "kl_coef": coefficient if has_loss or has_reward else 0,
         "kl_in": "loss" if has_loss else "reward" if has_reward else "",
         "kl_estimator": {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}[kind],
-        "token_weights": {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}[
-            found[f"{actor}loss_agg_mode"]
-        ],
+        "token_weights": {
+            "token-mean": "token",
+            "seq-mean-token-mean": "sequence",
+            "seq-mean-token-sum-norm": "constant",
+        }[found[f"{actor}loss_agg_mode"]],
         "gae_lambda": found["algorithm.lam"],
         "gamma": found["algorithm.gamma"],
         "value_clip": found["critic.cliprange_value"],
@@ -258,7 +269,12 @@ LEARNING = (
     (),
     ("algorithm.kl_in=reward", "algorithm.kl_estimator=k2", "algorithm.kl_coef=0.004"),
     ("algorithm.adam_beta1=0.8", "algorithm.adam_beta2=0.97", "algorithm.weight_decay=0.03", "algorithm.clip_low=0.11"),
-    ("algorithm.clip_high=0.31", "algorithm.token_weights=token", "algorithm.entropy_coef=0.002", "workload.temperature=0.9"),
+    (
+        "algorithm.clip_high=0.31",
+        "algorithm.token_weights=token",
+        "algorithm.entropy_coef=0.002",
+        "workload.temperature=0.9",
+    ),
     ("algorithm.gradient_clipping=0.4", "algorithm.learning_rate=2e-6", "algorithm.kl_estimator=k1"),
     ("algorithm.name=ppo", "algorithm.gae_lambda=0.9", "algorithm.value_clip=0.3", "algorithm.value_warmup_steps=3"),
     ("algorithm.name=ppo", "algorithm.kl_in=loss", "algorithm.value_learning_rate=4e-6"),
@@ -270,7 +286,7 @@ LEARNING = (
 @pytest.mark.nightly
 @pytest.mark.parametrize("stack", ["verl", "openrlhf"])
 def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, environment: Path, tmp_path: Path) -> None:
-    """Upstream's own defaults, merged by its own parser with the file, hold for every key that changes what is learned."""
+    """Upstream's own defaults are merged with the file by its own parser, for all that changes what is learned."""
     targets = ((), ("target=fsdp2", "rollout.sleep_level=2")) if stack == "verl" else ((),)
     plans = [plan_of(*ASKED[stack], *words, *target) for words in LEARNING for target in targets]
     folders = [tmp_path / str(index) for index in range(len(plans))]

@@ -206,9 +206,7 @@ def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, sta
 
 
 @lru_cache(maxsize=4096)
-def _pinned_tensors(
-    model: ModelSpec, role: Role, cut: StageCut, stage: int
-) -> tuple[tuple[int, bool], ...]:
+def _pinned_tensors(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[tuple[int, bool], ...]:
     """(pinned bytes of an fp32 copy, whether it is a routed expert's) of each tensor of a rank of a stage."""
     found = []
     for tensor in _stage_share(model, role, cut, stage):
