@@ -97,10 +97,11 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
         raise _in_their_words(imported, error) from None
+    imported = _with_note(imported, read_stages(settings, job, job.load_model()))
     given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not given and job.has_rollouts:
         job = with_kv_cache(job, imported.share, settings.table.vllm)
-    return _with_note(imported, read_stages(settings, job, job.load_model())), _with_passes(job)
+    return imported, _with_passes(job)
 
 
 def _with_note(imported: Imported, note: str) -> Imported:

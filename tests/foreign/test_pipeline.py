@@ -93,8 +93,12 @@ def test_stages_that_no_key_says_are_refused() -> None:
 
 
 def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:
-    cut = {f"{MEGATRON}pipeline_model_parallel_size": 8, "trainer.n_gpus_per_node": 8, "trainer.nnodes": 32}
-    cut[f"{MEGATRON}expert_model_parallel_size"] = 8
+    cut: dict[str, Any] = {
+        f"{MEGATRON}pipeline_model_parallel_size": 8,
+        "trainer.n_gpus_per_node": 8,
+        "trainer.nnodes": 32,
+    }
+    cut |= {f"{MEGATRON}expert_model_parallel_size": 8, "actor_rollout_ref.rollout.tensor_model_parallel_size": 8}
     script = verl_script(tmp_path, "Qwen/Qwen3-235B-A22B", cut)
     with pytest.raises(SpecError, match="94 layers do not divide over 8") as caught:
         check(read_source(script, None), Asked("H200"))
