@@ -176,7 +176,7 @@ NUMBERS = (
 
 
 def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What verl learns with, of its own names in core_algos.py, ray_trainer.py and optimizer.py."""
+    """What verl learns with, of its own names."""
     actor, optim = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.optim."
     has_loss, has_reward = found[f"{actor}use_kl_loss"], found["algorithm.use_kl_in_reward"]
     kind = found[f"{actor}kl_loss_type"] if has_loss else found["algorithm.kl_penalty"]
@@ -220,7 +220,7 @@ FIXED = {"verl": [[1, -1], None, "fixed", True], "openrlhf": [1.0, None, None, F
 
 
 def learned_by_openrlhf(found: dict[str, Any]) -> dict[str, Any]:
-    """What OpenRLHF learns with, of the names in its arguments and loss.py."""
+    """What OpenRLHF learns with, of the names of its arguments."""
     low, high = found["actor.eps_clip_low_high"] or [found["actor.eps_clip"]] * 2
     scheduler = found["actor.lr_scheduler"]
     return {
