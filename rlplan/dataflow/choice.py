@@ -50,6 +50,15 @@ class Arrangement:
         return self.num_training + self.num_scoring + own
 
 
+def usual_expert_tp(tp: int, ep: int) -> int:
+    """Ranks that share each expert's matrices where a job leaves `training.etp` open.
+
+    >>> usual_expert_tp(8, 1), usual_expert_tp(8, 4)
+    (8, 1)
+    """
+    return 1 if ep > 1 else tp
+
+
 @dataclass(frozen=True)
 class TrainerChoice:
     """What is chosen for trained roles."""
@@ -72,6 +81,8 @@ class TrainerChoice:
     """Ranks that share the experts."""
     max_tokens: int = 0
     """Of a pass that is packed without padding; 0 where passes are padded to their longest rollout."""
+    etp: int = 0
+    """Ranks that share each expert's matrices as the job says; 0 where it leaves them open."""
 
     @property
     def ranks_per_sequence(self) -> int:
@@ -80,9 +91,9 @@ class TrainerChoice:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert's matrices: with ep experts are whole (`expert_tensor_parallel_size` 1), without
-        it each is cut over tp, as Megatron does where nothing is said."""
-        return 1 if self.ep > 1 else self.tp
+        """Ranks that share each expert's matrices (`expert_tensor_parallel_size`). Where the job leaves them open,
+        experts are whole with ep, and cut over tp without it."""
+        return self.etp or usual_expert_tp(self.tp, self.ep)
 
     @property
     def expert_ranks(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.engine_share import with_kv_cache
+from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Remedy
 from rlplan.foreign.vllm.served import LENGTH, Served, serve
@@ -96,10 +97,15 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
         raise _in_their_words(imported, error) from None
+    imported = _with_note(imported, read_stages(settings, job, job.load_model()))
     given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not given and job.has_rollouts:
         job = with_kv_cache(job, imported.share, settings.table.vllm)
     return imported, _with_passes(job)
+
+
+def _with_note(imported: Imported, note: str) -> Imported:
+    return replace(imported, notes=(*imported.notes, note)) if note else imported
 
 
 def _with_passes(job: JobSpec) -> JobSpec:
@@ -130,6 +136,7 @@ def check(settings: Settings, asked: Asked) -> Checked:
         plan, refusal = None, error
     if plan is not None:
         plan = plan.model_copy(update={"notes": (*plan.notes, *assumptions(plan))})
+        imported = _with_note(imported, read_stages(settings, plan.job, plan.job.load_model()))
     if plan is not None and plan.fits:
         return Checked(imported, plan, None, ())
     return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))

@@ -120,6 +120,18 @@ class Required(Spec):
     when: Condition = Field(default={})
 
 
+class Fixed(Spec):
+    """Upstream's settings that rlplan's losses and optimizers stand for: an export writes them where upstream's default
+    is another.
+    """
+
+    keys: dict[str, Any]
+    """Their values; a key of ours in them stands for the plan's value."""
+    says: tuple[str, ...] = ()
+    """Keys of ours that these settings say."""
+    when: Condition = Field(default={})
+
+
 class Table(Spec):
     """All that is known of one stack's configuration."""
 
@@ -147,6 +159,12 @@ class Table(Spec):
     """Keys of a command line that a Python script says in other words, and these."""
     required: tuple[Required, ...] = ()
     """What has to be given where a condition holds."""
+    fixed: tuple[Fixed, ...] = ()
+    """Settings that change what is learned and that no key of ours names: dropout, a second clip, top-p."""
+    stages: dict[Literal["first", "last", "layout"], str] = Field(default={})
+    """Keys that give Megatron's first and last pipeline stage a number of layers; keys of whole layouts, in words."""
+    trains: bool = False
+    """Whether it says a whole experiment, so that an export is held to everything that changes what is learned."""
     model_files: tuple[str, ...] = ()
     """Files of upstream's with a model's shape each, which a command has to be given."""
     short: dict[str, str] = Field(default={})
@@ -185,7 +203,10 @@ class Table(Spec):
         """Every foreign key that is known by name."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = (key for row in rows for key in row.keys)
-        return frozenset(key for key in asked if key and key not in self.rows) | frozenset(self.defaults)
+        fixed = (key for each in self.fixed for key in each.keys)
+        stages = (key for words in self.stages.values() for key in words.split())
+        known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
+        return known | frozenset(self.defaults)
 
     def asks_for(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that it says something."""

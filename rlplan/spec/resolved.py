@@ -54,6 +54,7 @@ CPU_CHOICES: dict[str, Any] = {
     "training.pp": 1,
     "training.cp": 1,
     "training.ep": 1,
+    "training.etp": 1,
     "rollout.num_engines": 1,
     "rollout.tp": 1,
     "rollout.attention_dp": 1,
@@ -195,6 +196,7 @@ class ResolvedTraining(SettledTraining):
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 1
 
     @property
     def num_ranks_per_pass(self) -> int:

@@ -52,7 +52,7 @@ def test_schedules_and_epochs_become_ours(tmp_path: Path) -> None:
     assert [found[f"algorithm.{key}"] for key in kinds] == ["cosine", 10, 0, 0.1]
     usual = job(tmp_path)
     assert usual["algorithm.lr_scheduler_type"] == "constant"
-    assert "algorithm.lr_warmup_steps" not in usual
+    assert usual["algorithm.lr_warmup_steps"] == 0
 
 
 def test_a_batch_over_all_gpus_is_divided_among_them(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_every_default_is_of_a_key_that_some_row_or_remedy_asks_for(source: str)
         asked |= {remedy.key, *remedy.when, *remedy.with_}
     asked |= {key for one in table.required for key in (*one.keys, *one.when)}
     asked |= {key for mirrored in table.of_roles.values() for key in mirrored.values()}
+    asked |= {key for fixed in table.fixed for key in (*fixed.keys, *fixed.when)}
+    asked |= {key for words in table.stages.values() for key in words.split()}
     assert set(table.defaults) - asked == set()
 
 

@@ -12,6 +12,8 @@ from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
 from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
+from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
+from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings, matches, word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.planner.plan import Plan
@@ -64,9 +66,12 @@ def exported(plan: Plan, target: str) -> Export:
             settings = _said(settings, plan, ours, wanted)
     settings = settings.with_values(_whole_lists(settings, wanted))
     settings = settings.with_values(settings.required())
+    settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
+    settings = apply_fixed(settings, wanted)
     settings = settings.with_values(_of_other_roles(settings, plan))
     _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
+    check_fixed(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     said |= settings.required()
     return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
@@ -136,19 +141,20 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
         found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
         found.pop("rollout.sleep_level", None)
-    for key in ("algorithm.overlong_buffer", "placement.max_staleness"):
-        if not found[key]:
-            found.pop(key)
+    if not found["placement.max_staleness"]:
+        found.pop("placement.max_staleness")
     if "placement.max_staleness" not in found:
         found.pop("placement.partial_rollouts", None)  # nothing runs while weights change
     if found["rollout.engine"] == "auto":
         found.pop("rollout.engine")  # the stack's own
-    if not found["algorithm.kl_coef"]:  # verl and slime load a reference wherever `use_kl_loss` is set
-        found.pop("algorithm.kl_in", None)
-        found.pop("algorithm.kl_estimator", None)
+    if plan.job.algorithm.declaration.has_value and plan.job.algorithm.value_learning_rate is None:
+        found["algorithm.value_learning_rate"] = plan.job.algorithm.learning_rate
+    if plan.job.load_model().experts is None:
+        found.pop("training.etp", None)
     if found["placement.offload"] == "none":
         found.pop("placement.offload_roles", None)
-    return found
+    learned = {"algorithm.name", *list_learning_keys(plan.job)}  # others have no effect, or would switch something on
+    return {key: value for key, value in found.items() if not key.startswith("algorithm.") or key in learned}
 
 
 _TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"
@@ -203,6 +209,8 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
     if not all(matches(said[key], row.when[key]) for key in row.written):
         return None
     if row.key:
+        if (row.above is not None and value <= row.above) or (row.below is not None and value >= row.below):
+            return None
         theirs = _backwards(settings, plan, row, value, wanted)
         return None if theirs is None else {**said, row.key: theirs}
     constant = row.value * prod(wanted[one] for one in row.times) if row.times else row.value
@@ -313,8 +321,13 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
         ) from None
     rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
+    must_say = _must_say(settings, plan, wanted)
     said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
+    said += [key for key in must_say if key not in said]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    if unsaid := [key for key in must_say if key in lost and key not in back]:
+        usual = _usual(plan)
+        lost |= {key: usual.get(key) for key in unsaid}
     lost |= _silently_lost(plan, table, wanted, back)
     lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS) if key in back and key not in wanted}
     if lost:
@@ -322,7 +335,15 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     return back
 
 
-_UNSAID = frozenset({"training.logits", "placement.sync_bucket", "algorithm.kl_in", "algorithm.kl_estimator"})
-"""Keys that a stack may have by itself alone: how it takes its loss and sends its weights, forms of a KL."""
+def _must_say(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[str]:
+    """Keys that change what is learned, which a stack has to say, or to have by itself."""
+    if not settings.table.trains:
+        return []
+    fixed = list_fixed_keys(settings, wanted)
+    return [key for key in list_learning_keys(plan.job) if key in wanted and key not in fixed]
+
+
+_UNSAID = frozenset({"training.logits", "placement.sync_bucket"})
+"""Keys that a stack may have by itself alone: how it takes its loss and sends its weights."""
 _MUST_SAY = ("training.zero", "training.lora", "workload.num_prompts", "workload.num_samples", "workload.mini_batch")
 """Keys that are lost where nothing says them; others are without effect there."""

@@ -39,6 +39,8 @@ def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]
     words[0] += shape
     for key, value in settings.items():
         quoted = shlex.quote(str(value))
+        if isinstance(value, list) and table.syntax == "flags":
+            quoted = " ".join(shlex.quote(str(each)) for each in value)
         if table.syntax == "overrides":
             is_appended = any(fnmatchcase(key, pattern) for pattern in table.appended)
             words.append(f"{'++' * is_appended}{key}={quoted}")

@@ -156,6 +156,7 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
             "every pipeline stage has a layer",
             f"training.pp of at most {model.num_layers}",
         )
+    yield from _cut_experts(job, setting)
     if ep == 1:
         return
     if model.experts is None:
@@ -179,6 +180,38 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
             "training.ep",
             "expert parallel ranks are ranks of one pipeline stage",
             "fewer ranks, or more GPUs",
+        )
+
+
+def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """A given training.etp that the target, the experts or the GPUs do not divide by."""
+    training, model = job.training, setting.policy
+    if training.etp == "auto" or model.experts is None:
+        return
+    etp, ep, pp = int(training.etp), given_ranks(training.ep), given_ranks(training.pp)
+    if job.target != "megatron":
+        if etp > 1:
+            yield (
+                f"training.etp is {etp}, which {NAMES[job.target]} does not have",
+                "training.etp",
+                "ranks that share each expert's matrices are Megatron's",
+                "training.etp=1, or target=megatron",
+            )
+        return
+    if model.experts.intermediate_size % etp:
+        yield (
+            f"training.etp is {etp}, an expert is {model.experts.intermediate_size} wide",
+            "training.etp",
+            "every rank has an equal part of each expert's matrices",
+            "training.etp=1, or a number that divides the width",
+        )
+    gpus, ranks = setting.pools[0].num_gpus, etp * ep * pp
+    if gpus < ranks or (job.placement.placement in ("colocated", "hybrid") and gpus % ranks):
+        yield (
+            f"experts take etp {etp} x ep {ep} x pp {pp} = {ranks} GPUs, there are {gpus} that train",
+            "training.etp, training.ep, training.pp",
+            "Megatron-Core divides the GPUs that train by etp x ep x pp (parallel_state.py)",
+            "training.etp=1, or a smaller training.ep or training.pp",
         )
 
 

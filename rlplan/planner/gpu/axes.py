@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from rlplan.dataflow.choice import usual_expert_tp
 from rlplan.errors import SpecError
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.planner.rules import WITH_ATTENTION_DP
@@ -47,6 +48,13 @@ class Axes(NamedTuple):
     """One sequence's attention."""
     ep: int = 1
     """The experts."""
+    etp: int = 0
+    """Each expert's matrices, as the job says; 0 where it leaves them open."""
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of a pipeline stage over which the experts are cut."""
+        return self.ep * (self.etp or usual_expert_tp(self.tp, self.ep))
 
     @property
     def ranks_per_sequence(self) -> int:
@@ -66,7 +74,8 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
     All roles are cut alike: an open tp divides every model's heads.
     """
     wanted = job.training
-    rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep
+    etp = 0 if wanted.etp == "auto" or models[0].experts is None else int(wanted.etp)
+    rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep, etp
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
     found = _axes(models[0], job.target, training, has_adapters, most_parts, rank_counts)
@@ -101,7 +110,7 @@ def _axes(
             contexts,
             [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
         ),
-    }[target]
+    }[target] + ([0],)
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
     found = _that_divide(product(*sizes), heads, training)
     return [axes for axes in found if target != "rlplan" or _can_share(model, axes, has_adapters=has_adapters)]
@@ -123,9 +132,10 @@ def _that_divide(sizes: Iterator[tuple[int, ...]], heads: int, training: int) ->
 
 
 def _can_spread_experts(num_ranks: int, axes: Axes) -> bool:
-    """Whether whole experts spread over ep of a stage's ranks, with tensor parallel ranks beside them or across."""
-    ranks = axes.tp * axes.pp
-    return axes.ep == 1 or num_ranks % (ranks * axes.ep) == 0 or num_ranks % (axes.pp * axes.ep) == 0
+    """Whether a pipeline stage's experts spread evenly over its ranks. An expert's ranks may be other ranks than a
+    matrix's (Megatron's expert data parallelism), so tp need not divide them.
+    """
+    return (axes.ep == 1 and not axes.etp) or num_ranks % (axes.pp * axes.expert_ranks) == 0
 
 
 def can_cut(num_ranks: int, axes: Axes) -> bool:

@@ -24,6 +24,8 @@ class Layout(Spec):
     """Ranks that share every layer."""
     ep: int = Field(default=1, ge=1, le=1 << 16)
     """Ranks that share the experts: 1 where tp cuts each expert, more where a rank holds whole experts."""
+    etp: int | None = Field(default=None, ge=1, le=1 << 16)
+    """Ranks that share each expert's matrices; None: tp where ep is 1, else 1."""
     pp: int = Field(default=1, ge=1, le=1 << 16)
     """Ranks in a row, each with some layers."""
     attention_dp: int = Field(default=1, ge=1, le=1 << 16)
@@ -80,7 +82,7 @@ def held_kv_heads(num_kv_heads: int, tp: int) -> int:
 def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.experts:
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
-        num_shards = layout.tp if layout.ep == 1 else 1
+        num_shards = layout.etp or (layout.tp if layout.ep == 1 else 1)
         numbers["Ie"] = _cut(spec.intermediate_size, num_shards, "experts.intermediate_size")
         numbers["El"] = spec.latent_size or model.hidden_size
         num_shards = layout.tp if layout.attention_dp == 1 else 1

@@ -89,8 +89,9 @@ def stage_tensors(
     stages: the layers of each, where they are not as even as it goes.
 
     Counts: k/t key heads but at least one (replicated when t > k); norms, routers, MLA's latent projections and the
-    vision tower whole; experts over e (or, with e = 1, each cut over t); the vocabulary padded and cut over t;
-    embeddings on the first stage, the head on the last, which repeats a tied table if there is more than one stage.
+    vision tower whole; experts over e, each cut over `etp` ranks (unless given: over t with e = 1, else whole); the
+    vocabulary padded and cut over t; embeddings on the first stage, the head on the last, which repeats a tied table
+    if there is more than one stage.
     """
     stages = stages or stage_layers(model.num_layers, layout.pp)
     if not 0 <= stage < len(stages):

@@ -137,6 +137,8 @@ class TrainingSpec(Spec):
     """Ranks that share a sequence's attention (Megatron, FSDP2)."""
     ep: Ranks = "auto"
     """Ranks that share the experts of a layer (Megatron)."""
+    etp: Ranks = "auto"
+    """Ranks that share each expert's matrices (Megatron's `expert_tensor_parallel_size`); `auto`: tp, or 1 with ep."""
     sequence_parallel: bool = True
     """Whether tensor parallel ranks share the rows between their matmuls: norms, residual (Megatron, FSDP2)."""
     fsdp_size: int | None = Field(default=None, ge=1, le=1 << 20)

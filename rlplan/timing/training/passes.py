@@ -176,8 +176,8 @@ def _rank_matmuls(setting: TrainSetting) -> dict[Component, float]:
 def _matmul_share(setting: TrainSetting, rows: float) -> float:
     """Quantisation of the layers' matmuls: of dense ones by waves, of experts by tiles, weighed by their FLOPs.
 
-    Counts: the columns of a matmul that tensor parallelism cuts are a share, of the one behind it all of h. With ep
-    experts are whole, and each has the rows that the ep ranks' own shares of the tokens send it.
+    Counts: the columns of a matmul that tensor parallelism cuts are a share, of the one behind it all of h. Experts
+    are cut over etp ranks, which have their rows together, and each has the rows that the ep ranks send it.
     """
     model, tp = setting.model, setting.choice.tp
     experts, h = model.experts, model.hidden_size
@@ -185,8 +185,8 @@ def _matmul_share(setting: TrainSetting, rows: float) -> float:
     weight = sum(size for size, _ in matmuls)
     slowed = sum(size / wave_share(rows, columns) for size, columns in matmuls if size)
     if experts:
-        ep = setting.choice.ep
-        own, cut = (rows / tp, 1) if ep > 1 else (rows, tp)
+        ep, cut = setting.choice.ep, setting.choice.expert_tp
+        own = rows * cut / tp
         each = own * experts.num_active / experts.num_experts * ep
         row = experts.latent_size or h
         active = len(experts.layers) * row * experts.num_matrices * experts.num_active * experts.intermediate_size

@@ -1,8 +1,9 @@
 """What a stack's own parser says of folders that were written for it. Run in the stack's environment, without rlplan.
 
-    python own_parsers.py STACK FOLDER...
+    python own_parsers.py [--resolve] STACK FOLDER...
 
-Out: a JSON list on the last line, an entry for each folder: null where it is accepted, else why not. No training code
+Out: a JSON list on the last line, an entry for each folder: null where it is accepted, else why not; with --resolve the
+whole configuration that upstream then has, its defaults included, as dotted keys. No training code
 is imported: what parsers import beside is replaced by empty modules.
 """
 
@@ -12,8 +13,11 @@ import runpy
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 
@@ -32,10 +36,7 @@ def root_of(package: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def verl(folder: str) -> None:
-    """Hydra composes verl's own configuration with these overrides; a key that verl lacks is an error. Then verl's own
-    checks before a run, but for those of its classes, which import what trains.
-    """
+def composed_verl(folder: str) -> Any:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -44,6 +45,41 @@ def verl(folder: str) -> None:
     with initialize_config_dir(str(root_of("verl") / "trainer" / "config"), version_base=None):
         config = compose(names[0] if names else "ppo_trainer", [word for word in words if not word.startswith("--")])
     OmegaConf.to_container(config, resolve=True)
+    return config
+
+
+def resolve_verl(folder: str) -> dict[str, Any]:
+    """What Hydra makes of verl's defaults and these overrides."""
+    from omegaconf import OmegaConf
+
+    return flat(OmegaConf.to_container(composed_verl(folder), resolve=True))
+
+
+def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
+
+
+def resolve_openrlhf(folder: str) -> dict[str, Any]:
+    """What OpenRLHF's own parser makes of its defaults and these flags: its arguments as they reach the strategy."""
+    parsed = openrlhf(folder)
+    return flat(nested_vars(parsed))
+
+
+def nested_vars(value: Any) -> Any:
+    """Namespaces of arguments as mappings."""
+    if not isinstance(value, Namespace | SimpleNamespace):
+        return value
+    return {key: nested_vars(one) for key, one in vars(value).items()}
+
+
+def verl(folder: str) -> None:
+    """Hydra composes verl's own configuration with these overrides; a key that verl lacks is an error. Then verl's own
+    checks before a run, but for those of its classes, which import what trains.
+    """
+    config = composed_verl(folder)
     checks = importlib.util.spec_from_file_location("checks", root_of("verl") / "utils" / "config.py")
     assert checks is not None
     assert checks.loader is not None
@@ -61,7 +97,7 @@ class _ParsedError(Exception):
     pass
 
 
-def openrlhf(folder: str) -> None:
+def openrlhf(folder: str) -> Any:
     """OpenRLHF's own program as far as it looks at its arguments, its assertions about them among it."""
     stubbed = ("ray", "ray.util", "ray.util.placement_group", "openrlhf.trainer", "openrlhf.trainer.ray")
     stubbed += tuple(f"openrlhf.trainer.ray.{name}" for name in ("launcher", "ppo_actor", "ppo_critic"))
@@ -73,7 +109,8 @@ def openrlhf(folder: str) -> None:
     try:
         runpy.run_path(str(root / "cli" / "train_ppo_ray.py"), run_name="__main__")
     except _ParsedError:
-        return
+        return parsed.call_args.args[0]
+    return None
 
 
 def skypilot(folder: str) -> None:
@@ -107,7 +144,13 @@ def verdict(accept: Callable[[str], None], folder: str) -> str | None:
     return None
 
 
+RESOLVED: dict[str, Callable[[str], dict[str, Any]]] = {"verl": resolve_verl, "openrlhf": resolve_openrlhf}
+
+
 if __name__ == "__main__":
-    _, stack, *folders = sys.argv
-    answers = [verdict(STACKS[stack], folder) for folder in folders]
-    print("\n" + json.dumps(answers))
+    _, *words = sys.argv
+    if words[0] == "--resolve":
+        answers: list[Any] = [RESOLVED[words[1]](folder) for folder in words[2:]]
+    else:
+        answers = [verdict(STACKS[words[0]], folder) for folder in words[1:]]
+    print("\n" + json.dumps(answers, default=str))

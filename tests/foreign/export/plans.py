@@ -50,6 +50,11 @@ OTHERS = [
     ),
 ]
 GRID = [sum(parts, ()) for parts in product(LENGTHS, BATCHES, OTHERS)]
+LACKS = {
+    "slime": ("workload.num_epochs_per_step=2",),
+    "nemo_rl": ("workload.num_epochs_per_step=2", "algorithm.lr_scheduler_type=", "algorithm.lr_warmup_ratio="),
+}
+"""What a stack has no key for, and is refused (test_learning.py)."""
 TRL_ENGINES = "rollout.max_num_seqs=256"
 """TRL gives an engine of two GPUs the sequences of both."""
 
@@ -57,7 +62,14 @@ TRL_ENGINES = "rollout.max_num_seqs=256"
 def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
     """Overrides of the thirty plans, or of each so many of them, as a stack can say them."""
     beside = {overrides: (TRL_ENGINES,) for overrides in GRID if target == "trl" and "rollout.tp=2" in overrides}
-    return [(*ASKED[target], *overrides, *beside.get(overrides, ())) for overrides in GRID[::every]]
+    return [
+        (
+            *ASKED[target],
+            *(word for word in overrides if not word.startswith(LACKS.get(target, ()))),
+            *beside.get(overrides, ()),
+        )
+        for overrides in GRID[::every]
+    ]
 
 
 @cache

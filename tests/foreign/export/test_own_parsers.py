@@ -18,13 +18,15 @@ from ruamel.yaml import YAML
 
 from rlplan.emit.launchers import write_launcher
 from rlplan.foreign.documents import flat
+from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.export.planned import planned_for
+from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
-from tests.foreign.export.plans import BATCHES, asked_of, plan_of
+from tests.foreign.export.plans import ASKED, BATCHES, asked_of, plan_of
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
@@ -159,3 +161,147 @@ def test_slurm_s_own_sbatch_reads_every_script(tmp_path: Path, tmp_path_factory:
     script = folders[0] / "train.sbatch"
     script.write_text(script.read_text().replace("#SBATCH --nodes", "#SBATCH --hosts"))
     assert verdicts(Path(sys.executable), "slurm", folders[:1], **variables) != [None]
+
+
+NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "clip_low",
+    "clip_high",
+    "entropy_coef",
+    "kl_coef",
+)
+
+
+def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    """What verl learns with, of its own names."""
+    actor, optim = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.optim."
+    has_loss, has_reward = found[f"{actor}use_kl_loss"], found["algorithm.use_kl_in_reward"]
+    kind = found[f"{actor}kl_loss_type"] if has_loss else found["algorithm.kl_penalty"]
+    coefficient = found[f"{actor}kl_loss_coef"] if has_loss else found["algorithm.kl_ctrl.kl_coef"]
+    return {
+        "learning_rate": found[f"{optim}lr"],
+        "lr_scheduler_type": found[f"{optim}lr_decay_style" if is_megatron else f"{optim}lr_scheduler_type"],
+        "weight_decay": found[f"{optim}weight_decay"],
+        "adam_beta1": found[f"{optim}betas"][0],
+        "adam_beta2": found[f"{optim}betas"][1],
+        "gradient_clipping": found[f"{optim}clip_grad"],
+        "clip_low": found[f"{actor}clip_ratio_low"],
+        "clip_high": found[f"{actor}clip_ratio_high"],
+        "entropy_coef": found[f"{actor}entropy_coeff"],
+        "kl_coef": coefficient if has_loss or has_reward else 0,
+        "kl_in": "loss" if has_loss else "reward" if has_reward else "",
+        "kl_estimator": {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}[kind],
+        "token_weights": {
+            "token-mean": "token",
+            "seq-mean-token-mean": "sequence",
+            "seq-mean-token-sum-norm": "constant",
+        }[found[f"{actor}loss_agg_mode"]],
+        "gae_lambda": found["algorithm.lam"],
+        "gamma": found["algorithm.gamma"],
+        "value_clip": found["critic.cliprange_value"],
+        "value_learning_rate": found["critic.optim.lr"],
+        "value_warmup_steps": found["trainer.critic_warmup"],
+        "temperature": found["actor_rollout_ref.rollout.temperature"],
+        "num_epochs_per_step": found[f"{actor}ppo_epochs"],
+        "fixed": [
+            [found["actor_rollout_ref.rollout.top_p"], found["actor_rollout_ref.rollout.top_k"]],
+            found["algorithm.rollout_correction.rollout_rs"],
+            found["algorithm.kl_ctrl.type"],
+            found[f"{actor}clip_ratio_c"] > 1e6,
+        ],
+    }
+
+
+FIXED = {"verl": [[1, -1], None, "fixed", True], "openrlhf": [1.0, None, None, False, True]}
+"""Top-p and top-k that cut nothing, no second clip, no adaptive coefficient, no clipped or normalized rewards."""
+
+
+def learned_by_openrlhf(found: dict[str, Any]) -> dict[str, Any]:
+    """What OpenRLHF learns with, of the names of its arguments."""
+    low, high = found["actor.eps_clip_low_high"] or [found["actor.eps_clip"]] * 2
+    scheduler = found["actor.lr_scheduler"]
+    return {
+        "learning_rate": found["actor.adam.lr"],
+        "lr_scheduler_type": "cosine" if "cosine" in scheduler else scheduler.removesuffix("_with_warmup"),
+        "lr_warmup_ratio": 0 if scheduler == "constant" else found["actor.lr_warmup_ratio"],
+        "weight_decay": found["actor.adam.weight_decay"],
+        "adam_beta1": found["actor.adam.betas"][0],
+        "adam_beta2": found["actor.adam.betas"][1],
+        "gradient_clipping": found["actor.max_norm"],
+        "clip_low": low,
+        "clip_high": high,
+        "entropy_coef": found["actor.entropy_coef"] or 0,
+        "kl_coef": found["algo.kl.init_coef"],
+        "kl_in": "loss" if found["algo.kl.use_loss"] else "reward",
+        "kl_estimator": found["algo.kl.estimator"],
+        "token_weights": {"token-mean": "token", "seq-mean-token-mean": "sequence"}[found["actor.loss_agg_mode"]],
+        "gae_lambda": found["algo.advantage.lambd"],
+        "gamma": found["algo.advantage.gamma"],
+        "value_clip": found["critic.value_clip"],
+        "value_learning_rate": found["critic.adam.lr"],
+        "value_warmup_steps": max(0, found["critic.freezing_steps"]),
+        "temperature": found["rollout.temperature"],
+        "num_epochs_per_step": found["train.max_epochs"],
+        "fixed": [
+            found["rollout.top_p"],
+            found["actor.dual_clip"],
+            found["algo.kl.target"],
+            found["reward.normalize_enable"],
+            found["reward.clip_range"][1] > 1e6,
+        ],
+    }
+
+
+def wanted_of(plan: Plan) -> dict[str, Any]:
+    """The plan's values, by names of ours, of keys that have an effect."""
+    spec, work = plan.job.algorithm, plan.job.workload
+    names = [key.rpartition(".")[2] for key in list_learning_keys(plan.job)]
+    values = {name: getattr(spec, name, getattr(work, name, None)) for name in names}
+    if "value_learning_rate" in values:
+        values["value_learning_rate"] = spec.value_learning_rate or spec.learning_rate
+    return values
+
+
+LEARNING = (
+    (),
+    ("algorithm.kl_in=reward", "algorithm.kl_estimator=k2", "algorithm.kl_coef=0.004"),
+    ("algorithm.adam_beta1=0.8", "algorithm.adam_beta2=0.97", "algorithm.weight_decay=0.03", "algorithm.clip_low=0.11"),
+    (
+        "algorithm.clip_high=0.31",
+        "algorithm.token_weights=token",
+        "algorithm.entropy_coef=0.002",
+        "workload.temperature=0.9",
+    ),
+    ("algorithm.gradient_clipping=0.4", "algorithm.learning_rate=2e-6", "algorithm.kl_estimator=k1"),
+    ("algorithm.name=ppo", "algorithm.gae_lambda=0.9", "algorithm.value_clip=0.3", "algorithm.value_warmup_steps=3"),
+    ("algorithm.name=ppo", "algorithm.kl_in=loss", "algorithm.value_learning_rate=4e-6"),
+    ("algorithm.name=rloo",),
+    ("algorithm.name=reinforce++", "algorithm.gamma=0.99"),
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stack", ["verl", "openrlhf"])
+def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, environment: Path, tmp_path: Path) -> None:
+    """Upstream's own defaults are merged with the file by its own parser, for all that changes what is learned."""
+    targets = ((), ("target=fsdp2", "rollout.sleep_level=2")) if stack == "verl" else ((),)
+    plans = [plan_of(*ASKED[stack], *words, *target) for words in LEARNING for target in targets]
+    folders = [tmp_path / str(index) for index in range(len(plans))]
+    for plan, folder in zip(plans, folders, strict=True):
+        write_export(plan, stack, folder)
+    command = [str(environment), own_parsers.__file__, "--resolve", stack, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for plan, found in zip(plans, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        learned = (
+            learned_by_verl(found, is_megatron=plan.job.target == "megatron")
+            if stack == "verl"
+            else learned_by_openrlhf(found)
+        )
+        assert learned.pop("fixed") == FIXED[stack]
+        wanted = wanted_of(plan)
+        same = {name: value for name, value in learned.items() if name in wanted}
+        assert same == {name: wanted[name] for name in same}
+        assert len(same) > len(NUMBERS)

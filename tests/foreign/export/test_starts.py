@@ -31,6 +31,7 @@ APART = {
     "policy.generation.colocated.enabled": False,
     "loss_fn.reference_policy_kl_penalty": 0.0,
     "grpo.async_grpo.enabled": True,
+    "loss_fn.use_importance_sampling_correction": True,
 }
 ONE_NODE = {"cluster.gpus_per_node": 8, "policy.generation.colocated.resources.gpus_per_node": 2}
 FOUR_NODES = {
@@ -170,7 +171,7 @@ def test_verl_is_told_how_megatron_recomputes_and_a_critic_too(algorithm: str, t
     for role in ("actor_rollout_ref.actor", *(["critic"] if algorithm == "ppo" else [])):
         part = f" {role}.megatron.override_transformer_config.recompute_"
         assert all(f"{part}{end}" in text for end in ("granularity=full ", "method=uniform ", "num_layers=1 "))
-        assert f" {role}.megatron.expert_tensor_parallel_size=1 " in text
+        assert f" {role}.megatron.tensor_model_parallel_size=2 " in text
 
 
 def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ sharding.py, which published runs judge.
 from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
-from rlplan.dataflow.choice import TrainerChoice
+from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.roles.gpu.process import Bytes
 from rlplan.memory.roles.gpu.states import FixedStates, trained_sizes, with_role_head
@@ -86,6 +87,15 @@ def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
     return {kind: pinned_bytes(size) for kind, size in pinned.items()} | pageable
 
 
+class StageCut(NamedTuple):
+    """Megatron-Core's ranks by what they share of a model's tensors."""
+
+    tp: int
+    pp: int
+    ep: int
+    etp: int
+
+
 @dataclass(frozen=True)
 class MegatronSettings:
     """How Megatron-Core cuts a model over `num_ranks`: experts whole over ep, or each over tp where ep is 1
@@ -98,10 +108,17 @@ class MegatronSettings:
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int | None = None
+    """None where experts are cut as usual."""
     weight_bytes: int = 2
     master_bytes: int = 4
     has_distributed_optimizer: bool = True
     offloads_optimizer: bool = False
+
+    @property
+    def cut(self) -> StageCut:
+        """How a model's tensors are cut."""
+        return StageCut(self.tp, self.pp, self.ep, self.etp or usual_expert_tp(self.tp, self.ep))
 
     @property
     def state_ranks(self) -> int:
@@ -111,8 +128,7 @@ class MegatronSettings:
     @property
     def expert_state_ranks(self) -> int:
         """The same of the experts: what is left of a stage's ranks."""
-        expert_ranks = self.ep if self.ep > 1 else self.tp
-        return max(1, self.num_ranks // (self.pp * expert_ranks)) if self.has_distributed_optimizer else 1
+        return max(1, self.num_ranks // (self.pp * self.ep * self.cut.etp)) if self.has_distributed_optimizer else 1
 
 
 def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: int) -> MegatronSettings:
@@ -122,6 +138,7 @@ def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_rank
         tp=choice.tp,
         pp=choice.pp,
         ep=choice.ep,
+        etp=choice.expert_tp,
         weight_bytes=training.dtype.num_bytes,
         master_bytes=training.master_dtype.num_bytes,
         has_distributed_optimizer=choice.zero_stage > 0,
@@ -143,7 +160,7 @@ def megatron_rank(
     >>> rank.dense, rank.over  # (7,615,616,512 - norms 57 * 3584) / 2 + norms
     (3807910400, 4)
     """
-    (dense, experts), frozen = _stage_numels(model, role, settings.tp, settings.pp, settings.ep, stage), 0
+    (dense, experts), frozen = _stage_numels(model, role, settings.cut, stage), 0
     if lora is not None:
         adapters = sum(adapter.numel for adapter in lora_parameters(model, lora.rank, lora.target_modules))
         dense, experts, frozen = ceil_div(adapters, settings.tp * settings.pp), 0, dense + experts
@@ -160,17 +177,18 @@ def megatron_rank(
 
 
 @lru_cache(maxsize=4096)
-def _stage_numels(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[int, int]:
+def _stage_numels(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[int, int]:
     """Elements of a rank of a stage outside and inside the routed experts."""
-    share = _stage_share(model, role, tp, pp, ep, stage)
+    share = _stage_share(model, role, cut, stage)
     experts = sum(tensor.numel for tensor in share if tensor.component is Component.EXPERTS)
     return sum(tensor.numel for tensor in share) - experts, experts
 
 
 @lru_cache(maxsize=64)
-def _stage_share(model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int) -> tuple[Parameter, ...]:
+def _stage_share(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[Parameter, ...]:
     """Tensors of a rank of a stage that are trained."""
-    layout = Layout(tp=tp, pp=pp, ep=ep, vocab_multiple=VOCABULARY_MULTIPLE * tp)
+    tp, pp, ep, etp = cut
+    layout = Layout(tp=tp, pp=pp, ep=ep, etp=etp, vocab_multiple=VOCABULARY_MULTIPLE * tp)
     stages = trained_stages(model, pp, has_head=role not in (Role.VALUE, Role.REWARD))
     share = tuple(tensor for tensor in stage_tensors(model, layout, stage, stages) if not tensor.is_buffer)
     return with_role_head(share, role, model.hidden_size) if stage == pp - 1 else share
@@ -182,18 +200,16 @@ def _pinned_copies(model: ModelSpec, role: Role, settings: MegatronSettings, sta
     Source: Megatron-Core 0.14, hybrid_optimizer.py: a pinned clone of each parameter's shard, and a gradient's buffer.
     """
     total = 0.0
-    for pinned, is_expert in _pinned_tensors(model, role, settings.tp, settings.pp, settings.ep, stage):
+    for pinned, is_expert in _pinned_tensors(model, role, settings.cut, stage):
         total += pinned / (settings.expert_state_ranks if is_expert else settings.state_ranks)
     return ceil(total)
 
 
 @lru_cache(maxsize=4096)
-def _pinned_tensors(
-    model: ModelSpec, role: Role, tp: int, pp: int, ep: int, stage: int
-) -> tuple[tuple[int, bool], ...]:
+def _pinned_tensors(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> tuple[tuple[int, bool], ...]:
     """(pinned bytes of an fp32 copy, whether it is a routed expert's) of each tensor of a rank of a stage."""
     found = []
-    for tensor in _stage_share(model, role, tp, pp, ep, stage):
+    for tensor in _stage_share(model, role, cut, stage):
         is_expert = tensor.component is Component.EXPERTS
         number = tensor.shape[0] if is_expert and len(tensor.shape) == 3 else 1
         found.append((number * pinned_bytes(4 * tensor.numel // number), is_expert))

@@ -1,0 +1,115 @@
+"""Everything in a plan that changes what is learned, and how an export is held to it.
+
+A stack's file says a part of an experiment; its defaults say the rest. An export that compares the keys that it wrote
+misses the rest: a dropout of 0.1, a lambda of 1. So the plan's keys are listed here, and each is compared with the
+value that holds after the file is read, upstream's defaults included.
+
+In: a Plan, Settings. Out: keys of ours that count, and settings that rlplan's losses and optimizers stand for.
+Left out: what a stack's loss does inside of one algorithm's name, for which it has no key.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlplan.errors import EmitError
+from rlplan.foreign.settings import Settings
+from rlplan.foreign.table import Fixed
+from rlplan.planner.plan import Plan
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import Role
+
+_ALWAYS = (
+    *("learning_rate", "lr_scheduler_type", "lr_warmup_steps", "lr_warmup_ratio", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "gradient_clipping", "kl_coef"),
+)
+_OF_ROLLOUTS = ("entropy_coef", "token_weights", "masks_truncated", "overlong_buffer", "max_refills", "importance")
+_OF_LOSS = {
+    "clipped_ratio": ("clip_low", "clip_high"),
+    "sequence_ratio": ("clip_low", "clip_high"),
+    "answer_ratio": ("clip_low", "clip_high"),
+    "clipped_weight": ("clip_high",),
+}
+_OF_ADVANTAGE = {"generalized": ("gamma", "gae_lambda"), "batch_normalized": ("gamma",)}
+
+
+def list_learning_keys(job: JobSpec) -> tuple[str, ...]:
+    """Keys of a job on which it depends what is learned. A key without effect, such as lambda beside GRPO, is none.
+
+    >>> from rlplan.spec.files.job_file import job_from
+    >>> job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "grpo"}, [])
+    >>> "algorithm.gae_lambda" in list_learning_keys(job), "algorithm.kl_estimator" in list_learning_keys(job)
+    (False, True)
+    """
+    return tuple(f"algorithm.{name}" for name in _learning_names(job)) + (
+        ("workload.temperature", "workload.num_epochs_per_step") if job.has_rollouts else ()
+    )
+
+
+def _learning_names(job: JobSpec) -> Iterator[str]:
+    spec = job.algorithm
+    declared = spec.declaration
+    yield from _ALWAYS
+    if spec.lr_decay_steps is not None:
+        yield "lr_decay_steps"
+    if spec.lr_scheduler_type == "cosine":
+        yield "min_lr_ratio"
+    if not job.has_rollouts:
+        return
+    yield from _OF_ROLLOUTS
+    yield from _OF_LOSS.get(declared.loss, ())
+    yield from _OF_ADVANTAGE.get(declared.advantage, ())
+    if spec.kl_coef:
+        yield from ("kl_in", "kl_estimator")
+    if spec.overlong_buffer:
+        yield "overlong_penalty"
+    if spec.importance in ("truncate", "mask"):
+        yield from ("importance_low", "importance_high")
+    if declared.has_value:
+        yield from ("value_clip", "value_learning_rate", "value_warmup_steps")
+    if Role.TEACHER in job.scored_roles:
+        yield "teacher_coef"
+
+
+def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
+    """The settings with the values that rlplan's losses and optimizers stand for, where the stack's own differ."""
+    changes: dict[str, Any] = {}
+    for fixed in _that_hold(settings, wanted):
+        for key, value in _filled(fixed, wanted).items():
+            if settings.value(key) != value:
+                changes[key] = value
+    return settings.with_values(changes) if changes else settings
+
+
+def list_fixed_keys(settings: Settings, wanted: dict[str, Any]) -> frozenset[str]:
+    """Keys of ours that are said by fixed settings rather than by rows."""
+    return frozenset(key for fixed in _that_hold(settings, wanted) for key in fixed.says)
+
+
+def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
+    """Raises: EmitError where a fixed setting does not hold in the end."""
+    table = settings.table
+    for fixed in _that_hold(settings, wanted):
+        for key, value in _filled(fixed, wanted).items():
+            if settings.value(key) != value:
+                raise EmitError(
+                    f"{key} is {settings.value(key)} in the settings for {table.title}, the plan stands for {value}",
+                    where=f"plan of {plan.job.name}, target {table.title} {table.version}",
+                    rule="what is learned is the plan's",
+                    way_out=f"emit the plan for another target, or run it there with {key}={value}",
+                )
+
+
+def _that_hold(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
+    settings.ours.update(wanted)
+    return (fixed for fixed in settings.table.fixed if settings.holds(fixed.when))
+
+
+def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Values with our keys in them replaced by the plan's values."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [fill(each) for each in value]
+        return wanted.get(value, value) if isinstance(value, str) else value
+
+    return {key: fill(value) for key, value in fixed.keys.items()}

@@ -1,0 +1,91 @@
+"""Layers of Megatron's pipeline stages, as a plan counts them and as a stack's keys say them.
+
+Megatron splits layers evenly and refuses what does not divide, unless the first or the last stage is given a number of
+its own. A plan gives the last stage fewer layers (`trained_stages`), so an export writes that number, and a file that
+lacks one is an error upstream.
+
+In: Settings, a model, stages. Out: keys to write; the stages of a file, SpecError where Megatron refuses them.
+Left out: stages of virtual pipelines, layouts in words (`pipeline_model_parallel_layout`): they are taken as given.
+"""
+
+from typing import Any
+
+from rlplan.errors import EmitError, SpecError
+from rlplan.foreign.settings import Settings
+from rlplan.foreign.table import Table
+from rlplan.planner.plan import Plan
+from rlplan.spec.job import JobSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.shards import trained_stages
+from rlplan.spec.parts.training import given_ranks
+
+
+def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
+    """Keys that give Megatron the plan's stages. Raises: EmitError where it has no keys for them."""
+    pp = plan.choice.trainer.pp
+    if plan.job.target != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
+        return {}
+    *others, last = (len(layers) for layers in trained_stages(model, pp))
+    if len(set(others)) > 1:
+        divisors = [str(size) for size in range(1, pp) if model.num_layers % size == 0]
+        raise EmitError(
+            f"{table.title} cannot split {model.num_layers} layers over {pp} stages as the plan does",
+            where=f"plan of {plan.job.name}: training.pp, target {table.title} {table.version}",
+            rule="beside the last stage all have equally many layers",
+            way_out=f"plan the job with training.pp={divisors[-1]}",
+        )
+    return {table.stages["last"]: last}
+
+
+def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
+    """A note where a file's stages are not those that are counted. Raises: SpecError where Megatron refuses them."""
+    table, pp = settings.table, given_ranks(job.training.pp)
+    if job.target != "megatron" or not table.stages or pp == 1:
+        return ""
+    if any(settings.value(key) for key in table.stages.get("layout", "").split()):
+        return ""
+    given = {name: settings.value(table.stages[name]) for name in ("first", "last")}
+    ends = {name: size for name, size in given.items() if isinstance(size, int) and not isinstance(size, bool)}
+    rest, num_others = model.num_layers - sum(ends.values()), pp - len(ends)
+    each = rest // num_others if num_others else 0
+    if (num_others == 0 and rest) or rest < num_others or (num_others and rest % num_others):
+        raise _refuse_split(settings, model, pp, ends)
+    stages = [*([ends["first"]] if "first" in ends else []), *[each] * num_others]
+    stages += [ends["last"]] if "last" in ends else []
+    counted = [len(layers) for layers in trained_stages(model, pp)]
+    if stages == counted:
+        return ""
+    return (
+        f"stages of {_words(stages)} layers are counted as {_words(counted)}: the largest has {max(stages)} there and "
+        f"{max(counted)} here"
+    )
+
+
+def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str, int]) -> SpecError:
+    table = settings.table
+    last = len(trained_stages(model, pp)[-1])
+    said = ", ".join(f"{table.stages[name]} = {size}" for name, size in ends.items())
+    even = max(size for size in range(1, pp + 1) if model.num_layers % size == 0)
+    pipeline = next(row.key for row in table.rows["training.pp"] if row.key)
+    fitting = [f"--set {table.stages['last']}={last}"] if (model.num_layers - last) % (pp - 1) == 0 else []
+    return SpecError(
+        f"{model.num_layers} layers do not divide over {pp} pipeline stages" + (f" with {said}" if said else ""),
+        where=settings.place(pipeline) or settings.file,
+        rule="Megatron-Core gives all stages equally many layers, but for a first and a last one with their own number",
+        way_out=" or ".join([*fitting, f"--set {pipeline}={even}"]),
+    )
+
+
+def _words(stages: list[int]) -> str:
+    """Sizes of stages, equal neighbours as a product.
+
+    >>> _words([6, 6, 6, 4])
+    '3 x 6, 4'
+    """
+    groups: list[list[int]] = []
+    for size in stages:
+        if groups and groups[-1][0] == size:
+            groups[-1].append(size)
+        else:
+            groups.append([size])
+    return ", ".join(f"{len(group)} x {group[0]}" if len(group) > 1 else f"{group[0]}" for group in groups)

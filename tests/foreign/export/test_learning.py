@@ -1,0 +1,171 @@
+"""An export is held to everything that changes what is learned, upstream's defaults included."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplan.errors import EmitError
+from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.experiment import list_learning_keys
+from rlplan.foreign.export.folders import write_export
+from rlplan.foreign.export.planned import planned_for
+from rlplan.foreign.table import load_table
+from rlplan.planner.plan import Plan
+from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.parts.algorithm import AlgorithmSpec
+from tests.factories import EXAMPLES
+from tests.foreign.export.plans import ASKED, plan_of
+from tests.repository.at_night import at_night
+
+STACKS = ("verl", "trl", "openrlhf", "slime", "nemo_rl")
+ALGORITHMS = ("grpo", "ppo", "gspo", "cispo", "dr_grpo", "reinforce++", "reinforce++_baseline", "rloo", "remax")
+CHANGES: dict[str, Any] = {
+    "learning_rate": 3e-6,
+    "lr_scheduler_type": "cosine",
+    "lr_warmup_steps": 7,
+    "lr_warmup_ratio": 0.1,
+    "weight_decay": 0.07,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.97,
+    "gradient_clipping": 0.3,
+    "clip_low": 0.15,
+    "clip_high": 0.37,
+    "kl_coef": 0.005,
+    "kl_in": {"loss": "reward", "reward": "loss"},
+    "kl_estimator": {"k1": "k2", "k2": "k3", "k3": "k1"},
+    "entropy_coef": 0.01,
+    "token_weights": {"sequence": "token", "token": "constant", "constant": "sequence"},
+    "masks_truncated": True,
+    "overlong_buffer": 128,
+    "max_refills": 2,
+    "importance": "truncate",
+    "gamma": 0.9,
+    "gae_lambda": 0.8,
+    "value_clip": 0.33,
+    "value_learning_rate": 2e-5,
+    "value_warmup_steps": 4,
+}
+"""Another value of each key; by the value that it has, where it has few."""
+
+
+@cache
+def base(stack: str, algorithm: str) -> Plan | None:
+    """A plan that a stack can say; None where it lacks the algorithm."""
+    for more in ((), ("algorithm.token_weights=token",), ("algorithm.token_weights=sequence",)):
+        for kl in ((), ("algorithm.kl_in=loss", "algorithm.kl_estimator=k3"), ("algorithm.kl_estimator=k3",)):
+            for target in ((), ("target=megatron",)):
+                words = (f"algorithm.name={algorithm}", "algorithm.kl_coef=0.001", *more, *kl)
+                plan = with_values(plan_of(*ASKED[stack], *words, *target), {"importance": "none"})
+                try:
+                    exported(plan, stack)
+                except EmitError:
+                    continue
+                return plan
+    return None
+
+
+def with_values(plan: Plan, values: dict[str, Any]) -> Plan:
+    """The plan with another algorithm; bytes stay, of which exports take none from it."""
+    given = {**plan.job.algorithm.model_dump(mode="json"), **values}
+    job = plan.job.model_copy(update={"algorithm": AlgorithmSpec.model_validate(given)})
+    return plan.model_copy(update={"job": job})
+
+
+def test_every_stack_says_or_refuses_every_key_that_changes_what_is_learned() -> None:
+    """None is without a row, or without a fixed setting: what is left out would be whatever upstream has."""
+    for name in set(AlgorithmSpec.model_fields) & set(CHANGES):
+        lacking = [
+            stack
+            for stack in STACKS
+            if f"algorithm.{name}" not in load_table(stack).rows
+            and not any(f"algorithm.{name}" in fixed.says for fixed in load_table(stack).fixed)
+        ]
+        of_a_critic = {"value_clip", "value_learning_rate", "value_warmup_steps", "gae_lambda", "gamma"}
+        assert not lacking or (name in of_a_critic and set(lacking) <= {"trl", "nemo_rl"}), (name, lacking)
+
+
+@pytest.mark.parametrize(("stack", "algorithm"), at_night([*product(STACKS, ALGORITHMS)], but=6))
+def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorithm: str) -> None:
+    plan = base(stack, algorithm)
+    if plan is None:
+        pytest.skip(f"{stack} has no {algorithm}")
+    before = exported(plan, stack).settings
+    spec = plan.job.algorithm
+    for key in list_learning_keys(plan.job):
+        part, _, name = key.partition(".")
+        if part != "algorithm" or name not in CHANGES:
+            continue
+        value = CHANGES[name]
+        value = value[getattr(spec, name)] if isinstance(value, dict) else value
+        after = settings_or_refusal(with_values(plan, {name: value}), stack)
+        assert after not in (before, ""), (key, value)
+
+
+def settings_or_refusal(plan: Plan, stack: str) -> Any:
+    """What is written, or the way out of the refusal."""
+    try:
+        return exported(plan, stack).settings
+    except EmitError as error:
+        return error.way_out
+
+
+def test_a_kl_in_the_reward_is_one_in_verl_s_reward() -> None:
+    """verl's apply_kl_penalty takes `kl_ctrl.kl_coef` times `kl_penalty` off rewards; `use_kl_loss` adds to a loss."""
+    for name, estimator in product(("grpo", "ppo", "rloo", "reinforce++", "remax"), ("k1", "k2", "k3")):
+        words = (f"algorithm.name={name}", "algorithm.kl_in=reward", f"algorithm.kl_estimator={estimator}")
+        said = exported(plan_of(*ASKED["verl"], *words, "algorithm.kl_coef=0.003"), "verl").settings
+        assert said["algorithm.use_kl_in_reward"] is True
+        assert said["algorithm.kl_ctrl.kl_coef"] == 0.003
+        assert "actor_rollout_ref.actor.use_kl_loss" not in said  # false by default
+        kinds = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
+        assert said.get("algorithm.kl_penalty", "kl") in kinds[estimator]
+    job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["algorithm.kl_in=reward"])
+    plan, _ = planned_for(job, best_plan(job, with_others=False), "verl")
+    assert exported(plan, "verl").settings["algorithm.use_kl_in_reward"] is True
+
+
+def test_slime_trains_without_dropout_and_with_the_plan_s_lambda(tmp_path: Path) -> None:
+    """Megatron's arguments.py has attention_dropout 0.1, hidden_dropout 0.1; slime's --lambd is 1.0."""
+    plan = plan_of(*ASKED["slime"], "algorithm.name=ppo")
+    write_export(plan, "slime", tmp_path)
+    text = (tmp_path / "train.sh").read_text()
+    flags = ("--attention-dropout 0.0 ", "--hidden-dropout 0.0 ", "--lambd 0.95 ", "--normalize-advantages ")
+    assert all(flag in text for flag in flags)
+    assert "--attention-dropout 0.0 " in slime_text(tmp_path, "algorithm.name=grpo")
+
+
+def slime_text(folder: Path, *overrides: str) -> str:
+    write_export(plan_of(*ASKED["slime"], *overrides), "slime", folder)
+    return (folder / "train.sh").read_text()
+
+
+def test_what_a_stack_has_by_itself_is_not_what_a_plan_says() -> None:
+    """Defaults of the tables' versions: clip_ratio_low and _high hide verl's clip_ratio; OpenRLHF has betas of 0.9
+    and 0.95 and clips rewards to 10; TRL masks sequences by importance; NeMo-RL leaves an answer out of its baseline.
+    """
+    verl = exported(plan_of(*ASKED["verl"], "algorithm.clip_low=0.1", "algorithm.clip_high=0.1"), "verl").settings
+    assert [verl[f"actor_rollout_ref.actor.clip_ratio_{end}"] for end in ("low", "high")] == [0.1, 0.1]
+    openrlhf = exported(plan_of(*ASKED["openrlhf"]), "openrlhf").settings
+    assert openrlhf["actor.adam.betas"] == [0.9, 0.999]
+    assert openrlhf["reward.clip_range"] == [-1000000000, 1000000000]
+    trl = exported(with_values(plan_of(*ASKED["trl"]), {"importance": "none"}), "trl").settings
+    assert trl["vllm_importance_sampling_correction"] is False
+    nemo = exported(plan_of(*ASKED["nemo_rl"]), "nemo_rl").settings
+    assert nemo["grpo.use_leave_one_out_baseline"] is False
+    assert nemo["policy.scheduler"][0]["name"] == "torch.optim.lr_scheduler.ConstantLR"
+
+
+def test_a_stack_that_lacks_a_key_refuses_the_plan_with_what_it_has() -> None:
+    with pytest.raises(EmitError, match="token_weights = constant") as caught:
+        exported(plan_of(*ASKED["openrlhf"], "algorithm.token_weights=constant"), "openrlhf")
+    assert "algorithm.token_weights=token" in caught.value.way_out
+    job = job_from(
+        {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}, ["target=fsdp2"]
+    )
+    masked = with_values(best_plan(job, with_others=False), {"masks_truncated": True})
+    with pytest.raises(EmitError, match="masks_truncated = True"):
+        exported(masked, "verl")
