@@ -304,11 +304,11 @@ def settle(job: JobSpec) -> SettledJob:
         "placement": SettledPlacement,
     }
     settled = _narrowed(job, SettledJob, parts, found)
-    values = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
+    settings = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
     if job.algorithm.importance == "auto":
-        values["importance"] = _importance(settled)
+        settings["importance"] = _importance(settled)
     # the fields that are set stay those of the job: `asks_for_correction` reads them
-    algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **values)
+    algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
 
 

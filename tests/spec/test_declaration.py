@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,3 +172,31 @@ def test_of_pairs_only_the_best_and_the_worst_are_trained(
     keys = {"workload.num_samples_per_prompt": num_samples, "workload.num_prompts_per_step": 64 // num_samples}
     job = make_job(**{"algorithm.name": name, "algorithm.kl_coef": 0.1, "workload.mini_batch_size": 64, **keys})
     assert job.num_trained_by(shares) == trained
+
+
+@pytest.mark.parametrize(
+    ("overrides", "importance"),
+    [
+        ({}, "none"),
+        ({"training.dtype": "bfloat16"}, "truncate"),
+        ({"rollout.dtype": "float16"}, "truncate"),
+        ({"rollout.quantization": "fp8"}, "truncate"),
+        ({"placement.placement": "disaggregated", "placement.max_staleness": 1}, "truncate"),
+        ({"training.dtype": "bfloat16", "algorithm.importance": "none"}, "none"),
+        ({"training.dtype": "bfloat16", "algorithm.importance": "mask"}, "mask"),
+        ({"training.dtype": "bfloat16", "algorithm.name": "online_dpo", "algorithm.kl_coef": 0.1}, "none"),
+    ],
+)
+def test_importance_is_corrected_by_default_where_log_probs_differ(overrides: dict[str, Any], importance: str) -> None:
+    job = make_job(**overrides)
+    assert job.algorithm.importance == importance
+    assert job.algorithm.asks_for_correction == ("algorithm.importance" in overrides and importance != "none")
+
+
+@pytest.mark.parametrize("importance", ["auto", "none", "truncate"])
+def test_several_updates_a_step_need_the_policy_s_score_whatever_is_corrected(importance: str) -> None:
+    updates = {"workload.mini_batch_size": 4, "algorithm.importance": importance}
+    assert Role.POLICY in make_job(**updates).scored_roles
+    assert Role.POLICY not in make_job(**{"algorithm.importance": importance}).scored_roles
+    epochs = {"workload.num_epochs_per_step": 2, "algorithm.importance": importance}
+    assert Role.POLICY in make_job(**epochs).scored_roles
