@@ -169,7 +169,9 @@ class Table(Spec):
         """Every foreign key that is known by name."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = (key for row in rows for key in row.keys)
-        return frozenset(key for key in asked if key and key not in self.rows) | frozenset(self.defaults)
+        changed = (key for remedy in self.remedies for key in (remedy.key, *remedy.with_))
+        known = frozenset(key for key in asked if key and key not in self.rows)
+        return known.union(self.defaults, changed)
 
     def asks_for(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that it says something."""
