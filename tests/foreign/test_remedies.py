@@ -25,8 +25,11 @@ LARGE = {
 }
 """72B on 16 H100 with verl: its optimizer runs out of GPU memory unless it stays on the host."""
 OFFLOADED = {
-    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-32B-Instruct", "data.max_prompt_length": 2432,
-    "data.max_response_length": 4096, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1, f"{ACTOR}.use_kl_loss": True,
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-32B-Instruct",
+    "data.max_prompt_length": 2432,
+    "data.max_response_length": 4096,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1,
+    f"{ACTOR}.use_kl_loss": True,
     f"{ROLLOUT}.tensor_model_parallel_size": 4,
     "actor_rollout_ref.ref.fsdp_config.param_offload": True,
 }
@@ -58,7 +61,9 @@ def deepspeed(folder: Path, settings: dict[str, Any]) -> Path:
 LORA = {"model_name_or_path": "Qwen/Qwen3-4B", "use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
 BORDERLINE = {
     **LORA,
-    "max_length": 12500, "per_device_train_batch_size": 1, "gradient_checkpointing": False,
+    "max_length": 12500,
+    "per_device_train_batch_size": 1,
+    "gradient_checkpointing": False,
 }
 CASES = {
     "verl, large": (verl, LARGE, "16xH100", ()),
