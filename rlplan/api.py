@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
 from rlplan.errors import SpecError
-from rlplan.planner.answers.changes import Listener, changed
+from rlplan.planner.answers.changes import Listener
 from rlplan.planner.plan import Plan, is_run_folder
 from rlplan.reading import explaining_paths
 from rlplan.results import (
@@ -31,6 +31,7 @@ from rlplan.results import (
     StepResult,
 )
 from rlplan.sources import JobWords, Question, is_made, read_question
+from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 
 __all__ = [

@@ -1,9 +1,12 @@
 """Whether a foreign configuration fits as given, where it breaks, and its smallest changes that make it fit.
 
 In: Settings, hardware, overrides of ours. Out: Checked: the plan of the job as it stands, and changes in the source's
-own keys, each tried before it is named. Left out: what else could be chosen (`rlplan plan` of the imported job).
+own keys. Each was tried before it is named: with it the configuration fits on the GPU and on the host (`Plan.fits`).
+Left out: what else could be chosen (`rlplan plan` of the imported job).
 """
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -15,7 +18,7 @@ from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.pipeline import read_stages
-from rlplan.foreign.settings import Settings
+from rlplan.foreign.settings import Settings, matches, typed
 from rlplan.foreign.table import Remedy
 from rlplan.foreign.vllm.served import LENGTH, Served, serve
 from rlplan.planner.answers.plan_results import results_as_json
@@ -27,11 +30,17 @@ from rlplan.planner.search import assumptions
 from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
+from rlplan.spec.job_keys import job_keys
 from rlplan.spec.parts.training import given_ranks
 from rlplan.units import ceil_div
 
 SCHEMA_VERSION = 1
 MOST_REMEDIES = 3
+OTHERS = "larger GPUs, more of them, or a smaller model"
+"""The way out where no change of the configuration helps."""
+_OVERRIDE = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+=(?:\{[^}]*\}|[^\s,;()]+)")
+"""An override of ours in a sentence."""
+_KEY = re.compile(r"(?<![\w./-])[a-z_]+(?:\.[a-z_]+)+")
 MOST_STEPS = 6
 """Steps of one remedy that are tried."""
 
@@ -74,7 +83,7 @@ class Checked:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits as given, at least as expected."""
+        """Whether it fits as given (`Plan.fits`), or its engine starts."""
         answer = self.served or self.plan
         return answer is not None and answer.fits
 
@@ -87,7 +96,8 @@ class Checked:
         if self.served is not None:
             found |= {"verdict": self.served.verdict.value, "serving": self.served.as_json()}
         changes = [{"set": one.values, "verdict": one.plan.verdict.value} for one in self.changes]
-        return found | {"changes": changes, "fits_at_lengths": self.shorter} | self.imported.as_json()
+        found |= {"fits": self.fits, "changes": changes}
+        return found | {"fits_at_lengths": self.shorter} | self.imported.as_json()
 
 
 def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
@@ -96,7 +106,7 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
     try:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
-        raise _in_their_words(imported, error) from None
+        raise _in_their_words(imported, asked, error) from None
     imported = _with_note(imported, read_stages(settings, job, job.load_model()))
     given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not given and job.has_rollouts:
@@ -133,7 +143,9 @@ def check(settings: Settings, asked: Asked) -> Checked:
         plan: Plan | None = _plan(settings, asked)
         refusal = None
     except NoFeasiblePlanError as error:
-        plan, refusal = None, error
+        plan, refusal = None, replace_way_out(error, translate_way_out(imported, asked, error.way_out))
+    except SpecError as error:
+        raise _in_their_words(imported, asked, error) from None
     if plan is not None:
         plan = plan.model_copy(update={"notes": (*plan.notes, *assumptions(plan))})
         imported = _with_note(imported, read_stages(settings, plan.job, plan.job.load_model()))
@@ -166,7 +178,7 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
         lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
         words = (*asked.overrides, f"workload.mean_prompt_len={prompt}", lengths)
         shorter = _tried(settings, replace(asked, overrides=words), {})
-        if shorter is not None and shorter.fits:
+        if isinstance(shorter, Plan) and shorter.fit.may_fit:  # the longest responses stay at the limits
             return prompt, response
     return None
 
@@ -233,7 +245,10 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
     if not settings.holds(remedy.when):
         return
     if remedy.to:
-        yield from (_whole(settings, {remedy.key: value, **remedy.with_}) for value in remedy.to if value != now)
+        for value in remedy.to:
+            values = {remedy.key: value, **remedy.with_}
+            if any(not matches(settings.known(key), wanted) for key, wanted in values.items()):
+                yield _whole(settings, values)
         return
     for _ in range(MOST_STEPS):
         if isinstance(now, bool) or not isinstance(now, int | float):
@@ -252,8 +267,9 @@ def _whole(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     return values | {key: value for key, value in after.items() if key not in before}
 
 
-def _in_their_words(imported: Imported, error: SpecError) -> SpecError:
+def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecError:
     """A refusal of our job, with the foreign keys that its keys came from."""
+    way_out = translate_way_out(imported, asked, error.way_out)
     text = f"{error.what} {error.where} {error.rule}"
     came = [one for one in imported.taken if one.key and one.ours in text]
     words = ", ".join(f"{one.ours} from {one.key} = {one.theirs}" for one in came[:4])
@@ -262,8 +278,45 @@ def _in_their_words(imported: Imported, error: SpecError) -> SpecError:
         error.what,
         where=f"{file}: {words}" if words else f"{file}: {error.where}",
         rule=error.rule,
-        way_out=error.way_out,
+        way_out=way_out or " or ".join(f"--set {one.key}=VALUE" for one in came[:2]) or OTHERS,
     )
+
+
+def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:
+    """A way out with every override of ours in the stack's own keys; empty where the stack cannot say one of them.
+
+    Keys of the hardware and keys that were typed as overrides stay ours: they are typed behind the same command.
+    """
+    typed_keys = {word.partition("=")[0] for word in asked.overrides}
+    theirs = {key for key in job_keys() if "." in key and not key.startswith("hardware.")} - typed_keys
+    if theirs & set(_KEY.findall(_OVERRIDE.sub("", way_out))):
+        return ""
+    for override in dict.fromkeys(_OVERRIDE.findall(way_out)):
+        key, _, value = override.partition("=")
+        if key not in theirs:
+            continue
+        values = _their_values(imported, asked, key, typed(value))
+        if values is None:
+            return ""
+        way_out = way_out.replace(override, typed_options(values))
+    return way_out
+
+
+def _their_values(imported: Imported, asked: Asked, ours: str, wanted: Any) -> dict[str, Any] | None:
+    """Values of the stack's keys that say one of ours, read back to be sure; None where no row of its table does."""
+    settings = imported.settings
+    for row in settings.table.rows.get(ours, ()):
+        backwards = row.map or {wanted: wanted}
+        for word in [word for word, mapped in backwards.items() if mapped == wanted] if row.key else ():
+            conditions = {key: value for key, value in row.when.items() if not settings.holds({key: value})}
+            values = {row.key: typed(str(word))} | conditions
+            try:
+                taken = convert(settings.with_values(values), asked.hardware, asked.model).taken
+            except SpecError:
+                continue
+            if any(one.ours == ours and one.value == wanted for one in taken):
+                return values
+    return None
 
 
 def typed_values(values: Mapping[str, Any]) -> str:
@@ -271,17 +324,26 @@ def typed_values(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
+def typed_options(values: Mapping[str, Any]) -> str:
+    """Values as they are typed behind the same `rlplan check`."""
+    return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
+
+
 def check_fits(checked: Checked) -> None:
     """Raises: NoFeasiblePlanError where it does not fit."""
     if checked.fits:
         return
-    changes = ", or ".join(typed_values(change.values) for change in checked.changes)
-    way_out = f"each of these alone helps: {changes}" if changes else "larger GPUs, more of them, or a smaller model"
+    changes = ", or ".join(typed_options(change.values) for change in checked.changes)
+    way_out = f"each of these alone helps: {changes}" if changes else OTHERS
     if checked.served is not None:
         raise checked.served.refusal(way_out)
     if checked.plan is None:
         error = checked.refusal
         assert error is not None, "what has no plan has a reason"
-        raise NoFeasiblePlanError(error.what, where=error.where, rule=error.rule, way_out=changes or error.way_out)
-    found = does_not_fit(checked.plan)
-    raise NoFeasiblePlanError(found.what, where=found.where, rule=found.rule, way_out=way_out)
+        raise replace_way_out(error, way_out if changes else error.way_out or OTHERS)
+    raise replace_way_out(does_not_fit(checked.plan), way_out)
+
+
+def replace_way_out(error: RlplanError, way_out: str) -> NoFeasiblePlanError:
+    """The same refusal with another way out."""
+    return NoFeasiblePlanError(error.what, where=error.where, rule=error.rule, way_out=way_out)

@@ -205,8 +205,9 @@ class Table(Spec):
         asked = (key for row in rows for key in row.keys)
         fixed = (key for each in self.fixed for key in each.keys)
         stages = (key for words in self.stages.values() for key in words.split())
+        changed = (key for remedy in self.remedies for key in (remedy.key, *remedy.with_))
         known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
-        return known | frozenset(self.defaults)
+        return known.union(self.defaults, changed)
 
     def asks_for(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that it says something."""

@@ -13,7 +13,6 @@ from rlplan.planner import rules
 from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import format_bytes
@@ -21,6 +20,8 @@ from rlplan.vocabulary import Role, words_of
 
 MAX_REMEDIES = 6
 """Remedies that a message names; a page has them all."""
+ACCEPTED = "limits.accepts_oom_risk=true"
+"""The override with which a plan that fits in expectation only is emitted and run."""
 WITHOUT = "estimate, plan, explain and simulate do not"
 
 
@@ -33,7 +34,7 @@ def check_fits(plan: Plan) -> None:
 
 def check_memory(plan: Plan) -> None:
     """Raises: NoFeasiblePlanError where it does not fit; what rlplan's own runtime lacks, another stack may have."""
-    if plan.fit is Verdict.DOES_NOT_FIT:
+    if not plan.memory_fits:
         raise does_not_fit(plan)
 
 
@@ -90,20 +91,22 @@ def missing(job: JobSpec) -> Iterator[tuple[str, str, str, str]]:
 
 
 def does_not_fit(plan: Plan) -> NoFeasiblePlanError:
-    """The answer where nothing fits, as an error for people."""
-    short = plan.shortage
-    assert short is not None, "what does not fit is short of something"
-    peak, chosen = short.peak, choice_words(plan.choice, plan.job, plan.asked)
+    """The answer where nothing fits, as an error for people: everything that is too small, and the ways out."""
+    shortages = plan.shortages
+    assert shortages, "what does not fit is short of something"
+    peak, chosen = shortages[0].peak, choice_words(plan.choice, plan.job, plan.asked)
     words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())
     process, role, kind, size = peak.rows[0]
     ways_out = ", or ".join(remedy.change for remedy in plan.remedies[:MAX_REMEDIES])
+    needs = " and ".join(short.needs for short in shortages)
+    accepts = f"; {ACCEPTED} takes the plan as it is" if plan.fit.may_fit else ""
     others = f"a smaller model, shorter lengths or {'more memory' if plan.is_on_host else 'larger GPUs'}"
     return NoFeasiblePlanError(
-        f"{plan.model_name} needs {format_bytes(short.needed_bytes)} of {short.of}, "
-        f"{format_bytes(short.available_bytes)} available; the worst moment is {peak.action_id} "
+        f"{plan.model_name}{' fits in expectation only: it' * plan.fit.may_fit} needs {needs}; the worst moment is "
+        f"{peak.action_id} "
         f"({peak.run_phase}; {words})",
         where=f"largest: {words_of(kind)} of {role} in {process}, {format_bytes(size)}",
         rule="the worst moment of a step fits into a device, all that a host holds into its memory, one longest "
         "sequence into the KV cache",
-        way_out=f"each of these alone helps: {ways_out}" if ways_out else others,
+        way_out=(f"each of these alone helps: {ways_out}" if ways_out else others) + accepts,
     )

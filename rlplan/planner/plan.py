@@ -6,6 +6,7 @@ Left out: how candidates are made and compared (cpu/search.py, gpu/search.py), w
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,16 @@ class Plan(Spec):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits at all, and its target runs it."""
-        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
+        """Whether the plan may be emitted and run: its memory fits, and its target runs it.
+
+        Every command's exit code, every remedy and `--json` follow from this predicate.
+        """
+        return self.memory_fits and not self.refusals
+
+    @property
+    def memory_fits(self) -> bool:
+        """Whether its bytes fit at the high end of every interval; as expected where the job accepts that risk."""
+        return self.fit is Verdict.FITS or (self.fit.may_fit and self.asked.limits.accepts_oom_risk)
 
     @property
     def model_name(self) -> str:
@@ -200,25 +209,48 @@ class Plan(Spec):
 
     @property
     def shortage(self) -> Shortage | None:
-        """What is too small; None where it fits at the high end of every interval.
+        """The first of `shortages`; None where the plan fits at the high end of every interval."""
+        return next(iter(self.shortages), None)
 
-        In this order: the device, a host's memory, the room for one longest sequence in the KV cache, the device at the
-        high end.
+    @property
+    def shortages(self) -> tuple[Shortage, ...]:
+        """Everything that is too small; empty where the plan fits at the high end of every interval.
+
+        In this order: the device, each host's memory, the room for one longest sequence in the KV cache. The device at
+        the high end is named where it is large enough as expected.
         """
+        return tuple(self._find_shortages())
+
+    def _find_shortages(self) -> Iterator[Shortage]:
         peak, capacity, ledger = self.binding, self.binding_capacity, self.ledger
         if peak.num_bytes > capacity:
-            return Shortage(self._one_device(peak), peak.num_bytes, capacity, peak)
+            yield Shortage(self._one_device(peak), peak.num_bytes, capacity, peak, is_of_host=self.is_on_host)
         for host in ledger.hosts if self.host_capacity is not None else ():
+            if host == peak.scope:
+                continue  # a CPU host, which is its own device
             if (taken := ledger.host_peak(host)).num_bytes > (room := ledger.host_capacity_of(host)):
-                return Shortage("a host's memory", taken.num_bytes, room, taken)
+                yield Shortage("a host's memory", taken.num_bytes, room, taken, is_of_host=True)
         if self.kv is not None and self.kv.kv_cache_memory_bytes < self.kv.least_bytes:
             what = "the KV cache, which must hold one longest sequence"
-            return Shortage(what, self.kv.least_bytes, self.kv.kv_cache_memory_bytes, peak)
-        highs = [] if self.is_on_host else [ledger.device_peak(device, "high") for device in ledger.devices]
+            yield Shortage(what, self.kv.least_bytes, self.kv.kv_cache_memory_bytes, peak)
+        if not self.is_on_host and self.job.load_gpu().shares_host_memory:
+            yield from self._find_shared_shortage()
+            return
+        is_named = self.is_on_host or peak.num_bytes > capacity
+        highs = [] if is_named else [ledger.device_peak(device, "high") for device in ledger.devices]
         for most in sorted(highs, key=lambda one: ledger.capacity_of(one.scope) - one.num_bytes)[:1]:
             if most.num_bytes > (room := ledger.capacity_of(most.scope)):
-                return Shortage(f"{self._one_device(most)} with the longest lengths", most.num_bytes, room, most)
-        return None
+                words = f"{self._one_device(most)} at the high end of its interval, with the longest lengths"
+                yield Shortage(words, most.num_bytes, room, most)
+
+    def _find_shared_shortage(self) -> Iterator[Shortage]:
+        """The memory that a GPU shares with its host, where both fit alone and not together (`Verdict.of`)."""
+        ledger, taken = self.ledger, self.ledger.host_peak().num_bytes
+        peak = max((ledger.device_peak(device, "high") for device in ledger.devices), key=lambda one: one.num_bytes)
+        needed, room = peak.num_bytes + taken, ledger.capacity_of(peak.scope)
+        if needed > room:
+            words = "the memory that a GPU shares with its host, at the high end"
+            yield Shortage(words, needed, room, peak, is_of_host=True)
 
     def _one_device(self, peak: Peak) -> str:
         """A GPU, named where there are two kinds; or the memory of the host that all devices share."""

@@ -18,11 +18,15 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.step import StepTiming
+from rlplan.units import format_bytes
 from rlplan.vocabulary import Placement
 
 
 class Verdict(Enum):
-    """Whether it fits: at the high end of every interval, as expected only, or not; or that its target refuses it."""
+    """Whether a plan fits: at the high end of every interval, as expected only, or not; or its target refuses it.
+
+    `Plan.fits` is the one predicate for what exits 0, is emitted and run.
+    """
 
     FITS = "fits"
     IN_EXPECTATION = "fits in expectation only"
@@ -33,6 +37,11 @@ class Verdict(Enum):
     def rank(self) -> int:
         """0 is best."""
         return list(Verdict).index(self)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the plan fits at least as expected, so that its seconds mean something."""
+        return self in (Verdict.FITS, Verdict.IN_EXPECTATION)
 
     @staticmethod
     def of(ledger: MemoryLedger, *, at_least: int = 0, takes_from_host: bool = False) -> "Verdict":
@@ -66,6 +75,25 @@ class Shortage:
     """That it has."""
     peak: Peak
     """The moment at which it is short."""
+    is_of_host: bool = False
+    """Whether a host's memory is short, also one that GPUs share."""
+
+    @property
+    def sizes(self) -> str:
+        """Both sizes in words."""
+        return f"{format_bytes(self.needed_bytes)} needed, {format_bytes(self.available_bytes)} available{self.excess}"
+
+    @property
+    def needs(self) -> str:
+        """The same behind `the job needs`."""
+        room = f"{format_bytes(self.available_bytes)} available{self.excess}"
+        return f"{format_bytes(self.needed_bytes)} of {self.of}, {room}"
+
+    @property
+    def excess(self) -> str:
+        """How much is missing, in words, where both sizes read the same; else empty."""
+        needed, room = self.needed_bytes, self.available_bytes
+        return f" ({format_bytes(needed - room)} too much)" if format_bytes(needed) == format_bytes(room) else ""
 
 
 @dataclass(frozen=True)
@@ -191,7 +219,7 @@ LEARNS_LESS = {
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that by itself leads to a better verdict."""
+    """A change that by itself makes the job fit (`Plan.fits`)."""
 
     change: str
     """As it is typed."""
@@ -212,13 +240,13 @@ class Remedy:
         return next((cost for word, cost in reversed(LEARNS_LESS.items()) if word in self.change), "")
 
     def order(self, devices: int) -> tuple[object, ...]:
-        """What surely fits first, then what costs less in learning, then what needs no more devices than these, then
+        """What costs less in learning first, then what needs no more devices than these, then
         what changes fewer keys, then what costs fewer device-seconds. What resets several choices comes last.
         """
         cost = max((place for place, word in enumerate(LEARNS_LESS, 1) if word in self.change), default=0)
         needs_more, keys = self.num_devices > devices, len(shlex.split(self.change))
         resets = self.change.count("=auto") > 1
-        return resets, self.verdict.rank, cost, needs_more, keys, self.seconds * self.num_devices
+        return resets, cost, needs_more, keys, self.seconds * self.num_devices
 
 
 def keys_in(reason: str) -> str:

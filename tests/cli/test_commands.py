@@ -109,7 +109,7 @@ def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:
 def test_estimate_prints_the_library_s_value(rlplan: Call) -> None:
     value = json_of(rlplan("estimate", QUICKSTART, "--json"))
     assert value == json.loads(json.dumps(estimate_as_json(best_plan(load_job(QUICKSTART)))))
-    assert value["schema_version"] == 3
+    assert value["schema_version"] == 4
 
 
 def test_plan_prints_and_writes_a_plan_that_can_be_read(rlplan: Call, tmp_path: Path) -> None:

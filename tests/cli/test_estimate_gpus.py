@@ -32,7 +32,7 @@ def test_a_budget_is_a_page_that_says_what_binds(rlplan: Call) -> None:
 
 def test_json_has_every_row_with_interval_source_and_provenance(rlplan: Call) -> None:
     data = json.loads(rlplan(*ASKED, "--json").out)
-    assert data["schema_version"] == 3
+    assert data["schema_version"] == 4
     assert data["verdict"] == "fits"
     assert data["peak_bytes"]["low"] <= data["peak_bytes"]["expected"] <= data["peak_bytes"]["high"]
     assert data["kv_cache"]["kv_cache_memory_bytes"] % 917_504 == 0  # whole blocks: 28 layers * 16 * 2 * 4 * 128 * 2

@@ -29,7 +29,7 @@ def test_one_that_does_not_ends_with_1_and_changes_in_its_own_keys(rlplan: Call,
     assert "on cuda:0" in answer.out.splitlines()[0]
     assert "Each of these makes it fit, the mildest first:" in answer.out
     assert f"  {MICRO}=" in answer.out
-    assert "way out: each of these alone helps: actor_rollout_ref." in answer.err
+    assert "way out: each of these alone helps: --set actor_rollout_ref." in answer.err
 
 
 def test_the_answer_as_json_is_one_value(rlplan: Call, tmp_path: Path) -> None:

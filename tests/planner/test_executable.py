@@ -213,3 +213,12 @@ def engine_staging(plan: Plan) -> int:
     rows = [row for row in plan.ledger.rows if (row.process, row.action_id, row.kind, row.run_phase) == where]
     (size,) = [row.resident_bytes for row in rows if row.space == "device"]
     return size
+
+
+def test_a_gpu_and_a_host_that_share_their_memory_are_short_of_it_together() -> None:
+    """Each fits into 119 GiB alone: 4B without gradient checkpointing on a GB10."""
+    job = job_from({"policy": "Qwen/Qwen3-4B", "hardware": "1xgb10"}, ["training.gradient_checkpointing=false"])
+    plan = best_plan(job, with_others=False)
+    assert [short.is_of_host for short in plan.shortages] == [True]
+    with pytest.raises(NoFeasiblePlanError, match="of the memory that a GPU shares with its host"):
+        executable_plan(plan)

@@ -193,7 +193,7 @@ def test_a_plan_that_was_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
 @plans
 def test_an_estimate_is_json_with_every_row_and_its_totals(plan: Plan) -> None:
     estimate = json.loads(json.dumps(estimate_as_json(plan)))
-    assert (estimate["schema_version"], estimate["verdict"]) == (3, plan.verdict.value)
+    assert (estimate["schema_version"], estimate["verdict"]) == (4, plan.verdict.value)
     assert len(estimate["rows"]) == len(plan.ledger.rows)
     scopes = {peak["scope"] for peak in estimate["peaks"]}
     assert scopes >= {*plan.ledger.devices, *plan.ledger.processes}

@@ -61,7 +61,7 @@ def _cell(name: str, row: Mapping[str, Any], one: OfPlan) -> str | Text:
     verdict = one.plan.verdict
     if name == "verdict":
         return Text(SHORT_VERDICTS[verdict], COLORS[verdict].removeprefix("bold "))
-    return COLUMNS[name](row) if one.fits else UNKNOWN
+    return COLUMNS[name](row) if verdict.may_fit else UNKNOWN
 
 
 def _show_front(rows: list[dict[str, Any]]) -> None:

@@ -117,8 +117,8 @@ def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
     if one.verdict is None or one.seconds is None or one.headroom_bytes is None:
         return ["-", "-", "-", Text("cannot be built", "dim")]
     verdict = Text(SHORT_VERDICTS[one.verdict], COLORS[one.verdict].removeprefix("bold "))
-    seconds = format_seconds(one.seconds) if one.fits else "-"
-    share = f"{one.seconds / chosen_s - 1:+.0%}" if one.fits and chosen_s else "-"
+    seconds = format_seconds(one.seconds) if one.may_fit else "-"
+    share = f"{one.seconds / chosen_s - 1:+.0%}" if one.may_fit and chosen_s else "-"
     return [seconds, share, format_bytes(one.headroom_bytes), verdict]
 
 

@@ -70,9 +70,8 @@ def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
     )
     for reason in plan.refusals:
         stdout.print(f"  {reason}", style="bold", markup=False)
-    if (short := plan.shortage) is not None:
-        needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
-        stdout.print(f"  {short.of}: {needed} needed, {room} available", style="bold")
+    for short in plan.shortages:
+        stdout.print(f"  {short.of}: {short.sizes}", style="bold", markup=False)
     for note in plan.notes:
         stdout.print(f"  {note}", markup=False)
     if plan.not_counted:
@@ -246,7 +245,7 @@ def show_others(plan: Plan) -> None:
         stdout.print("Any one of these changes helps, what costs least in learning first:", style="bold")
         for remedy in plan.remedies:
             show_change(remedy.change, _meaning(remedy))
-    elif plan.verdict is Verdict.DOES_NOT_FIT:
+    elif not plan.fits and not plan.refusals:
         larger = "more memory" if plan.is_on_host else "larger GPUs"
         say("No single change", f"that was tried makes it fit: a smaller model, shorter lengths or {larger} would")
 

@@ -10,7 +10,6 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_steps.settings import RlRun, read_rl_run
 from rlplan.planner.machine import search_of
-from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import job_from
 from rlplan.spec.parts.lengths import ConstantLengths
 from rlplan.timing.network.cluster import Cluster
@@ -21,10 +20,9 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
     """The verdict of the job with its published layout forced, also with the longest responses that are allowed."""
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
-    verdict = (
-        search_of(job_from(forced_job(point, read_rl_run(point)))).run(with_others=False, may_leave_idle=False).verdict
-    )
-    return Prediction(verdict.value, is_right=(verdict is Verdict.FITS) == point.measured.value)
+    job = job_from(forced_job(point, read_rl_run(point)))
+    plan = search_of(job).run(with_others=False, may_leave_idle=False)
+    return Prediction(plan.verdict.value, is_right=plan.fits == point.measured.value)
 
 
 def forced_job(point: MeasuredPoint, run: RlRun) -> dict[str, Any]:

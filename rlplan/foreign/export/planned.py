@@ -7,9 +7,9 @@ make it so. Left out: what a stack can say (backwards.py).
 from rlplan.errors import SpecError
 from rlplan.foreign.export.backwards import UnsaidError, exported
 from rlplan.foreign.settings import word_of
-from rlplan.planner.answers.changes import changed
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 
 MAX_ROUNDS = 8

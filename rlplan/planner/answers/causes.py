@@ -55,7 +55,7 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     for words, settings in _hypotheses(job, plan, phase):
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)
         outcome = ask(job, Change(typed))
-        is_possible = outcome.plan is not None and (outcome.fits or phase not in (Phase.ROLLOUT, "step"))
+        is_possible = outcome.plan is not None and (outcome.may_fit or phase not in (Phase.ROLLOUT, "step"))
         seconds = _seconds_of(outcome.plan, phase) if is_possible and outcome.plan else 0.0
         if seconds and seconds > now:
             shown = " ".join(f"{key}={_quoted(value)}" for key, value in settings.items() if value)

@@ -14,11 +14,9 @@ from rlplan.errors import RlplanError, SpecError
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from rlplan.planner.remedies import better, kinds_of_changes, resets
+from rlplan.planner.remedies import fitting_plan, kinds_of_changes, resets
 from rlplan.records import dataclass
-from rlplan.spec.base import validate
-from rlplan.spec.files.job_file import WAY_OUT
-from rlplan.spec.files.yaml import apply_overrides
+from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes
 from rlplan.vocabulary import words_of
@@ -63,8 +61,13 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits at all, and its target runs it."""
-        return self.verdict in (Verdict.FITS, Verdict.IN_EXPECTATION)
+        """Whether the changed job has a plan that fits (`Plan.fits`)."""
+        return self.plan is not None and self.plan.fits
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the changed job has a plan that fits, at least as expected."""
+        return self.verdict is not None and self.verdict.may_fit
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the whole answer."""
@@ -84,12 +87,6 @@ Listener = Callable[[int, int, str], None]
 """Told how many questions are answered, of how many, and which comes now."""
 
 
-def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
-    """The job with overrides laid over it. Raises: SpecError."""
-    data = apply_overrides(spec.model_dump(mode="json"), overrides)
-    return validate(JobSpec, data, file="command line", way_out=WAY_OUT)
-
-
 def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:
     """What a change leads to. What is wrong in it is said in the outcome."""
     try:
@@ -100,7 +97,7 @@ def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcom
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
         why = next(iter(plan.refusals), "") or bottleneck_of(plan)
-    if plan.verdict is Verdict.DOES_NOT_FIT and finds_way_out:
+    if finds_way_out and not plan.fits and not plan.refusals:
         way_out = _first_way_out(plan, change)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
 
@@ -128,16 +125,16 @@ def check_changes(spec: JobSpec, typed: Sequence[str]) -> list[Change]:
 
 
 def bottleneck_of(plan: Plan) -> str:
-    """What is too small, by how much, and what is the largest part of it; nothing where it fits at the high end."""
-    short = plan.shortage
-    if short is None:
-        return ""
-    process, _, kind, size = short.peak.rows[0]
-    needed, room = short.needed_bytes, short.available_bytes
-    return (
-        f"{format_bytes(needed - room)} too much for {short.of} in {short.peak.action_id}: {format_bytes(needed)} "
-        f"needed, {format_bytes(room)} available; largest: {words_of(kind)} of {process}, {format_bytes(size)}"
-    )
+    """Everything that is too small, by how much, and the largest part of it; empty where it fits at the high end."""
+    words = []
+    for short in plan.shortages:
+        process, _, kind, size = short.peak.rows[0]
+        needed, room = short.needed_bytes, short.available_bytes
+        words.append(
+            f"{format_bytes(needed - room)} too much for {short.of} in {short.peak.action_id}: {format_bytes(needed)} "
+            f"needed, {format_bytes(room)} available; largest: {words_of(kind)} of {process}, {format_bytes(size)}"
+        )
+    return "; ".join(words)
 
 
 def _first_way_out(plan: Plan, change: Change) -> str:
@@ -145,8 +142,6 @@ def _first_way_out(plan: Plan, change: Change) -> str:
     keys = {override.partition("=")[0] for override in change.overrides}
     kinds = chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), resets(plan.asked))
     remedies = (remedy for kind in kinds for remedy in kind)
-    apart = (one for one in remedies if not keys & {word.partition("=")[0] for word in one[0].split()})
-    for words, other in islice(apart, MAX_REMEDIES):
-        if better(other, Verdict.IN_EXPECTATION) is not None:
-            return words
-    return ""
+    apart = (words for words in remedies if not keys & {word.partition("=")[0] for word in words.split()})
+    tried = islice(apart, MAX_REMEDIES)
+    return next((words for words in tried if fitting_plan(plan.asked, words) is not None), "")

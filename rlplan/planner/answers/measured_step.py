@@ -13,12 +13,13 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
-from rlplan.planner.answers.changes import bottleneck_of, changed
+from rlplan.planner.answers.changes import bottleneck_of
 from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import StepError, nearest_error
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
+from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fitted_lengths
 from rlplan.units import format_seconds
@@ -179,7 +180,7 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = Non
         if made is None:
             raise
         plan, overrides = made, ()
-    if plan.timing is None or not plan.fits:
+    if plan.timing is None or not plan.verdict.may_fit:
         raise _no_prediction(plan)
     predicted = {phase: cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
     gaps = tuple(_gaps(plan, measured, predicted))

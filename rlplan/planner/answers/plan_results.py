@@ -22,7 +22,7 @@ from rlplan.vocabulary import Phase
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
 
-ESTIMATE_SCHEMA_VERSION = 3
+ESTIMATE_SCHEMA_VERSION = 4
 CHOICES = ("arrangement", "trainer", "engine")
 PARALLEL_AXES = ("ulysses", "tp", "pp", "cp", "ep")
 DEFAULTS = {f"training.{name}": "1" for name in PARALLEL_AXES} | {
@@ -203,16 +203,20 @@ def estimate_as_json(plan: "Plan") -> dict[str, Any]:
 
 def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
     """What it needs and what there is, what was chosen, and what was not."""
-    (low, high), short, ledger = plan.interval(), plan.shortage, plan.ledger
+    (low, high), ledger = plan.interval(), plan.ledger
+    shortages = [
+        {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes}
+        for short in plan.shortages
+    ]
     peaks = [ledger.host_peak(), *map(ledger.device_peak, ledger.devices)]
     peaks += map(ledger.process_peak, ledger.processes)
     return {
         "verdict": plan.verdict.value,
+        "fits": plan.fits,
         "refusals": list(plan.refusals),
         "notes": list(plan.notes),
         "not_counted": list(plan.not_counted),
-        "shortage": short
-        and {"of": short.of, "needed_bytes": short.needed_bytes, "available_bytes": short.available_bytes},
+        "shortages": shortages,
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
         "binding": {
             "device": plan.binding.scope,

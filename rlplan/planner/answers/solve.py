@@ -15,7 +15,6 @@ from typing import Any
 from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Verdict
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.job import JobSpec
@@ -149,8 +148,8 @@ class _Question:
         return self.outcomes[value]
 
     def fits(self, value: int) -> bool:
-        """Whether it surely fits."""
-        return self.outcome(value).verdict is Verdict.FITS
+        """Whether the job fits with a value (`Plan.fits`)."""
+        return self.outcome(value).fits
 
     def is_forbidden(self, value: int) -> bool:
         """Whether a rule forbids it and says nothing about larger ones: samples that no mini-batch divides."""

@@ -96,7 +96,7 @@ def _may_fit_better(fewer: "GpuSearch", search: "GpuSearch", whole: "Plan") -> b
     can share a tensor than divide all of them, or where little is missing. Else a rank holds no less there.
     """
     short = whole.shortage
-    if search.setting.has_pools or short is None or short.of == "a host's memory":
+    if search.setting.has_pools or short is None or any(one.is_of_host for one in whole.shortages):
         return True
     if short.needed_bytes - short.available_bytes <= BUFFERS:
         return True

@@ -19,7 +19,8 @@ _MOODS = {
 }
 _SENTENCES = {
     Verdict.FITS: "Fits: every moment, at the high end of every interval, with the longest responses that are allowed.",
-    Verdict.IN_EXPECTATION: "Fits in expectation only: with a usual step's longest response, not with the longest one.",
+    Verdict.IN_EXPECTATION: "Fits in expectation only: not at the high end of its interval, or not with the longest "
+    "responses. emit and run refuse it unless limits.accepts_oom_risk is true.",
     Verdict.DOES_NOT_FIT: "Does not fit.",
     Verdict.REFUSED: "Refused by its target.",
 }
@@ -31,9 +32,8 @@ def plan_page(plan: Plan) -> Page:
     samples = f"{work.num_samples_per_prompt} sample{'s' * (work.num_samples_per_prompt > 1)}"
     rollouts = f"{work.num_prompts_per_step:,} prompts with {samples} each"
     shortage = " ".join(["", *plan.refusals])
-    if (short := plan.shortage) is not None:
-        needed, room = format_bytes(short.needed_bytes), format_bytes(short.available_bytes)
-        shortage += f" Too small: {short.of}, {needed} needed, {room} available."
+    for short in plan.shortages:
+        shortage += f" Too small: {short.of}, {short.sizes}."
     actions = [(action.id, str(action.phase)) for action in plan.schedule.step]
     return Page(
         title=f"{plan.model_name} on {plan.devices}",

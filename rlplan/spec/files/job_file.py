@@ -116,6 +116,12 @@ def job_from(
         raise _of_override(error, overrides, where) from None
 
 
+def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
+    """The job with overrides laid over it. Raises: SpecError."""
+    data = apply_overrides(spec.model_dump(mode="json"), overrides)
+    return validate(JobSpec, data, file=COMMAND_LINE, way_out=WAY_OUT)
+
+
 def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
     """The refusal of a key, attributed to the last override that gives it, where one does."""
     path = error.where.removeprefix(f"{file}: ")

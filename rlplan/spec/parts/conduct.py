@@ -34,6 +34,8 @@ class LimitsSpec(Spec):
     """Responses judged at the same time."""
     max_failed_rewards: float = Field(default=0.1, ge=0, le=1)
     """Share of a step's rollouts that may stay without a reward before the run fails."""
+    accepts_oom_risk: bool = False
+    """A plan that fits in expectation only is accepted: it may run out of memory at the high end of its interval."""
 
 
 class PreflightSpec(Spec):

@@ -16,11 +16,10 @@ from rlplan.foreign.export.folders import TARGETS, write_export
 from rlplan.foreign.export.planned import planned_for
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
-from rlplan.planner.answers.changes import changed
 from rlplan.planner.machine import settled_like
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.files.job_file import changed, job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import ASKED, asked_of, plan_of
 from tests.repository.at_night import at_night

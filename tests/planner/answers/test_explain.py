@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.planner.answers.changes import Change, ask, changed, check_change
+from rlplan.planner.answers.changes import Change, ask, check_change
 from rlplan.planner.answers.explain import Explanation, explain
 from rlplan.planner.answers.families import LADDERS, list_families, list_more_devices, list_what_ifs, next_gpu
 from rlplan.planner.answers.plan_results import DEFAULTS, choice_words, differences
@@ -17,7 +17,7 @@ from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import job_from
+from rlplan.spec.files.job_file import changed, job_from
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.spec.job import JobSpec

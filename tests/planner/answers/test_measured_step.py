@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.planner.answers.changes import Change, ask, changed
+from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import ERRORS
 from rlplan.planner.plan import Plan
-from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.files.job_file import changed, job_from, load_job
 from rlplan.spec.measured_lengths import fitted_lengths
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.vocabulary import Phase
