@@ -47,11 +47,11 @@ def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPac
 
     def watched(model: Any, *arguments: Any, **keywords: Any) -> Any:
         packing.loaded_bytes = own(model)
-        before = _allocated_bytes()
-        result = original(model, *arguments, **keywords)
+        with _counted_in_layers(model) as allocated:
+            result = original(model, *arguments, **keywords)
         packing.kept_bytes = own(model)
         is_packed = next(model.parameters()).device.type == "cpu"  # on a GPU weights stay tensors
-        handed_out = _allocated_bytes() - before if is_packed else packing.kept_bytes - packing.loaded_bytes
+        handed_out = sum(allocated) if is_packed else packing.kept_bytes - packing.loaded_bytes
         packing.packed_bytes = 0 if base else handed_out + packing.loaded_bytes - packing.kept_bytes
         return result
 
@@ -60,6 +60,41 @@ def watch_weight_packing(base: "OpenedBase | None" = None) -> Iterator[WeightPac
         yield packing
     finally:
         base_loader.process_weights_after_loading = original
+
+
+@contextmanager
+def _counted_in_layers(model: Any) -> Iterator[list[int]]:
+    """Inside the `with` block, list what the allocator hands out in each layer's `process_weights_after_loading`.
+
+    vLLM's walk between the layers allocates and frees too: up to 110 KiB more in the first model with experts of a
+    process that has held others (vLLM 0.32.0), nothing in the next one. None of it is a pack.
+    """
+    allocated: list[int] = []
+    name = "process_weights_after_loading"
+    depth = 0
+
+    def counted(process: Any) -> Any:
+        def count(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal depth
+            before, depth = _allocated_bytes(), depth + 1
+            try:
+                return process(*arguments, **keywords)
+            finally:
+                depth -= 1
+                if not depth:  # one layer's may call another's
+                    allocated.append(_allocated_bytes() - before)
+
+        return count
+
+    holders = [holder for module in model.modules() for holder in (module, getattr(module, "quant_method", None))]
+    wrapped = {id(holder): holder for holder in holders if callable(getattr(holder, name, None))}.values()
+    for holder in wrapped:
+        object.__setattr__(holder, name, counted(getattr(holder, name)))
+    try:
+        yield allocated
+    finally:
+        for holder in wrapped:
+            object.__delattr__(holder, name)
 
 
 def _allocated_bytes() -> int:
