@@ -161,8 +161,8 @@ class Table(Spec):
     """What has to be given where a condition holds."""
     fixed: tuple[Fixed, ...] = ()
     """Settings that change what is learned and that no key of ours names: dropout, a second clip, top-p."""
-    stages: dict[Literal["first", "last", "layout"], str] = Field(default={})
-    """Keys that give Megatron's first and last pipeline stage a number of layers; keys of whole layouts, in words."""
+    stages: dict[str, str] = Field(default={})
+    """Keys of the layers of Megatron's `first` and `last` pipeline stage, and of whole layouts (`layout`), in words."""
     trains: bool = False
     """Whether it says a whole experiment, so that an export is held to everything that changes what is learned."""
     model_files: tuple[str, ...] = ()
