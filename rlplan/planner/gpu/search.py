@@ -103,7 +103,7 @@ class GpuSearch:
         if not may_leave_idle:
             return self._run(with_others=with_others)
         plan = on_best_count(self)._run(with_others=with_others)
-        return plan.model_copy(update={"notes": (*plan.notes, *notes_of(self, plan))})
+        return plan.model_copy(update={"notes": (*notes_of(self, plan), *plan.notes)})
 
     def on(self, num_gpus: int) -> "GpuSearch":
         """The same search on fewer GPUs, which lie on as few hosts as they can."""

@@ -84,7 +84,7 @@ def test_hosts_that_the_job_names_are_taken_whole() -> None:
 
 
 def test_ranks_that_get_more_rollouts_than_others_are_said_with_a_batch_that_divides() -> None:
-    (note,) = planned("hardware=6xH100").notes
+    note, *_ = planned("hardware=6xH100").notes
     found = re.fullmatch(
         r"1,024 rollouts are dealt out over (\d+) ranks, to some one more than to others; "
         r"workload\.num_prompts_per_step=(\d+) divides: .* a step, [+-][0-9.]+% rollouts a second",
@@ -106,7 +106,7 @@ def test_a_batch_that_divides_keeps_the_answers_of_a_prompt_together_where_the_a
 
 def test_where_rows_must_divide_the_nearest_batch_that_does_is_named_with_its_step() -> None:
     asked = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "5xH100", "target": "fsdp2"}
-    (note,) = best_plan(job_from(asked)).notes
+    note, *_ = best_plan(job_from(asked)).notes
     assert note.startswith("uses 4 of 5 GPUs: ")
     assert "with workload.num_prompts_per_step=130 it fits, " in note or "=125 it fits, " in note
 
