@@ -41,7 +41,7 @@ SYSTEM_PACKAGES := bubblewrap iproute2 strace chromium runsc
 NIGHTLY_models := tests/memory tests/spec tests/timing tests/test_units.py
 NIGHTLY_planner := tests/planner tests/simulate tests/benchmarks tests/cli tests/docs tests/foreign tests/report tests/emit \
   tests/repository
-NIGHTLY_workers := tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync \
+NIGHTLY_workers := tests/runtime/checkpoints tests/runtime/workers/trainer/test_trainer_memory.py tests/runtime/weight_sync \
   tests/runtime/workers/trainer/test_resumed_states.py tests/runtime/workers/trainer/test_policy_trainer.py \
   tests/runtime/workers/trainer/test_half_precision.py tests/runtime/workers/trainer/test_quantized_training.py \
   tests/runtime/workers/engine/test_rollout_engine.py tests/runtime/runs/test_gpu_shapes.py \

@@ -116,7 +116,8 @@ def _of_key(table: Table, ours: str, row: Row, key: str) -> Iterator[_Meant]:
     """What a row says of a key, in full or by its last words behind a part of our job; the nearer the smaller."""
     part, _, rest = key.rpartition(".")
     elsewhere = 2 * bool(part and not ours.startswith(f"{part}."))
-    others = len(row.keys) + len(row.when)
+    bounds = {key for term in (*row.least, *row.most) for key in term.split(" ")[::2]}
+    others = len([key for key in row.keys if key not in bounds]) + len(row.when)
     text = f"write {ours} for {row.key} of {table.title}"
     text += "".join(f", times {one}" for one in row.times) + "".join(f", over {one}" for one in row.over)
     text += "".join(f", less {one}" for one in row.minus)

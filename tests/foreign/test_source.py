@@ -323,7 +323,7 @@ def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> Non
     assert {key: settings.value(key) for key in said} == said
     data = convert(settings, "8xH100", None).data
     assert (data["workload"]["max_prompt_len"], data["workload"]["micro_batch_size_per_gpu"]) == (512, 4)
-    assert settings.notes[0].startswith("flags of an earlier OpenRLHF, with defaults of 0.11.0: pretrain, zero_stage")
+    assert settings.notes[0].startswith("flags of an earlier OpenRLHF, with defaults of 0.11.2: pretrain, zero_stage")
 
 
 @pytest.mark.parametrize("older", load_table("openrlhf").older.items(), ids=lambda one: one[0])

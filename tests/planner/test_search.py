@@ -213,7 +213,7 @@ def test_the_same_job_gives_the_same_plan_twice() -> None:
 @pytest.mark.parametrize("count", [64, pytest.param(256, marks=pytest.mark.nightly)])
 def test_a_schedule_of_many_mini_batches_is_planned_in_a_moment(count: int) -> None:
     plan = make_plan(workload={"num_prompts_per_step": count, "num_samples_per_prompt": 2, "mini_batch_size": 2})
-    assert len(plan.schedule.step) == 6 + 2 * count
+    assert len(plan.schedule.step) == 7 + 2 * count
 
 
 def test_the_cache_that_a_remedy_names_is_the_largest_power_of_two_part_that_fits() -> None:

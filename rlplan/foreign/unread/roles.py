@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings, word_of
+from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.vocabulary import Role
 
 _OF_MEMORY = ("target", "training.", "workload.micro_batch", "placement.offload")
@@ -20,7 +21,7 @@ def note_other_roles(settings: Settings) -> Iterator[str]:
     """A note for each role with the settings in which it differs from the policy."""
     converted = settings.ours
     present = {
-        Role.VALUE: converted.get("algorithm.name") == "ppo",
+        Role.VALUE: _trains_value(converted.get("algorithm.name")),
         Role.REFERENCE: (converted.get("algorithm.kl_coef") or 0) > 0,
         Role.POLICY: True,
     }
@@ -31,6 +32,10 @@ def note_other_roles(settings: Settings) -> Iterator[str]:
                 f"not read, may change memory and time: {', '.join(words)}; "
                 f"{name} is counted with the policy's settings"
             )
+
+
+def _trains_value(algorithm: Any) -> bool:
+    return algorithm in ALGORITHMS and Role.VALUE in ALGORITHMS[algorithm].trained_roles
 
 
 def _differences(settings: Settings, role: Role) -> Iterator[str]:

@@ -17,34 +17,21 @@ from rlplan.foreign.settings import Given, matches, typed
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
+from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
 
 FILE = Path(__file__).parent / "stacks.yaml"
+ALGORITHM_WORDS = Path(__file__).parent / "algorithms.yaml"
 MOST_SHOWN = 3
 """Keys that a refusal shows."""
-ALGORITHMS = {
-    "sft": ("sft", "pt", "trl_sft", "llm-sft", "llm", "hf"),
-    "dpo": ("dpo", "simpo", "orpo", "cpo", "trl_dpo", "llm-dpo", "llm-orpo"),
-    "ipo": ("ipo",),
-    "kto": ("kto", "trl_kto"),
-    "reward_modeling": ("rm", "reward", "llm-reward", "bradley_terry"),
-    "grpo": ("grpo", "gdpo", "trl_grpo", "verl_grpo", "group_norm"),
-    "gspo": ("gspo",),
-    "rloo": ("rloo",),
-    "ppo": ("ppo", "gae"),
-    "reinforce++": ("reinforce", "reinforce_plus_plus", "reinforce++"),
-}
-"""rlplan's algorithms, and the words of other stacks for them."""
-
-
 class Readable(Spec):
     """Keys that say what `rlplan estimate` asks for; the first that has a plain value counts."""
 
     model: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
-    """Keys with a word of ALGORITHMS."""
+    """Keys with a word of algorithms.yaml."""
     lora: tuple[str, ...] = ()
     """Keys with the rank of adapters."""
     packed: tuple[str, ...] = ()
@@ -87,8 +74,8 @@ class Stack(Spec):
     """Rank where adapters are trained and none is given."""
     marks: dict[str, tuple[str, ...]] = Field(default={})
     """Patterns of keys and of programs that tell the algorithm."""
-    usually: str = "sft"
-    """The algorithm where nothing tells it."""
+    usually: str = ""
+    """The algorithm where nothing tells it; empty: the first of algorithms.yaml."""
 
     def recognise(self, given: Mapping[str, Given], suffix: str = "") -> tuple[str, ...]:
         """The keys by which this stack is recognised; none where it is another's. suffix: of a document."""
@@ -125,6 +112,13 @@ def is_ours(key: str) -> bool:
     (True, False)
     """
     return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
+
+
+@cache
+def algorithm_words() -> dict[str, tuple[str, ...]]:
+    """Words of other stacks by rlplan's algorithm."""
+    words = read_yaml(ALGORITHM_WORDS, "the words for algorithms")
+    return {name: tuple(theirs) for name, theirs in words.items()}
 
 
 @cache
@@ -193,7 +187,7 @@ def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) ->
     said = [f"rlplan estimate --model {_model(reads, given)} --algorithm {algorithm} --gpus 8xH100"]
     said += [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
     rank = _rank(stack, given)
-    if rank and algorithm != "reward_modeling":
+    if rank and not ALGORITHMS[algorithm].trains_scalar:
         said.append(f"training.lora.rank={rank}")
         if any(matches(_value(given, (key,)), [True, 4]) for key in reads.packed):
             said.append("training.lora.base_dtype=nf4")
@@ -212,9 +206,9 @@ def _model(reads: Readable, given: Mapping[str, Given]) -> str:
 
 def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:
     if matches(_value(given, stack.reads.rewards), True):
-        return "reward_modeling"
+        return next(name for name, declared in ALGORITHMS.items() if declared.trains_scalar)
     method = str(_value(given, stack.reads.method) or "").lower()
-    for ours, theirs in ALGORITHMS.items():
+    for ours, theirs in algorithm_words().items():
         if method in theirs:
             return ours
     names = [*given, *words]
@@ -223,7 +217,7 @@ def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -
         for ours, patterns in stack.marks.items()
         if any(fnmatchcase(name, one) for name in names for one in patterns)
     )
-    return next(marked, stack.usually)
+    return next(marked, stack.usually or next(iter(algorithm_words())))
 
 
 def _lengths(reads: Readable, given: Mapping[str, Given], algorithm: str) -> dict[str, int]:
@@ -238,7 +232,7 @@ def _lengths(reads: Readable, given: Mapping[str, Given], algorithm: str) -> dic
     if response:
         found["workload.max_response_len"] = response
     samples = _number(given, reads.samples)
-    if samples > 1 and algorithm in ("grpo", "gspo", "rloo", "reinforce++", "ppo"):
+    if samples > 1 and not ALGORITHMS[algorithm].given:
         found["workload.num_samples_per_prompt"] = samples
     return found
 

@@ -135,7 +135,7 @@ def parse_version(text: str) -> VllmVersion:
     """The version that a log's words name. Raises: SpecError for one that is not modelled.
 
     >>> parse_version("~0.6.5 V0") == VllmVersion(0, 6, 5, is_v0=True), parse_version("V1").minor
-    (True, 11)
+    (True, 17)
     >>> parse_version("v0.8.4").is_v0
     False
     """

@@ -60,6 +60,13 @@ def missing_axes(job: SettledJob) -> Iterator[Problem]:
                 f"target {target} has {', '.join(AXES[target])}",
                 f"training.{axis}=1" + (f", or {' or '.join(others)}" if job.device_kind == "cuda" else ""),
             )
+    if training.etp != "auto" and int(training.etp) > 1 and "ep" not in AXES[target]:
+        yield (
+            f"training.etp is {training.etp}, which {NAMES[target]} does not have",
+            "training.etp",
+            "ranks that share each expert's matrices are Megatron's",
+            "training.etp=1" + (", or target=megatron" if job.device_kind == "cuda" else ""),
+        )
 
 
 def sharded_copies(job: SettledJob) -> Iterator[Problem]:
@@ -184,19 +191,12 @@ def _pipeline_and_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Prob
 
 
 def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A given training.etp that the target, the experts or the GPUs do not divide by."""
+    """A given training.etp that the experts or the GPUs do not divide by."""
     training, model = job.training, setting.policy
     if training.etp == "auto" or model.experts is None:
         return
     etp, ep, pp = int(training.etp), given_ranks(training.ep), given_ranks(training.pp)
     if job.target != "megatron":
-        if etp > 1:
-            yield (
-                f"training.etp is {etp}, which {NAMES[job.target]} does not have",
-                "training.etp",
-                "ranks that share each expert's matrices are Megatron's",
-                "training.etp=1, or target=megatron",
-            )
         return
     if model.experts.intermediate_size % etp:
         yield (

@@ -8,7 +8,6 @@ that it is called once with all of them, as TRL calls it. Before an answer of ma
 the row's own answer is seen to be in order.
 """
 
-import asyncio
 import inspect
 import json
 import os
@@ -127,13 +126,21 @@ def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-def _waited_for(loop: asyncio.AbstractEventLoop, value: Any) -> Any:
-    """What a function gives, once it is there. One loop serves all calls: a client that a file keeps belongs to it."""
-    return loop.run_until_complete(value) if inspect.isawaitable(value) else value
+@lru_cache(maxsize=1)
+def _event_loop() -> Any:
+    """The loop that serves all calls of asynchronous functions: a client that a file keeps belongs to its loop."""
+    import asyncio  # 7 MB of each child, which only asynchronous functions need
+
+    return asyncio.new_event_loop()
+
+
+def _await(value: Any) -> Any:
+    """A function's value; of an asynchronous function once it has finished."""
+    return _event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
 
 
 def _as_verl(function: Callable[..., Any]) -> Batch:
-    takes, loop = taken_by(function), asyncio.new_event_loop()
+    takes = taken_by(function)
 
     def call(response: dict[str, Any]) -> Any:
         columns = response["columns"]
@@ -143,7 +150,7 @@ def _as_verl(function: Callable[..., Any]) -> Batch:
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = _waited_for(loop, function(**chosen(takes, everything)))
+        values = _await(function(**chosen(takes, everything)))
         value = values["score"] if isinstance(values, dict) else values
         return TypeError("it gave None, not a number") if value is None else value
 
@@ -155,7 +162,7 @@ def _as_trl(function: Callable[..., Any]) -> Batch:
 
     Source: TRL 1.16, `GRPOTrainer._calculate_rewards`. Left out: what is logged by `log_extra` and `log_metric`.
     """
-    takes, loop = taken_by(function), asyncio.new_event_loop()
+    takes = taken_by(function)
 
     def call(request: dict[str, Any]) -> Sequence[Any]:
         responses = request["responses"]
@@ -173,7 +180,7 @@ def _as_trl(function: Callable[..., Any]) -> Batch:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        values = _waited_for(loop, function(**chosen(takes, everything)))
+        values = _await(function(**chosen(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
             values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):

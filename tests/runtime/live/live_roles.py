@@ -125,8 +125,8 @@ def role_adapters(live: "LiveRank") -> dict[str, Any]:
 
 
 def value_head(live: "LiveRank") -> dict[str, Any]:
-    """What a value head on the policy's backbone says before and after five steps."""
+    """What a value head on the policy's backbone says before and after ten steps."""
     learner = Learner(live)
     first = learner.judged("value")
-    learner.train(5)
+    learner.train(10)
     return {"values": [first, learner.judged("value")], **learner.states()}

@@ -11,7 +11,13 @@ from tests.repository.at_night import at_night
 from tests.runtime.workers.trainer.agreement import RATE, asked, check_states, on_one_rank
 
 CASES = {
-    f"stage {stage}": {"training.zero_stage": stage, "training.dtype": "float16", **RATE} for stage in (0, 1, 2, 3)
+    f"stage {stage}": {
+        "training.zero_stage": stage,
+        "training.dtype": "float16",
+        "algorithm.importance": "none",  # the engine's log-probs are made up
+        **RATE,
+    }
+    for stage in (0, 1, 2, 3)
 }
 EACH = at_night(CASES, but=("stage 0", "stage 2", "stage 3"))
 """Stages 1 and 2 are one optimizer of DeepSpeed's; stage 0 is scaled by us."""
@@ -36,10 +42,8 @@ def test_overflows_halve_the_scale_and_leave_the_step_out(found: dict[str, Any],
 @pytest.mark.engine
 @pytest.mark.parametrize("name", EACH)
 def test_what_is_learned_and_its_norm_are_those_of_float32(found: dict[str, Any], name: str) -> None:
-    # Stage 0 makes an empty step while it is built, so that its first real one is shorter by Adam's correction.
-    tolerance = 0.1 if name == "stage 0" else 0.05
     assert found[name]["steps"][2]["grad_norm"] == pytest.approx(found["float32"]["steps"][0]["grad_norm"], rel=0.01)
-    assert found[name]["losses"][2:] == pytest.approx(found["float32"]["losses"][:6], abs=tolerance)
+    assert found[name]["losses"][2:] == pytest.approx(found["float32"]["losses"][:6], abs=0.05)
 
 
 @pytest.mark.engine

@@ -27,7 +27,12 @@ CASES = {
         "training.zero_stage": 2,
         "algorithm.learning_rate": 1e-3,
     },
-    "value_head": {"algorithm.name": "ppo", "roles.value.shares_backbone": True, "algorithm.learning_rate": 1e-3},
+    "value_head": {
+        "algorithm.name": "ppo",
+        "algorithm.value_coef": 1.0,  # the policy's gradient moves the backbone too
+        "roles.value.shares_backbone": True,
+        "algorithm.learning_rate": 1e-3,
+    },
 }
 
 
@@ -59,7 +64,7 @@ def adapters(found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def value_head(found: dict[str, Any]) -> dict[str, Any]:
-    """A trainer with a value head after five steps."""
+    """A trainer with a value head after ten steps."""
     answer: dict[str, Any] = found["value_head"]
     return answer
 
