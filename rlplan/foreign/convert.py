@@ -26,7 +26,9 @@ from rlplan.units import MIB
 _PACKED = re.compile(r"-(FP8|INT4|NVFP4)$", re.IGNORECASE)
 """Ends of the names of checkpoints whose weights are packed."""
 _FP8 = re.compile(
-    r"(?!.*bf16)(.*-FP8$|DeepSeek-V3|DeepSeek-R1(?!-Distill)|Kimi-K2-(Instruct|Base)|MiniMax-M2)", re.IGNORECASE
+    r"(?!.*bf16)(.*-FP8|DeepSeek-(V3|R1)(\.\d)?(-Base|-Zero|-Exp|-Terminus|-\d{4})?|Kimi-K2-(Instruct|Base)(-\d{4})?"
+    r"|MiniMax-M2(\.\d)?)$",
+    re.IGNORECASE,
 )
 """Names of checkpoints in fp8: by their ends, and those that are published in fp8 alone."""
 SHARES = ("gpu_share", "static_share")

@@ -26,6 +26,8 @@ FILE = Path(__file__).parent / "stacks.yaml"
 ALGORITHM_WORDS = Path(__file__).parent / "algorithms.yaml"
 MOST_SHOWN = 3
 """Keys that a refusal shows."""
+
+
 class Readable(Spec):
     """Keys that say what `rlplan estimate` asks for; the first that has a plain value counts."""
 

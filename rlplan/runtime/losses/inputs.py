@@ -122,7 +122,7 @@ def total_of_answers(
 
 
 def corrected_log_ratio(inputs: LossInputs, spec: AlgorithmSpec, details: Details) -> torch.Tensor:
-    """`log_ratio` with each token's gradient times its importance weight, for losses of whole answers.
+    """`log_ratio` with each token's gradient times its importance weight, for losses of whole sequences.
 
     An answer's own weight would be the product of its tokens'. Over thousands of tokens that is near 0 or at the cap,
     so that answers would lose their gradient to rounding. Differs: verl's `rollout_is: sequence` is this product; its

@@ -32,9 +32,10 @@ def sequence_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tenso
     Source: GSPO, Zheng et al. 2025, arXiv:2507.18071, equations 5 and 7.
     """
     lengths = torch.tensor(inputs.num_learned or inputs.lengths, device=inputs.logprobs.device).clamp(min=1)
-    mean = inputs.per_sequence(inputs.log_ratio) / lengths
+    weights: Details = {}
+    mean = inputs.per_sequence(corrected_log_ratio(inputs, spec, weights)) / lengths
     loss, details = _surrogate(inputs.spread(torch.exp(mean)), inputs.advantages, spec)
-    return total(inputs, spec, loss, details)
+    return with_others(inputs, spec, (inputs.weights * loss).sum(), weights | details)
 
 
 def answer_ratio(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[torch.Tensor, Details]:

@@ -192,18 +192,20 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
     shard = dict[str, Any]()
     with writing_file(out / WEIGHTS):
         out.mkdir(parents=True, exist_ok=True)
+    for stale in out.glob("part-*"):  # of a save that was cut off
+        stale.unlink()
     for name, tensor in tensors:
         if shard and _num_bytes(shard) + tensor.nbytes > MAX_SHARD_BYTES:
             save_tensors(shard, out / f"part-{len(parts)}")
             parts.append({name: tensor.nbytes for name, tensor in shard.items()})
             shard = {}
         shard[name] = tensor
-    for earlier in (out / INDEX, *out.glob("model*.safetensors")):  # of an earlier save
+    save_tensors(shard, out / f"part-{len(parts)}")
+    for earlier in (out / INDEX, *out.glob("model*.safetensors")):  # of an earlier save, which is whole until here
         earlier.unlink(missing_ok=True)
     if not parts:
-        save_tensors(shard, out / WEIGHTS)
+        (out / "part-0").replace(out / WEIGHTS)
         return
-    save_tensors(shard, out / f"part-{len(parts)}")
     parts.append({name: tensor.nbytes for name, tensor in shard.items()})
     places = dict[str, str]()
     for number, sizes in enumerate(parts):
@@ -218,15 +220,21 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
 def save_tensors(tensors: Mapping[str, Any], path: Path) -> None:
     """Write one safetensors file that whoever may read new files of this process may read. Raises: RunError.
 
-    safetensors writes a temporary file of mode 600 and gives it the name.
+    safetensors writes a temporary file of mode 600 and gives it the name. A write that fails leaves what was there.
     """
     from safetensors.torch import save_file
 
+    partial = path.with_name(f"{path.name}.part")
     with writing_file(path, _num_bytes(tensors)):
-        path.touch()
-        mode = path.stat().st_mode & 0o777
-        save_file(dict(tensors), str(path), metadata={"format": "pt"})
-        path.chmod(mode)
+        try:
+            partial.unlink(missing_ok=True)
+            partial.touch()
+            mode = partial.stat().st_mode & 0o777
+            save_file(dict(tensors), str(partial), metadata={"format": "pt"})
+            partial.chmod(mode)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _num_bytes(tensors: Mapping[str, Any]) -> int:

@@ -43,13 +43,14 @@ def raise_received() -> None:
 
 
 def leave_lost_terminal() -> None:
-    """Send what is still printed to a terminal that has hung up into nothing: each write would fail (EIO) and end the
-    clean-up half-way.
+    """Discard what is still printed to a terminal that has hung up, or to a pipe whose reader died with it.
+
+    Each write would fail (EIO, EPIPE) and end the clean-up half-way.
     """
     for descriptor in (1, 2):
         poll = select.poll()
         poll.register(descriptor, 0)
-        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        if any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0)):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, descriptor)
             os.close(nothing)

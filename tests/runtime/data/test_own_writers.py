@@ -47,11 +47,18 @@ def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kin
     assert [row.answer for row in loaded.rows] == [str(prompt).removeprefix("Sort: ") for prompt in wanted]
 
 
+def test_data_sets_of_neighbouring_seeds_share_no_task() -> None:
+    from rlplan.runtime.data.gym_tasks import rows
+
+    first, second = ({row["prompt"] for row in rows("chain_sum", 50, seed)} for seed in (0, 1))
+    assert len(first & second) < 5  # "1 + 5" is drawn by chance
+
+
 def test_tasks_of_reasoning_gym_are_rows_and_are_judged_by_it(tmp_path: Path) -> None:
-    from rlplan.runtime.data.reasoning_gym import score
+    from rlplan.runtime.data.gym_tasks import score
 
     out = tmp_path / "tasks.jsonl"
-    command = [sys.executable, "-m", "rlplan.runtime.data.reasoning_gym", "chain_sum", "--size", "5", "-o", str(out)]
+    command = [sys.executable, "-m", "rlplan.runtime.data.gym_tasks", "chain_sum", "--size", "5", "-o", str(out)]
     subprocess.run(command, check=True, timeout=scaled(120))
     loaded = load_rows(out, Columns(), SORTER, Wanted(answers=True))
     assert len(loaded.rows) == 5

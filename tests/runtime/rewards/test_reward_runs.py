@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.engine]
 
 BATCHES_ALONE = ("weighted",)
 """Examples whose only rewards in processes are functions of TRL's signature."""
+JUDGED_BY_THE_DRIVER = ("format",)
+"""Examples whose rewards are patterns alone: no process of their own judges."""
 SHORT = (
     "workload.num_steps=2",
     "workload.num_heldout_prompts=16",
@@ -27,8 +29,12 @@ def check(run: FinishedRun, num_steps: int = 2, *, is_early: bool = True) -> Non
     assert [row["reward/failed_fraction"] for row in run.metrics if row["step"] > 0] == [0.0] * num_steps
     assert (run.folder / "failures.jsonl").read_text() == ""
     spans = {(span.process, span.action_id, span.step): span for span in run.trace.spans}
-    judged, generated = spans["verifiers", "verify", 1], spans["rollout_engine/0", "generate", 1]
-    assert (judged.start_s < generated.end_s) == is_early, "a batch is whole when generation has ended"
+    judged, generated = spans.get(("verifiers", "verify", 1)), spans["rollout_engine/0", "generate", 1]
+    if run.plan.job.name in JUDGED_BY_THE_DRIVER:
+        assert judged is None
+    else:
+        assert judged is not None
+        assert (judged.start_s < generated.end_s) == is_early, "a batch is whole when generation has ended"
     assert [process for process in own_processes().values() if _is_a_reward_s(process)] == []
 
 

@@ -66,7 +66,9 @@ def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None
     code = re.search(r"```python\n(.*?)```", section(read(DOCS / "algorithms.md"), "One of your own"), re.DOTALL)
     assert code
     (tmp_path / "my_algorithm.py").write_text(code.group(1))
-    job = write_job(tmp_path, algorithm={"path": "my_algorithm.py:MINE", "learning_rate": 1e-5})
+    job = write_job(
+        tmp_path, algorithm={"path": "my_algorithm.py:MINE", "name": "positive_only", "learning_rate": 1e-5}
+    )
     run = run_job(str(job), *SHORT)
     assert run.exit_code == 0, run.stderr
 

@@ -9,12 +9,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+SEED_STRIDE = 10_000_000
+"""reasoning-gym draws entry i with seed + i, so data sets of neighbouring seeds would share all entries but one."""
+
 
 def rows(task: str, size: int, seed: int) -> list[dict[str, Any]]:
     """Rows of a task; `extra_info` holds the whole entry, for scoring."""
     import reasoning_gym
 
-    entries = reasoning_gym.create_dataset(task, size=size, seed=seed)
+    entries = reasoning_gym.create_dataset(task, size=size, seed=seed * SEED_STRIDE)
     return [
         {
             "id": f"{task}-{seed}-{index}",
