@@ -67,13 +67,11 @@ def test_without_a_correction_its_gradient_is_that_of_plain_policy_gradient(name
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_the_correction_weighs_each_token_s_gradient_up_to_its_cap(name: str) -> None:
-    """Of GSPO each answer has the mean of its tokens' weights, as in TRL 1.16's token modes."""
+    """GSPO too, as in verl 0.9.1 (`rollout_is: token`). TRL 1.16 gives each sequence the mean of its tokens' weights."""
     spec = AlgorithmSpec(name=name, kl_coef=0, importance="truncate", importance_high=1.05)
     inputs = first_pass()
     find_loss(spec)(inputs, spec)[0].backward()
     weights = torch.exp(inputs.logprobs.detach() - inputs.behaviour_logprobs).clamp(max=1.05)
-    if spec.declaration.loss == "sequence_ratio":
-        weights = weights.view(NUM_ANSWERS, LENGTH).mean(1).repeat_interleave(LENGTH)
     assert inputs.logprobs.grad is not None
     assert torch.allclose(inputs.logprobs.grad, -inputs.advantages * counted(spec, inputs) * weights, rtol=1e-4)
 
@@ -88,5 +86,4 @@ def test_a_masked_token_has_no_gradient_even_where_its_weight_is_infinite(name: 
     assert inputs.logprobs.grad is not None
     assert torch.isfinite(inputs.logprobs.grad).all()
     assert int(details["is_corrected"].sum()) >= 1
-    if spec.declaration.loss != "sequence_ratio":
-        assert float(inputs.logprobs.grad[0]) == 0
+    assert float(inputs.logprobs.grad[0]) == 0
