@@ -67,7 +67,7 @@ def test_without_a_correction_its_gradient_is_that_of_plain_policy_gradient(name
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_the_correction_weighs_each_token_s_gradient_up_to_its_cap(name: str) -> None:
-    """GSPO too, as in verl 0.9.1 (`rollout_is: token`). TRL 1.16 gives each sequence the mean of its tokens' weights."""
+    """GSPO too, as in verl 0.9.1 (`rollout_is: token`). TRL 1.16 weighs a sequence with the mean of its tokens."""
     spec = AlgorithmSpec(name=name, kl_coef=0, importance="truncate", importance_high=1.05)
     inputs = first_pass()
     find_loss(spec)(inputs, spec)[0].backward()
