@@ -200,12 +200,12 @@ def _write_shards(tensors: Iterable[tuple[str, Any]], out: Path) -> None:
             parts.append({name: tensor.nbytes for name, tensor in shard.items()})
             shard = {}
         shard[name] = tensor
-    save_tensors(shard, out / f"part-{len(parts)}")
-    for earlier in (out / INDEX, *out.glob("model*.safetensors")):  # of an earlier save, which is whole until here
+    save_tensors(shard, out / (f"part-{len(parts)}" if parts else WEIGHTS))
+    for earlier in (out / INDEX, *out.glob("model-*.safetensors")):  # of an earlier save, which is whole until here
         earlier.unlink(missing_ok=True)
     if not parts:
-        (out / "part-0").replace(out / WEIGHTS)
         return
+    (out / WEIGHTS).unlink(missing_ok=True)
     parts.append({name: tensor.nbytes for name, tensor in shard.items()})
     places = dict[str, str]()
     for number, sizes in enumerate(parts):
