@@ -25,8 +25,6 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     """
     for change, job in _fallbacks(plan.job, plan.zero_stage):
         fixed = _with(job, "placement", placement=plan.schedule.placement.value)
-        # what was left to `auto` stays so: a correction that nobody asked for must not excuse wrong weights
-        fixed = _with(fixed, "algorithm", importance=plan.asked.algorithm.importance)
         try:
             return change, find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
         except (NoFeasiblePlanError, SpecError):
