@@ -44,8 +44,8 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
         return ""
     if any(settings.value(key) for key in table.stages.get("layout", "").split()):
         return ""
-    given = {name: settings.value(table.stages[name]) for name in ("first", "last")}
-    ends = {name: size for name, size in given.items() if isinstance(size, int) and not isinstance(size, bool)}
+    sizes = {name: settings.value(table.stages[name]) for name in ("first", "last")}
+    ends = {name: size for name, size in sizes.items() if isinstance(size, int) and not isinstance(size, bool)}
     rest, num_others = model.num_layers - sum(ends.values()), pp - len(ends)
     each = rest // num_others if num_others else 0
     if (num_others == 0 and rest) or rest < num_others or (num_others and rest % num_others):
@@ -64,12 +64,13 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
 def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str, int]) -> SpecError:
     table = settings.table
     last = len(trained_stages(model, pp)[-1])
-    said = ", ".join(f"{table.stages[name]} = {size}" for name, size in ends.items())
+    given_ends = ", ".join(f"{table.stages[name]} = {size}" for name, size in ends.items())
     even = max(size for size in range(1, pp + 1) if model.num_layers % size == 0)
     pipeline = next(row.key for row in table.rows["training.pp"] if row.key)
     fitting = [f"--set {table.stages['last']}={last}"] if (model.num_layers - last) % (pp - 1) == 0 else []
     return SpecError(
-        f"{model.num_layers} layers do not divide over {pp} pipeline stages" + (f" with {said}" if said else ""),
+        f"{model.num_layers} layers do not divide over {pp} pipeline stages"
+        + (f" with {given_ends}" if given_ends else ""),
         where=settings.place(pipeline) or settings.file,
         rule="Megatron-Core gives all stages equally many layers, but for a first and a last one with their own number",
         way_out=" or ".join([*fitting, f"--set {pipeline}={even}"]),

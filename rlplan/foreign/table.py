@@ -46,7 +46,7 @@ class Row(Spec):
     least: tuple[str, ...] = ()
     """Keys whose sum it is never below."""
     raised: str = ""
-    """What is said where `least` is more than it is."""
+    """The reason that a note gives where `least` replaces a smaller value."""
     most: tuple[str, ...] = ()
     """Keys whose sum it is never above."""
     under: str = ""

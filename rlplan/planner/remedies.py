@@ -135,7 +135,7 @@ def smaller_jobs(spec: JobSpec) -> Iterator[Kind]:
 
 
 def _type_gpus(spec: JobSpec, times: int) -> str:
-    """So many times the GPUs, of each group."""
+    """Multiply the GPUs of each group by a factor."""
     hardware, second = spec.hardware, spec.hardware.generation
     text = f"hardware.num_devices={times * hardware.num_devices}"
     if hardware.num_hosts != "auto":

@@ -112,7 +112,7 @@ class Explanation:
     """What the user asked."""
     sensitivities: tuple[Sensitivity, ...]
     not_counted: tuple[str, ...] = ()
-    """What of the job these numbers leave out, as the plan says."""
+    """Parts of the job that these numbers leave out, as the plan lists them."""
 
     @property
     def is_stable(self) -> bool:

@@ -386,7 +386,7 @@ def _axes_of(choice: TrainerChoice) -> Axes:
 
 
 def _trainer_key(arrangement: Arrangement) -> tuple[int, int, bool]:
-    """What the trainer's choices in an arrangement depend on."""
+    """The key on which the trainer's choices in an arrangement depend."""
     return arrangement.num_training, arrangement.num_scoring, arrangement.offloaded == "all"
 
 
