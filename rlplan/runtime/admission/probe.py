@@ -18,7 +18,8 @@ from typing import Any
 from rlplan.spec.model import read_model
 
 PROMPT_LENS = (5, 24, 31)
-"""Shorter and longer than the small model's attention window, in one row for the trainer."""
+"""Shorter and longer than the small model's attention window, in one row for the trainer. A model with fewer positions
+than the longest prompt and its response gets shorter prompts."""
 
 NUM_TOKENS, MAX_TOKENS, VOCABULARY = 12, 128, 256
 SPREAD = 0.08
@@ -105,14 +106,16 @@ def _start_engine(folder: Path) -> Any:
     from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 
     take_cpu_kernels()
+    policy = read_model(folder)
+    max_len = min(MAX_TOKENS, policy.max_position_embeddings)
     return LLM(
         model=str(folder),
         dtype="float32",
         skip_tokenizer_init=True,
         load_format="safetensors",
-        max_model_len=MAX_TOKENS,
+        max_model_len=max_len,
         max_num_seqs=len(PROMPT_LENS),
-        max_num_batched_tokens=MAX_TOKENS,
+        max_num_batched_tokens=max_len,
         kv_cache_memory_bytes=1 << 26,
         enable_prefix_caching=True,
         enable_chunked_prefill=False,
@@ -121,7 +124,7 @@ def _start_engine(folder: Path) -> Any:
         distributed_executor_backend="uni",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_TRANSFER_BACKEND),
-        **cpu_arguments(read_model(folder)),
+        **cpu_arguments(policy),
     )
 
 
@@ -156,7 +159,8 @@ def _generate(llm: Any) -> list[tuple[tuple[int, ...], list[int], list[float]]]:
     """(prompt, response, its log-probs), of each prompt."""
     from vllm import SamplingParams
 
-    prompts = [tuple(3 + (7 * n + 5 * i) % (VOCABULARY - 6) for i in range(n)) for n in PROMPT_LENS]
+    room = llm.model_config.max_model_len - NUM_TOKENS
+    prompts = [tuple(3 + (7 * n + 5 * i) % (VOCABULARY - 6) for i in range(min(n, room))) for n in PROMPT_LENS]
     drawn = SamplingParams(seed=3, logprobs=0, detokenize=False, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], drawn, use_tqdm=False)
     samples = []

@@ -10,8 +10,6 @@ NUM_HEADS, HIDDEN, INTERMEDIATE, VOCABULARY, WINDOW, NUM_EXPERTS = 4, 128, 96, 2
 MAX_LAYERS = 6
 """Enough for one of every kind of layer: Gemma 3's sixth is the first that sees everything."""
 
-MAX_TOKENS = 128
-
 _IGNORED = (
     *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range", "auto_map"),
     *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "output_router_logits", "pad_token_id"),

@@ -38,3 +38,14 @@ def test_what_differs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         with pytest.raises(SpecError, match=f"{name} cannot be run: log-probs of trainer and engine differ"):
             refuse_unproved(config_of(name), "here")
     assert not (tmp_path / "rlplan").exists()
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.parametrize("positions", [64, 32])
+def test_a_model_for_short_sequences_is_proved_with_sequences_that_it_can_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, positions: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    refuse_unproved(config_data(head_dim=64, max_position_embeddings=positions), "here")
+    assert len(list((tmp_path / "rlplan" / "proofs").iterdir())) == 1
