@@ -2,8 +2,8 @@
 
 In: the policy's folder and a hardware profile. Out: short SHA-256 digests, compared when a plan is run.
 Left out: every byte of the weights. Of each file of weights its name, its size and evenly spaced pieces count: training
-changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds. Files that a
-model is not read from do not count either, such as notes or a trainer's state.
+changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds. Notes
+or a trainer's state, from which no model is read, do not count either.
 
 A digest begins with the version of its rule. Those of the first rule have none, and are compared by that rule.
 """
