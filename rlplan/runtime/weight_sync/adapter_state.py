@@ -97,7 +97,7 @@ def _share(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor |
     """What this rank has of them, by the layer's own rule; a layer that joins modules cuts them all at once."""
     if layer.tp_size == 1:
         return matrices
-    return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]  # type: ignore[no-any-return]
+    return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]
 
 
 def _holds(slot: torch.Tensor, matrix: torch.Tensor | None) -> bool:
