@@ -2,23 +2,34 @@
 
 In: the policy's folder and a hardware profile. Out: short SHA-256 digests, compared when a plan is run.
 Left out: every byte of the weights. Of each file of weights its name, its size and evenly spaced pieces count: training
-changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds.
+changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds. Notes
+or a trainer's state, from which no model is read, do not count either.
+
+A digest begins with the version of its rule. Those of the first rule have none, and are compared by that rule.
 """
 
 import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.reading import opened, read_bytes
+from rlplan.reading import opened
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.model_files import tokenizer_files
+from rlplan.spec.model_files import identifying_files
+from rlplan.spec.models.headers import read_index
 
-MAX_READ_BYTES = 1 << 26
-"""Most bytes of a file that is read whole: the largest, tokenizers, have some 40 MB."""
-
+RULE = "v2:"
+"""What a digest of a model begins with."""
+UNVERSIONED = ("config.json", "generation_config.json", "tokenizer.json")
+"""Files that counted, beside all `*.safetensors`, before digests had a version."""
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+READ_BYTES = 1 << 20
+"""Bytes of a file that are in memory at once."""
 NUM_PIECES = 64
 PIECE_BYTES = 4096
 DIGEST_LENGTH = 16
@@ -49,13 +60,44 @@ def profile_fingerprint(profile: Profile) -> str:
 def model_fingerprint(folder: Path) -> str:
     """Of a model folder: its configs, its tokenizer and its chat templates whole, its weights by pieces."""
     digest = hashlib.sha256()
-    try:
-        for name in map(str, (Path("config.json"), *tokenizer_files(folder))):
+    with _explaining_files():
+        for path in identifying_files(folder):
+            digest.update(f"{path.as_posix()}\0{(folder / path).stat().st_size}\0".encode())
+            _add_whole(digest, folder / path)
+        for name in _weight_files(folder):
+            _add_pieces(digest, folder / name)
+    return RULE + digest.hexdigest()[:DIGEST_LENGTH]
+
+
+def unversioned_fingerprint(folder: Path) -> str:
+    """Of a model folder, by the rule before digests had a version."""
+    digest = hashlib.sha256()
+    with _explaining_files():
+        for name in UNVERSIONED:
             if (folder / name).is_file():
-                digest.update(f"{name}\0".encode() + read_bytes(folder / name, name, limit=MAX_READ_BYTES))
+                digest.update(f"{name}\0".encode())
+                _add_whole(digest, folder / name)
         for path in sorted(folder.glob("*.safetensors")):
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             _add_pieces(digest, path)
+    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
+def is_model_of(folder: Path, fingerprint: str) -> bool:
+    """Whether a folder holds the model of a fingerprint. Raises: SpecError when a file cannot be read."""
+    take = model_fingerprint if fingerprint.startswith(RULE) else unversioned_fingerprint
+    return take(folder) == fingerprint
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files of weights that a model is read from, as far as they are there. Raises: SpecError."""
+    names = {WEIGHTS, *(read_index(folder / INDEX).values() if (folder / INDEX).is_file() else ())}
+    return sorted(name for name in names if os.path.lexists(folder / name))
+
+
+@contextmanager
+def _explaining_files() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SpecError(
             f"the model's files cannot be read: {error.strerror}",
@@ -63,11 +105,17 @@ def model_fingerprint(folder: Path) -> str:
             rule="a readable Hugging Face folder",
             way_out="mend the file's permissions, or name another folder",
         ) from None
-    return digest.hexdigest()[:DIGEST_LENGTH]
+
+
+def _add_whole(digest: "hashlib._Hash", path: Path) -> None:
+    with opened(path, path.name) as file:
+        while piece := file.read(READ_BYTES):
+            digest.update(piece)
 
 
 def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
     size = path.stat().st_size
+    digest.update(f"{path.name}\0{size}\0".encode())
     with opened(path, path.name) as file:
         for index in range(NUM_PIECES):
             file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))

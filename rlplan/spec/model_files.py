@@ -3,9 +3,10 @@
 In: a Hugging Face folder. Out: names of files, and templates by name as transformers' `AutoTokenizer` reads them.
 Left out: reading a tokenizer, and rendering chats (runtime/data/model_text.py).
 
-Each class of tokenizers names its own vocabulary files, and there are dozens. So the rule is about kinds of files: all
-texts and vocabularies count, except those that describe the weights. The tests compare the rule with every name in the
-installed transformers.
+Each class of tokenizers names its own vocabulary files, and there are dozens. So what is copied is chosen by kinds of
+files: all texts and vocabularies count, except those that describe the weights. What a model is told by is a list of
+names instead, for notes and logs that lie beside a model make no other model of it. The tests compare both rules with
+every name in the installed transformers.
 """
 
 from fnmatch import fnmatch
@@ -32,6 +33,16 @@ KINDS = (
     "*.json", "*.jinja", "*.txt", "*.model", "*.model.v*", "*.spm", "*.tiktoken", "*.tokenizer", "*.codes", "*.bpe",
 )  # fmt: skip
 """Texts and vocabularies in the folder itself."""
+IDENTIFYING = (
+    "config.json", "generation_config.json", CHAT_TEMPLATE, PROCESSOR_TEMPLATE, TOKENIZER_CONFIG, SPECIAL_TOKENS,
+    "added_tokens.json", "tokenizer.json", "tokenizer.*.json", "tokenizer.model", "tokenizer.model.v*", "tekken.json",
+    "tiktoken.model", "*.tiktoken", "normalizer.json", "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json",
+    "entity_vocab.json", "merges.txt", "prophetnet.tokenizer", "sentencepiece.bpe.model", "sentencepiece.model",
+    "source.spm", "spiece.model", "spm.model", "spm_char.model", "target.spm", "target_vocab.json", "vocab-src.json",
+    "vocab-tgt.json", "vocab.json", "vocab.txt", "word_pronunciation.json", "word_shape.json",
+)  # fmt: skip
+"""Files that say what a model is, beside its weights: configs, chat templates, and tokenizers by the names that
+transformers and mistral-common read."""
 OF_THE_WEIGHTS = (
     "config.json", "*.index.json", "adapter_config.json", "hf_quant_config.json", "quantize_config.json",
     "quant_config.json", "params.json", "trainer_state.json", "requirements*.txt", "license*.txt", "readme*.txt",
@@ -55,12 +66,24 @@ def processor_files(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in _files(folder) if _matches(path.name, OF_THE_PROCESSOR))
 
 
+def identifying_files(folder: Path) -> list[Path]:
+    """Files that a model is told by, beside its weights, relative to the folder; a closed list of names."""
+    return sorted([path for path in _beside(folder) if _matches(path.name, IDENTIFYING)] + _more_templates(folder))
+
+
 def _files(folder: Path) -> list[Path]:
-    beside = [Path(path.name) for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
-    named = [Path(MORE_TEMPLATES, path.name) for path in (folder / MORE_TEMPLATES).glob("*.jinja") if path.is_file()]
-    return sorted(
-        [path for path in beside if _matches(path.name, KINDS) and not _matches(path.name, OF_THE_WEIGHTS)] + named
-    )
+    copied = [
+        path for path in _beside(folder) if _matches(path.name, KINDS) and not _matches(path.name, OF_THE_WEIGHTS)
+    ]
+    return sorted(copied + _more_templates(folder))
+
+
+def _beside(folder: Path) -> list[Path]:
+    return [Path(path.name) for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+
+
+def _more_templates(folder: Path) -> list[Path]:
+    return [Path(MORE_TEMPLATES, path.name) for path in (folder / MORE_TEMPLATES).glob("*.jinja") if path.is_file()]
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

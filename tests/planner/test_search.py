@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.planner.cpu.search import AS_FAST
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan, find_plan
@@ -60,7 +60,7 @@ def test_the_second_choice_is_taken_when_the_first_is_too_large_and_the_first_is
 def test_of_stages_that_are_as_fast_the_one_that_holds_less_is_taken() -> None:
     plan = find_plan(load_job(QUICKSTART, ["placement.placement=hybrid"]))
     assert plan.zero_stage == 2
-    as_fast = [one for one in plan.runners_up if one.seconds < plan.seconds * (1 + AS_FAST)]
+    as_fast = [one for one in plan.runners_up if one.seconds < plan.seconds * (1 + SAME_SPEED)]
     assert {one.choice.trainer.zero_stage for one in as_fast} <= {0, 1, 3}
     assert as_fast
 

@@ -113,6 +113,17 @@ def engine_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         )
 
 
+def engine_comparisons(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """A comparison of engines with the trainer that only rlplan's own runtime makes."""
+    if job.placement.sync_verification == "every" and job.target != "rlplan":
+        yield (
+            f"placement.sync_verification is every, which {NAMES[job.target]} does not have",
+            "placement.sync_verification",
+            "rlplan's own runtime alone compares the engines' parameters with the trainer's",
+            "placement.sync_verification=first, which other stacks do not read, or target=rlplan",
+        )
+
+
 def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
     tp = given_ranks(job.training.tp)
     if tp == 1:
@@ -282,5 +293,5 @@ def _fsdp2(training: SettledTraining, target: Target) -> Iterator[Problem]:
         )
 
 
-CHECKS = (axes, deepspeed, losses, shared_base, engine_base, trainer)
+CHECKS = (axes, deepspeed, losses, shared_base, engine_base, engine_comparisons, trainer)
 """All of them, in order."""

@@ -18,18 +18,11 @@ from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import kv_block_bytes, num_kv_blocks
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.kv_demand import KvDemand
-from rlplan.planner import rules
+from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
+from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import (
-    Alternative,
-    Considered,
-    KvReport,
-    SearchStats,
-    Verdict,
-    list_uncounted,
-    nothing_possible,
-)
+from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.resolve import plain, resolve
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile, Profile
@@ -41,10 +34,6 @@ from rlplan.timing.cpu.actions import predict_job
 from rlplan.timing.job import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
 from rlplan.vocabulary import Role
-
-AS_FAST = 0.01
-"""Steps that differ by less are taken to be as fast: predictions miss by more (docs/timing.md), and one that holds less
-is then better."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +116,12 @@ class HostSearch:
         if not self.choices:
             for reason in rules.job_refusals(self.job):
                 raise rules.refused(reason)
-            raise nothing_possible(self.impossible)
+            raise plan_parts.nothing_possible(self.impossible)
         fitting = [one for one in self._built if one.verdict is Verdict.FITS]
         best = min(self._built, key=lambda one: one.peak_bytes)
         if fitting:
             fastest = min(one.seconds for one in fitting)
-            best = next(one for one in fitting if one.seconds <= fastest * (1 + AS_FAST))
+            best = next(one for one in fitting if one.seconds <= fastest * (1 + SAME_SPEED))
         plan = self._whole(best)
         if not with_others:
             return plan
@@ -141,7 +130,7 @@ class HostSearch:
             update={
                 "runners_up": tuple(map(self._alternative, rest)),
                 "considered": (*self.impossible, *self._not_taken(best)),
-                "stats": SearchStats(len(self.choices), len(self.choices)),
+                "stats": plan_parts.SearchStats(len(self.choices), len(self.choices)),
             }
         )
 
@@ -152,7 +141,7 @@ class HostSearch:
         plan = self.run(with_others=False)
         return plan if plan is not None and plan.verdict.rank < verdict.rank else None
 
-    def pareto(self) -> tuple[Alternative, ...]:
+    def pareto(self) -> tuple[plan_parts.Alternative, ...]:
         """Of all that fit those that nothing beats in both seconds and headroom, the fastest first."""
         front: list[_Built] = []
         for one in sorted(self._built, key=lambda one: (one.seconds, one.peak_bytes)):
@@ -184,12 +173,12 @@ class HostSearch:
             timing=one.timing,
             kv=self._kv,
             refusals=rules.of_target(job, one.choice),
-            not_counted=list_uncounted(job, ()),
+            not_counted=plan_parts.list_uncounted(job, ()),
             checkpoint_bytes=job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
         )
 
     @cached_property
-    def _kv(self) -> KvReport | None:
+    def _kv(self) -> plan_parts.KvReport | None:
         """Of each engine, which takes its share of a step's rollouts."""
         job, rollout, work = self.job, self.job.rollout, self.job.workload
         if not job.has_rollouts:
@@ -206,21 +195,21 @@ class HostSearch:
             work.num_samples_per_prompt,
             cut_lengths(work.response_lengths, work.max_response_len),  # a mean alone says nothing of the longest
         )
-        return KvReport.of(demand, rollout.kv_cache_memory, rollout.tp)
+        return plan_parts.KvReport.of(demand, rollout.kv_cache_memory, rollout.tp)
 
-    def _alternative(self, one: _Built) -> Alternative:
+    def _alternative(self, one: _Built) -> plan_parts.Alternative:
         step = one.timing.step if one.timing else None
         kv_cache = self.job.rollout.kv_cache_memory
-        return Alternative(one.choice, step, kv_cache, one.peak_bytes, one.headroom_bytes, one.verdict)
+        return plan_parts.Alternative(one.choice, step, kv_cache, one.peak_bytes, one.headroom_bytes, one.verdict)
 
-    def _not_taken(self, best: _Built) -> Iterator[Considered]:
+    def _not_taken(self, best: _Built) -> Iterator[plan_parts.Considered]:
         """Of each other placement that can be built what its best choice would come to."""
         found: dict[object, _Built] = {}
         for one in sorted(self._built, key=lambda one: (one.verdict.rank, one.seconds)):
             found.setdefault(one.choice.arrangement.placement, one)
         for placement, one in found.items():
             if placement is not best.choice.arrangement.placement:
-                yield Considered(one.choice.arrangement.placement, _why_not(one, best))
+                yield plan_parts.Considered(one.choice.arrangement.placement, _why_not(one, best))
 
 
 def _why_not(one: _Built, best: _Built) -> str:
@@ -232,7 +221,7 @@ def _why_not(one: _Built, best: _Built) -> str:
             f"{peak.scope} needs {format_bytes(peak.num_bytes)} in {peak.action_id}, {room} available; largest: {kind} "
             f"of {role} in {process}, {format_bytes(size)}"
         )
-    if one.seconds > best.seconds * (1 + AS_FAST):
+    if one.seconds > best.seconds * (1 + SAME_SPEED):
         return f"fits too, {format_seconds(one.seconds)} a step instead of {format_seconds(best.seconds)}"
     return "fits too and is as fast; the other is preferred"
 

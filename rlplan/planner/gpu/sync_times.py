@@ -14,7 +14,7 @@ from rlplan.planner.gpu.roles import GpuRoles
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
-from rlplan.timing.cost import NOTHING, Cost
+from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
 from rlplan.timing.transfer.weight_sync import (
@@ -22,6 +22,8 @@ from rlplan.timing.transfer.weight_sync import (
     GATHERED_ELEMENT_BYTES,
     SyncSetup,
     SyncTransport,
+    held_share,
+    memory_rate,
     sync_cost,
 )
 from rlplan.timing.transfer.wires import lone_wire
@@ -39,7 +41,7 @@ class SyncTimes:
         self._costs: dict[object, Cost] = {}
 
     def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        """The weight sync of new weights."""
+        """The weight sync of new weights, with the comparison after it where every one is compared."""
         if not transport:
             return NOTHING
         sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
@@ -48,6 +50,8 @@ class SyncTimes:
         key = sizes, trainer.zero_stage == 3, cut, engine.quantization, transport, is_ahead
         if key not in self._costs:
             self._costs[key] = self._cost(arrangement, trainer, engine, transport)
+            if self.job.placement.sync_verification == "every":
+                self._costs[key] += self._comparison(arrangement, trainer, engine, transport)
         return self._costs[key]
 
     def over_link(self, candidate: Choice) -> LinkedSync | None:
@@ -64,6 +68,22 @@ class SyncTimes:
             return linked.stops if self.roles.versions_ahead(arrangement) else linked.stops + linked.travels
         work = self._setup(arrangement, trainer, engine, transport)
         return sync_cost(self.setting.policy, work, *self._clusters(arrangement))
+
+    def _comparison(
+        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    ) -> Cost:
+        """Comparing the engines' own parameters with the trainer's; of adapters vLLM's slots.
+
+        Counts: the whole update once more, also where a sync sends what has changed alone, and what a rank of an engine
+        computes with read before and after it (2 B s / M). Source: runtime/weight_sync/engine_state.py,
+        adapter_state.py.
+        """
+        weights: str = "nccl" if self.setting.link is None else "disk"
+        whole = weights if transport == "delta" else transport
+        setup, generation = self._setup(arrangement, trainer, engine, whole), self._clusters(arrangement)[1]
+        num_bytes = setup.adapter_bytes or setup.element_bytes * self.setting.policy.num_parameters
+        read_s = 2 * num_bytes * held_share(self.setting.policy, setup) / memory_rate(generation)
+        return self._cost(arrangement, trainer, engine, whole) + Cost({Resource.MEMORY: read_s})
 
     def _setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str

@@ -6,12 +6,13 @@ placement, learning rate, number of steps.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 
 from rlplan.errors import SpecError
 from rlplan.reading import opened
 from rlplan.runtime.models.snapshots import located
-from rlplan.spec.fingerprints import model_fingerprint
+from rlplan.spec.fingerprints import RULE, model_fingerprint, unversioned_fingerprint
 from rlplan.spec.parts.adapter_files import WEIGHTS_FILE
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.resolved import ResolvedJob
@@ -31,6 +32,9 @@ MAY_CHANGE = (
     "rollout.base_path",
 )  # fmt: skip
 """What may change on purpose: a run that goes on says that it has."""
+
+UNVERSIONED = "digests without a version"
+"""Key of each model's digest of now with the one that checkpoints have from before digests had a version."""
 
 
 class ForeignCheckpointError(SpecError):
@@ -56,6 +60,7 @@ def identity_of(job: ResolvedJob) -> dict[str, str]:
         "training.tp": str(job.training.tp),
         "training.optimizer": job.training.optimizer,
         **_said(job),
+        UNVERSIONED: _unversioned(job),
     }
 
 
@@ -65,19 +70,22 @@ def compare(identity: Mapping[str, str], found: Mapping[str, str], where: Path) 
     Raises: ForeignCheckpointError that names the first key that must not.
     """
     texts = []
-    for key, mine in identity.items():
-        theirs = found.get(key, OF_OLDER.get(key))
-        if theirs == mine:
+    is_older = RULE not in found.get("policy.path", RULE)
+    digests = dict(pair.split("=") for pair in identity[UNVERSIONED].split()) if is_older else {}
+    for key, current in identity.items():
+        value = reduce(lambda text, digest: text.replace(*digest), digests.items(), current)
+        saved = found.get(key, OF_OLDER.get(key))
+        if saved == value or key == UNVERSIONED:
             continue
         if key not in MAY_CHANGE:
             raise ForeignCheckpointError(
-                f"the checkpoint is of another job: {key} is {mine}, in the checkpoint {theirs or 'not said'}",
+                f"the checkpoint is of another job: {key} is {value}, in the checkpoint {saved or 'not said'}",
                 where=str(where),
                 rule="model, adapters, prompts, prompts a step, samples of each, seed, optimizer and tp stay the same",
                 way_out="resume with the job that made the checkpoint, or restart without --resume",
             )
-        if theirs is not None:
-            texts.append(f"{key} is {mine} from here on, and was {theirs}")
+        if saved is not None:
+            texts.append(f"{key} is {value} from here on, and was {saved}")
     return texts
 
 
@@ -121,6 +129,16 @@ def _adapters(job: ResolvedJob) -> Iterator[str]:
 
 def _model(path: str) -> str:
     return model_fingerprint(Path(path)) if Path(path).exists() else "absent"
+
+
+def _unversioned(job: ResolvedJob) -> str:
+    base = (job.rollout.base_path,) if job.rollout.base_path else ()
+    folders = {Path(path) for path in (job.policy.path, *base, *job.roles.paths.values())}
+    return " ".join(
+        f"{model_fingerprint(folder)}={unversioned_fingerprint(folder)}"
+        for folder in sorted(folders)
+        if folder.exists()
+    )
 
 
 def _short(text: str) -> str:

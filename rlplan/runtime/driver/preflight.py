@@ -19,7 +19,7 @@ from rlplan.runtime.host.doctor import missing_packages
 from rlplan.runtime.losses.registry import check_algorithm
 from rlplan.spec.base import read_json
 from rlplan.spec.files.stages import MAX_STAGES
-from rlplan.spec.fingerprints import model_fingerprint, profile_fingerprint
+from rlplan.spec.fingerprints import is_model_of, profile_fingerprint
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model_files import check_templates_are_kept
 from rlplan.spec.models.catalogue import bundled_id, cached_id
@@ -52,7 +52,7 @@ def check_plan(plan: Plan) -> None:
             raise _no_folder(key, path)
     if plan.fingerprints is None:
         return
-    if plan.fingerprints.model and model_fingerprint(Path(policy)) != plan.fingerprints.model:
+    if plan.fingerprints.model and not is_model_of(Path(policy), plan.fingerprints.model):
         raise SpecError(
             f"the plan was made for another revision of the model in {policy}",
             where=f"{policy}: config.json, *.safetensors, the tokenizer's files",

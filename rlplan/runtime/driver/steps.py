@@ -220,13 +220,16 @@ class ActionRunner:
         if step and step == self.job.controls.skip_sync_after_step:
             return []
         if self.stream is None or not step:  # the first weight sync comes before anything is begun
-            measurements = self.weight_sync.sync(action)
-            self.recorder.facts["weight_sync"] = self.weight_sync.verified
-            return measurements
+            return self._sync_and_record(action)
         with self.stream.handing_over(), self.recovery.trainers:
             if self._handed_over is None:  # else an engine had the weights, and was lost when it was to go on
-                self._handed_over = self.weight_sync.sync(action)
+                self._handed_over = self._sync_and_record(action)
         measurements, self._handed_over = self._handed_over, None
+        return measurements
+
+    def _sync_and_record(self, action: Action) -> list[Measurement]:
+        measurements = self.weight_sync.sync(action)
+        self.recorder.facts["weight_sync"] = self.weight_sync.verified
         return measurements
 
     def _save_weights(self, action: Action, step: int) -> list[Measurement]:

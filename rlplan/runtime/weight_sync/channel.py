@@ -45,7 +45,7 @@ class Update:
     timeout_s: float
 
     verifies: bool = False
-    """The engines hold these weights already: they load them again, and compare."""
+    """The engines hold these weights already: they load them again, and compare. Adapters are compared alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class VerificationReport:
     """What an engine process found when it compared its own parameters with the trainer's weights."""
 
     num_compared: int
-    """Parameters, buffers and packed matrices of the engine."""
+    """Parameters, buffers and packed matrices of the engine; or matrices of the adapter."""
 
     different: tuple[str, ...] = ()
     """Those that hold something else than the trainer's weights."""
@@ -65,7 +65,10 @@ class VerificationReport:
     """Weights that were not read before their packet was given back, and so may be read from another one."""
 
     not_compared: tuple[str, ...] = ()
-    """Parameters with padding that vLLM never writes."""
+    """Parameters with padding that vLLM never writes; or matrices of the adapter that cannot be read back."""
+
+    is_conclusive: bool = True
+    """False where every B of an adapter is still zero, before the first step: the next update is compared too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class PolicyReceiver:
     def tensors(
         self, update: Update, before_release: Callable[[torch.Tensor], None] | None = None
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """All weights of an update. before_release: called with the memory of a packet before it is written again.
+        """All weights of an update. before_release: called with the memory in which a packet's tensors lie, before it
+        may be written again. Of deltas that is the copy, which the next update changes.
 
         Raises: RunError when a packet is late, wrong or not the one that is due.
         """
@@ -70,8 +71,8 @@ class PolicyReceiver:
                 found |= self._checked(source, header, index)
                 start = time.perf_counter()
                 yield from named(source, entries, self.dtype)
-                if before_release is not None and self.held is None:  # of deltas the engine is given the copy
-                    before_release(payload)
+                if before_release is not None:
+                    before_release(source)
                 self.report.applied_s += time.perf_counter() - start
                 inlet.release(index)
                 self.report.num_bytes += header.num_bytes

@@ -28,13 +28,14 @@ class WeightSync:
     """Weight sync from the trainer to the engines. version: of the weights that the engines hold, 0 at first.
 
     is_behind: whether the trainer has stepped since. verified: what the engines found in their own parameters after
-    they had loaded an update, in words; empty before the first one.
+    they had loaded an update, in words; empty before the first one, and when an engine was started again.
+    is_verified: whether no more updates need to be compared.
     """
 
     def __init__(self, spec: ExecutionSpec, worker_group: WorkerGroup) -> None:
         self.spec, self.worker_group = spec, worker_group
         self.endpoints: list[Endpoint] = []
-        self.is_open = self.is_behind = False
+        self.is_open = self.is_behind = self.is_verified = False
         self.version = self.serial = self.num_resends = 0
         self.verified = ""
         self.trainers = [worker.process for worker in spec.ray.workers if worker.worker == "policy_trainer"]
@@ -49,8 +50,7 @@ class WeightSync:
         self.version += 1
         try:
             measurements = self._send(action.processes)
-            if not self.verified or self.spec.job.placement.sync_verification == "every":
-                measurements += self._verify(action.processes)
+            measurements += self._verify_if_due(action.processes)
             self.is_behind = False
             return measurements
         except LostProcessError:
@@ -83,8 +83,8 @@ class WeightSync:
             raise
 
     def forget(self) -> None:
-        """An engine was restarted: the next update opens a channel of its own, and is a full one."""
-        self.is_open = False
+        """An engine was restarted: the next update opens a new channel, is a full one, and is compared again."""
+        self.is_open, self.is_verified, self.verified = False, False, ""
 
     def resend(self) -> list[Measurement]:
         """Give an engine that was restarted the weights of now, in full: all engines get them.
@@ -93,7 +93,9 @@ class WeightSync:
         """
         if self.spec.job.placement.sync_content is SyncContent.ADAPTER and not self.version:
             return []
-        return self._open() + self._update((*self.trainers, *self.engines), is_full=True)
+        processes = (*self.trainers, *self.engines)
+        measurements = self._open() + self._update(processes, is_full=True)
+        return measurements + self._verify_if_due(processes)
 
     def close(self) -> None:
         """Remove what a channel has left on a disk or in shared memory, when its sides are gone."""
@@ -145,11 +147,13 @@ class WeightSync:
                 check_weights(found[sender], found.get(reader, {}), reader, self.version, self.spec.job)
         return measurements
 
+    def _verify_if_due(self, processes: Sequence[str]) -> list[Measurement]:
+        """Compare after the first update of every engine, or after each one. Raises: RunError."""
+        is_due = not self.is_verified or self.spec.job.placement.sync_verification == "every"
+        return self._verify(processes) if is_due else []
+
     def _verify(self, processes: Sequence[str]) -> list[Measurement]:
         """Send the weights once more, to be compared with what the engines hold. Raises: RunError where they differ."""
-        if self.spec.job.placement.sync_content is SyncContent.ADAPTER:
-            self.verified = "not compared after loading: adapters alone are sent, log-probs are compared instead"
-            return []
         engines = [process for process in processes if process in self.engines]
         try:
             reports, measurements = self._compare(processes)
@@ -162,7 +166,8 @@ class WeightSync:
             measurements += more
         for process, report in zip(engines, reports, strict=True):
             check_engine(report, process, self.version, self.spec.job)
-        self.verified = _in_words(reports)
+        self.is_verified = all(report.is_conclusive for report in reports)
+        self.verified = _in_words(reports, self.spec.job.placement.sync_content)
         return measurements
 
     def _compare(self, processes: Sequence[str]) -> tuple[list[VerificationReport], list[Measurement]]:
@@ -199,8 +204,12 @@ class WeightSync:
         return None
 
 
-def _in_words(reports: Sequence[VerificationReport]) -> str:
-    compared = sum(report.num_compared for report in reports)
-    words = f"{compared} parameters of {len(reports)} engine processes hold the trainer's weights"
-    left_out = sorted({name for report in reports for name in report.not_compared})
-    return f"{words}; not compared, for vLLM pads them: {', '.join(left_out)}" if left_out else words
+def _in_words(reports: Sequence[VerificationReport], content: SyncContent) -> str:
+    num_compared = sum(report.num_compared for report in reports)
+    left_out = ", ".join(sorted({name for report in reports for name in report.not_compared}))
+    if content is SyncContent.ADAPTER:
+        words = f"{num_compared} adapter matrices in {len(reports)} engine processes are the trainer's"
+        words += "; not compared: the base, which is not sent"
+        return f"{words}, and adapters that cannot be read back from vLLM: {left_out}" if left_out else words
+    words = f"{num_compared} parameters of {len(reports)} engine processes hold the trainer's weights"
+    return f"{words}; not compared, for vLLM pads them: {left_out}" if left_out else words

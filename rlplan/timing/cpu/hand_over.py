@@ -22,8 +22,8 @@ def hand_over_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, *, is_fir
     sends_adapters = job.placement.sync_content is SyncContent.ADAPTER
     arena = arena_bytes(policy_packets(job, engine.model)) if is_first else 0
     cost = (_adapters_cost if sends_adapters else _whole_cost)(job, engine, host, arena)
-    if not sends_adapters and (is_first or job.placement.sync_verification == "every"):
-        cost += _verification_cost(job, engine, host)
+    if is_first or job.placement.sync_verification == "every":
+        cost += (_adapters_verification_cost if sends_adapters else _verification_cost)(job, engine, host)
     return cost + Cost({Resource.LATENCY: host.latencies.call.value}).times(3 if is_first else 1)
 
 
@@ -64,6 +64,18 @@ def _adapters_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, arena: in
     cost = share.touch_cost(10 * size) + share.fresh_cost(2 * size + arena)
     cost += share.latency_cost(host.latencies.reload_tensor.value, len(adapters) // 2)
     return cost + _transport_cost(job, engine, host, size)
+
+
+def _adapters_verification_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost) -> Cost:
+    """Comparing vLLM's slots with the trainer's adapters.
+
+    Counts: S copied into the arena, read by both sides for checksums, copied apart, laid out as a slot has it and
+    compared with the slot (2 S each); what is apart and laid out is fresh.
+    Source: runtime/weight_sync/adapter_state.py. Left out: the second comparison, where the first found every B zero.
+    """
+    share = engine.share
+    size = FLOAT_BYTES * sum(adapter.numel for adapter in job.adapter_parameters(engine.model))
+    return share.touch_cost(10 * size) + share.fresh_cost(2 * size) + _transport_cost(job, engine, host, size)
 
 
 def _transport_cost(job: ResolvedJob, engine: CpuEngine, host: CpuHost, num_bytes: float) -> Cost:

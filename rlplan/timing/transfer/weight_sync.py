@@ -209,7 +209,7 @@ def _ends_of_shards(model: ModelSpec, setup: SyncSetup, generation: Cluster) -> 
     """
     num_bytes = model.num_parameters * setup.element_bytes
     compare = Cost({Resource.HOST: num_bytes / setup.num_training / COMPARE_BYTES_PER_S})
-    write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / _memory(generation)})
+    write = Cost({Resource.MEMORY: 2 * num_bytes * held_share(model, setup) / memory_rate(generation)})
     return SyncEnds(changed_bytes(model, setup), num_sent_tensors(model), compare, write + _server(setup))
 
 
@@ -258,7 +258,7 @@ def gather_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, training: Cl
     >>> gather_cost(0, 100, SyncSetup("nccl", 2, 1, 1), one).seconds
     0.0
     """
-    packing = Cost({Resource.MEMORY: 2 * num_bytes / _memory(training)})
+    packing = Cost({Resource.MEMORY: 2 * num_bytes / memory_rate(training)})
     if not setup.is_sharded:
         return packing
     wire = gather_wire(training, setup.num_training, is_strided=setup.trainer == "megatron")
@@ -297,7 +297,7 @@ def load_cost(num_bytes: int, num_tensors: int, setup: SyncSetup, generation: Cl
         pickled = num_tensors * setup.tp * setup.attention_dp * PICKLE_S_PER_TENSOR_AND_RANK
         return Cost({Resource.HOST: num_bytes / SERVER_BYTES_PER_S, Resource.LATENCY: pickled})
     trips = ceil_div(num_bytes, setup.bucket_bytes) * ROUND_TRIP_S if setup.bucket_bytes else 0.0
-    copied = 2 * num_bytes * share / _memory(generation)
+    copied = 2 * num_bytes * share / memory_rate(generation)
     return Cost({Resource.LATENCY: num_tensors * LOAD_S_PER_TENSOR + trips, Resource.MEMORY: copied})
 
 
@@ -323,5 +323,6 @@ def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cos
     )
 
 
-def _memory(cluster: Cluster) -> float:
+def memory_rate(cluster: Cluster) -> float:
+    """Bytes a second that a GPU of the cluster reaches of its memory."""
     return cluster.memory_bytes_per_s * cluster.efficiencies.memory.value

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlplan.errors import SpecError
 from rlplan.planner.answers.families import list_families
 from rlplan.planner.answers.plan_results import differences
 from rlplan.planner.gpu.search import GpuSearch
@@ -110,3 +111,35 @@ def test_the_search_takes_all_weights_where_the_copies_do_not_fit_into_a_host() 
     assert modes[0] == ("fits", "delta")
     assert modes[1][0] == "fits"
     assert modes[1][1] != "delta"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("placement.sync_content=full",),
+        ("placement.sync_content=delta",),
+        ("training.lora={rank: 16}", "placement.sync_content=adapter"),
+        ("placement.placement=hybrid",),
+    ],
+)
+def test_every_sync_that_is_compared_takes_a_whole_update_more(more: tuple[str, ...]) -> None:
+    """The layout is fixed by what is asked, so that the two plans differ in nothing else."""
+    first = plan_of(FASTER, *more)
+    every = plan_of(FASTER, *more, "placement.sync_verification=every")
+    if "placement.sync_content=delta" not in more:
+        assert every.choice == first.choice
+        assert sync_s(every) > 2 * sync_s(first)
+    assert every.costs["sync_weights"].seconds > sync_s(first)
+    assert every.seconds > first.seconds
+    (words,) = first.not_counted
+    assert words == "the comparison of engines and trainer after the first sync, about one more sync"
+    assert every.not_counted == ()
+
+
+def test_stacks_that_do_not_compare_engines_are_neither_charged_nor_asked() -> None:
+    job = job_of("8xh100", target="fsdp2")
+    assert best_plan(job, with_others=False).not_counted == ()
+    with pytest.raises(SpecError, match="sync_verification is every, which FSDP2 does not have") as caught:
+        best_plan(job_of("8xh100", "placement.sync_verification=every", target="fsdp2"), with_others=False)
+    change = caught.value.way_out.split(",")[0]
+    assert best_plan(job_of("8xh100", change, target="fsdp2"), with_others=False).not_counted == ()

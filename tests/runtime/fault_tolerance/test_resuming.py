@@ -22,7 +22,7 @@ from rlplan.runtime.fault_tolerance.resuming import (
 from rlplan.runtime.fault_tolerance.supervision import LostGroupError
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.run_folder.recorder import Recorder
-from rlplan.spec.fingerprints import model_fingerprint
+from rlplan.spec.fingerprints import model_fingerprint, unversioned_fingerprint
 from rlplan.trace import Trace
 from tests.factories import EXAMPLES, make_job, make_plan
 from tests.memory.model.packed_base import packed_base
@@ -145,6 +145,19 @@ def test_a_resumed_run_says_that_its_engines_load_another_base(tmp_path: Path) -
     packed = identity_of(make_job(**plain, **{"rollout.base_path": str(base)}))
     (said,) = compare(packed, identity_of(make_job(**plain)), Path("x"))
     assert said == f"rollout.base_path is {model_fingerprint(base)} from here on, and was none"
+
+
+def test_a_checkpoint_whose_digests_have_no_version_is_compared_by_the_rule_of_then() -> None:
+    """Also where they are parts of texts, and a role's model is told from the policy's."""
+    job = make_job(**{"algorithm.kl_coef": 0.1, "roles.reference.path": make_job().policy.path})
+    digest = unversioned_fingerprint(Path(job.policy.path))
+    current = model_fingerprint(Path(job.policy.path))
+    saved = {key: value.replace(current, digest) for key, value in identity_of(job).items() if "version" not in key}
+    assert saved["policy.path"] == digest
+    assert digest in saved["roles"]
+    assert compare(identity_of(job), saved, Path("x")) == []
+    with pytest.raises(SpecError, match=f"policy.path is {digest}, in the checkpoint 0123456789abcdef"):
+        compare(identity_of(job), saved | {"policy.path": "0123456789abcdef"}, Path("x"))
 
 
 def test_an_edit_of_the_same_size_makes_other_data(tmp_path: Path) -> None:

@@ -131,6 +131,35 @@ class Engine:
             return of_files(str(copy))
 
 
+class ForgetfulEngine(Engine):
+    """Receives everything and leaves one weight as it was, as a loader that skips it."""
+
+    def receive_weights(self, update: Update) -> Any:
+        name = next(name for name, _ in self.held)
+        before = self.held.read(name).clone()
+        super().receive_weights(update)
+        with torch.no_grad():
+            self.held.read(name).copy_(before)
+        return self.sync_report()
+
+
+class BufferingEngine(Engine):
+    """Loads nothing before the update ends, as vLLM's reload may; what is given back before is copied."""
+
+    def receive_weights(self, update: Update) -> Any:
+        kept: dict[str, torch.Tensor] = {}
+
+        def own(memory: torch.Tensor) -> None:
+            for name, tensor in kept.items():
+                if tensor.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
+                    kept[name] = tensor.clone()
+
+        for name, tensor in self.receiver.tensors(update, own):  # type: ignore[attr-defined]
+            kept[name] = tensor
+        self.kept = kept
+        return self.sync_report()
+
+
 class WorkerGroup:
     """Processes in threads."""
 
@@ -309,6 +338,39 @@ def test_weights_that_a_delta_was_laid_over_wrongly_are_noticed_and_sent_anew(
     setup.sync()
     assert setup.weight_sync.num_resends == 1
     assert setup.difference() < 1e-5
+
+
+@pytest.mark.parametrize("content", ["full", "delta", "adapter"])
+def test_an_engine_that_was_started_again_is_compared_with_the_trainer_again(
+    make: Callable[[str, str], Setup], content: str
+) -> None:
+    setup = make("shared_memory", content)
+    setup.sync()
+    assert setup.weight_sync.verified
+    setup.trainer.step()
+    setup.worker_group.workers[ENGINES[1]] = setup.engines[1] = ForgetfulEngine(setup.spec.job)
+    setup.weight_sync.forget()
+    with pytest.raises(RunError, match=r"rollout_engine/1 computes with other weights than the trainer's: 1 of its "):
+        setup.weight_sync.resend()
+    assert not setup.weight_sync.verified
+
+
+@pytest.mark.parametrize("content", ["full", "delta"])
+def test_weights_that_an_engine_keeps_until_the_end_are_copied_before_their_packet_is_given_back(
+    make: Callable[[str, str], Setup], content: str
+) -> None:
+    """Several packets, and the next update writes into the memory in which these came."""
+    setup = make("shared_memory", content)
+    setup.worker_group.workers[ENGINES[0]] = setup.engines[0] = engine = BufferingEngine(setup.spec.job)
+    measurements = setup.weight_sync._send(setup.action.processes)
+    assert measurements == []
+    assert len(engine.packets) > 1
+    sent = {name: tensor.clone() for name, tensor in setup.trainer.source}
+    first = dict(engine.kept)
+    setup.trainer.step()
+    setup.weight_sync._send(setup.action.processes)
+    assert first.keys() <= sent.keys()
+    assert all(torch.equal(tensor, sent[name]) for name, tensor in first.items())
 
 
 @pytest.mark.parametrize("content", ["full", "delta", "adapter"])

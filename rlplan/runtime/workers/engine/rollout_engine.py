@@ -43,6 +43,8 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import MemoryKind, Role, SyncContent
 
 if TYPE_CHECKING:
+    import torch
+
     from rlplan.runtime.weight_sync.shared_base import OpenedBase
 
 
@@ -255,7 +257,15 @@ class RolloutEngine(Worker):
         return self.sync_report()
 
     def verify_weights(self, update: Update) -> VerificationReport:
-        """Take the same weights once more, and compare what the engine computes with, before and after."""
+        """Take the same weights once more, and compare what the engine computes with, before and after.
+
+        Adapters are not taken in again: vLLM's slots are compared with what comes.
+        """
+        if self.job.placement.sync_content is SyncContent.ADAPTER:
+            from rlplan.runtime.weight_sync.adapter_state import compare_adapter
+
+            tensors = self._received_adapter(update)
+            return compare_adapter(self._vllm_worker.model_runner.model, self.job, tensors, update.version)
         state = self._transfer.state()
         self.receive_weights(update)
         report: VerificationReport = self._transfer.verification(state)
@@ -273,13 +283,16 @@ class RolloutEngine(Worker):
         rank 0 says it to those that it leads.
         """
         transfer = self._transfer
-        tensors = {name: tensor.cpu().clone() for name, tensor in transfer.receiver.tensors(update)}
+        tensors = self._received_adapter(update)
         checksums = transfer.receiver.report.checksums
         start = time.perf_counter()
         self.adapters.take(self.llm, self.job, tensors, update.version, checksums)
         transfer.apply_s = time.perf_counter() - start
         if not self.paused and self.follower is None:
             self.adapters.switch(self.llm)
+
+    def _received_adapter(self, update: Update) -> "dict[str, torch.Tensor]":
+        return {name: tensor.cpu().clone() for name, tensor in self._transfer.receiver.tensors(update)}
 
     def file_checksums(self, folder: str) -> dict[str, int]:
         """Checksums of the weights in a folder, as this process reads them."""

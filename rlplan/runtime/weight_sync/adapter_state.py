@@ -1,0 +1,111 @@
+"""Adapter state: whether an engine computes with the trainer's adapter, read from vLLM's slots after loading.
+
+A slot holds A and B of each layer, B multiplied with alpha / rank, each rank its share; what exceeds the adapter's rank
+is zero. The trainer's matrices are brought into that form and must equal the slot bit for bit. Which rows or columns
+are a rank's share, vLLM's own layers say.
+In: vLLM's model, a version, its matrices as the trainer sent them. Out: names that differ, that have no slot, that
+cannot be read back. Left out: the base, which is not sent; experts and tables, whose slots have other forms.
+Source: vLLM 0.32.0, lora/model_manager.py and lora/layers/.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.utils import parse_fine_tuned_lora_name
+
+from rlplan.runtime.weight_sync.channel import VerificationReport
+from rlplan.spec.parts.adapter_files import PEFT_PREFIX
+from rlplan.spec.resolved import ResolvedJob
+
+_Matrices = list[torch.Tensor | None]
+
+
+@dataclass
+class _Slot:
+    """A layer's slot. a_names, b_names: the trainer's, for each module that the layer joins; "" where there is none."""
+
+    layer: BaseLinearLayerWithLoRA
+    a_names: list[str]
+    b_names: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (*self.a_names, *self.b_names) if name]
+
+
+def compare_adapter(
+    model: Any, job: ResolvedJob, tensors: Mapping[str, torch.Tensor], version: int
+) -> VerificationReport:
+    """Compare a version's slot with the trainer's matrices. tensors: by name in the trainer's module."""
+    manager, lora = model.lora_manager, job.training.lora
+    assert lora is not None, "adapters are sent"
+    if version not in manager.lora_index_to_id:
+        return VerificationReport(0, untaken=tuple(tensors))
+    index = manager.lora_index_to_id.index(version)
+    names = _names_in_engine(model, tensors)
+    slots = list(_slots(manager, names))
+    compared = [name for slot in slots for name in slot.names]
+    members = {member for path in manager.modules for member in manager.packed_modules.get(path, [path])}
+    untaken = [name for (module, _), name in names.items() if module not in members]  # vLLM says nothing of these
+    different = [name for slot in slots for name in _different(slot, index, tensors, lora.alpha / lora.rank)]
+    not_compared = sorted(tensors.keys() - {*compared, *untaken})
+    is_conclusive = any(bool(tensors[name].any()) for slot in slots for name in slot.b_names if name)
+    return VerificationReport(
+        len(compared),
+        tuple(different),
+        tuple(untaken),
+        not_compared=tuple(not_compared),
+        is_conclusive=is_conclusive or not compared,
+    )
+
+
+def _names_in_engine(model: Any, names: Iterable[str]) -> dict[tuple[str, bool], str]:
+    """The trainer's names by vLLM's name of the module and whether it is A."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    renaming = mapper.get_rename_mapper() if mapper is not None else None  # as vLLM's own LoRA manager does
+    return {parse_fine_tuned_lora_name(PEFT_PREFIX + name, renaming): name for name in names}
+
+
+def _slots(manager: Any, names: Mapping[tuple[str, bool], str]) -> Iterator[_Slot]:
+    """Slots of linear layers that any matrix of the adapter belongs to."""
+    for path, layer in manager.modules.items():
+        members = manager.packed_modules.get(path, [path])
+        a_names, b_names = ([names.get((member, is_a), "") for member in members] for is_a in (True, False))
+        is_adapted = any(a_names) or any(b_names)
+        if is_adapted and isinstance(layer, BaseLinearLayerWithLoRA) and len(layer.lora_a_stacked) == len(members):
+            yield _Slot(layer, a_names, b_names)
+
+
+def _different(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], scale: float) -> Iterator[str]:
+    layer = slot.layer
+    dtype = layer.lora_a_stacked[0].dtype
+    whole_a: _Matrices = [tensors[name].to(dtype) if name else None for name in slot.a_names]
+    whole_b: _Matrices = [tensors[name].to(dtype) * scale if name else None for name in slot.b_names]
+    for names, stacked, expected in (
+        (slot.a_names, layer.lora_a_stacked, _share(layer, layer.slice_lora_a, whole_a)),
+        (slot.b_names, layer.lora_b_stacked, _share(layer, layer.slice_lora_b, whole_b)),
+    ):
+        for name, slots, matrix in zip(names, stacked, expected, strict=True):
+            if not _holds(slots[index, 0], matrix):
+                yield name or f"a matrix beside {', '.join(slot.names)} that the trainer does not have"
+
+
+def _share(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor | None]:
+    """What this rank has of them, by the layer's own rule; a layer that joins modules cuts them all at once."""
+    if layer.tp_size == 1:
+        return matrices
+    return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]
+
+
+def _holds(slot: torch.Tensor, matrix: torch.Tensor | None) -> bool:
+    """Whether a slot holds a matrix in its corner and nothing else."""
+    expected = torch.zeros_like(slot)
+    if matrix is not None:
+        rows, columns = matrix.shape
+        if rows > slot.shape[0] or columns > slot.shape[1]:
+            return False
+        expected[:rows, :columns] = matrix.to(slot.device)
+    return torch.equal(slot, expected)
