@@ -63,7 +63,7 @@ def test_in_bf16_a_policy_that_does_not_move_clips_nothing(run_job: Runner, name
 
 
 def test_in_bf16_a_kl_in_the_rewards_is_the_same_with_one_update_and_with_two(run_job: Runner) -> None:
-    """Two epochs of size 0 have the gradient of one. The engine's log-probs, with kl_coef 10, would drown the reward."""
+    """Two epochs of size 0 have the gradient of one. The engine's log-probs with kl_coef 10 would drown the reward."""
     bf16 = ("training.dtype=bfloat16", "rollout.dtype=bfloat16", "algorithm.importance=none")
     still = ("algorithm.learning_rate=0", "algorithm.kl_coef=10", "workload.num_steps=1", "workload.evaluate_every=1")
     job, epochs = "examples/algorithms/reinforce++.yaml", "workload.num_epochs_per_step"
