@@ -103,7 +103,12 @@ def make_job(**overrides: Any) -> ResolvedJob:
 
     On GPUs everything is resolved as on a CPU host, so that tests say what they want to differ.
     """
-    return on_a_cpu_host(validate(JobSpec, job_data(**overrides), file="job.yaml"))
+    return on_a_cpu_host(ask_job(**overrides))
+
+
+def ask_job(**overrides: Any) -> JobSpec:
+    """The job of `job_data` as a user asks it: what it leaves open is `auto`."""
+    return validate(JobSpec, job_data(**overrides), file="job.yaml")
 
 
 def gpu_job(answers: dict[str, Any], overrides: Sequence[str] = ()) -> SettledJob:

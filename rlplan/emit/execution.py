@@ -29,7 +29,7 @@ class ExecutionSpec(Spec):
     """Engine arguments of the policy's rollout engine; empty where nothing is generated."""
     ray: RayPlacement
     accepts_mismatch: bool = False
-    """Whether the job itself asks for a correction: then engine and trainer may differ beyond the limits."""
+    """Whether the user's job names a correction: then engine and trainer may differ beyond the limits."""
 
 
 def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
@@ -51,6 +51,6 @@ def execution_spec(plan: Plan, where: str = "the plan") -> ExecutionSpec:
             if layout.worker == "rollout_engine"
         },
         ray=ray_placement(plan),
-        # a plan may also be asked of a job that was settled before
-        accepts_mismatch=all(job.algorithm.asks_for_correction for job in (plan.asked, plan.job)),
+        # by the job as it was asked: a correction that `auto` chose is for rounding alone
+        accepts_mismatch=plan.asked.algorithm.corrects_importance,
     )

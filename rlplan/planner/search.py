@@ -43,7 +43,8 @@ def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = 
         found["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
         found["remedies"] = list_remedies(plan)
-    found["notes"] = (*plan.notes, *assumptions(plan))
+    uncorrected = plan.job.uncorrected_staleness
+    found["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan))
     return plan.model_copy(update=found)
 
 

@@ -104,11 +104,21 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _a_teacher_judges_the_policy_s_samples(self) -> Self:
-        if not self.has_rollouts and {Role.TEACHER} & ({*self.roles.paths} | {*self.roles.adapters}):
+        key = "path" if Role.TEACHER in self.roles.paths else "adapter"
+        if Role.TEACHER not in self.roles.paths | self.roles.adapters:
+            return self
+        if not self.has_rollouts:
             raise ValueError(
                 f"roles.teacher with {self.algorithm.name}, which is given its answers: distillation estimates "
                 f"KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns from a "
                 f"teacher's answers without roles.teacher"
+            )
+        if not self.algorithm.weighs_rollouts:
+            raise PydanticCustomError(
+                "value_error",
+                f"roles.teacher with {self.algorithm.name}, which compares whole answers: distillation weighs each "
+                f"token by how far the policy has moved since it was sampled, which these losses do not compute",
+                {"way_out": f"algorithm.name=grpo weighs each token; roles.teacher.{key}=null leaves the teacher out"},
             )
         return self
 

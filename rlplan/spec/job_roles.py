@@ -200,12 +200,16 @@ class JobRoles(JobParts):
         """Roles that say something about a finished rollout, in order.
 
         The policy is among them where a step has several updates: ratios of the later ones compare with its log-probs
-        before the step. The first update's own pass gives them.
+        before the step. The first update's own pass gives them. It is also among them where the KL is in the rewards,
+        which are complete before that pass. The engine's log-probs are of other kernels, and of older weights where
+        rollouts are stale: with them the KL would depend on the number of updates.
         """
+        algorithm = self.algorithm
+        has_later_updates = self.workload.num_mini_batches > 1
         wanted = {
-            Role.POLICY: self.algorithm.weighs_rollouts and self.workload.num_mini_batches > 1,
+            Role.POLICY: algorithm.weighs_rollouts and (has_later_updates or algorithm.has_kl_in_reward),
             Role.VALUE: self.algorithm.declaration.has_value,
-            Role.REFERENCE: self.algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
+            Role.REFERENCE: algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths or Role.TEACHER in self.roles.adapters,
         }

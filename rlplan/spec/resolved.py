@@ -153,6 +153,19 @@ class SettledJob(JobSpec):
     rollout: SettledRollout = SettledRollout.by_default()
     placement: SettledPlacement = SettledPlacement.by_default()
 
+    @property
+    def uncorrected_staleness(self) -> str:
+        """What a job leaves uncorrected whose rollouts may be stale, for people; empty where nothing is. A loss's ratio
+        does not help: its denominator is the trainer's log-prob before the step, not that of the older weights.
+        """
+        staleness = self.placement.max_staleness
+        if not staleness or not self.algorithm.weighs_rollouts or self.algorithm.corrects_importance:
+            return ""
+        return (
+            f"algorithm.importance none with placement.max_staleness {staleness}: rollouts of older weights count like "
+            f"the policy's own, which biases the gradient; algorithm.importance=truncate weighs each token"
+        )
+
     def frozen_dtype(self, role: Role) -> Dtype:
         """What the weights of a frozen role are kept in."""
         of_reference = self.roles.reference.dtype if role is Role.REFERENCE else "auto"
@@ -307,7 +320,6 @@ def settle(job: JobSpec) -> SettledJob:
     settings = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
     if job.algorithm.importance == "auto":
         settings["importance"] = _importance(settled)
-    # the fields that are set stay those of the job: `asks_for_correction` reads them
     algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
 

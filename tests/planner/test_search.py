@@ -238,3 +238,18 @@ def test_epochs_over_a_step_s_rollouts_multiply_its_passes_and_take_no_more_memo
     assert training_s(thrice) == pytest.approx(3 * training_s(once))
     peaks = [plan.ledger.host_peak(plan.ledger.hosts[0]).num_bytes for plan in (once, thrice)]
     assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("importance", "staleness", "is_told"),
+    [("none", 1, True), ("auto", 1, False), ("mask", 1, False), ("none", 0, False)],
+)
+def test_stale_rollouts_that_nothing_corrects_are_a_note_of_the_plan(
+    importance: str, staleness: int, is_told: bool
+) -> None:
+    where = {"placement.placement": "disaggregated", "placement.max_staleness": staleness}
+    plan = make_plan(**where, **{"algorithm.importance": importance})
+    told = [note for note in plan.notes if "placement.max_staleness" in note]
+    assert len(told) == is_told
+    assert all("algorithm.importance=truncate" in note for note in told)
+    assert not make_plan(**where, **{"algorithm.importance": "truncate"}).notes

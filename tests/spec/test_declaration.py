@@ -10,10 +10,10 @@ from rlplan.errors import SpecError
 from rlplan.planner.plan import dump_plan, read_plan
 from rlplan.planner.search import find_plan
 from rlplan.spec.declaration import Algorithm, read_declaration
-from rlplan.spec.files.job_file import load_job
+from rlplan.spec.files.job_file import changed, load_job
 from rlplan.spec.parts.algorithm import ALGORITHMS, AlgorithmSpec
 from rlplan.vocabulary import Role
-from tests.factories import ROOT, make_job, write_job
+from tests.factories import ROOT, make_job, make_plan, write_job
 from tests.repository.sources import nodes, sources
 
 OWN = """
@@ -56,6 +56,25 @@ def test_a_job_with_it_is_planned_and_its_plan_read_back(file: Path) -> None:
     saved = file.parent / "plan.json"
     saved.write_text(dump_plan(plan, file.parent))
     assert read_plan(saved).job.algorithm == plan.job.algorithm
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", {"name": "ppo", "learning_rate": 1e-5}, None])
+def test_the_path_alone_brings_the_declared_name(file: Path, algorithm: Any) -> None:
+    """Whatever the job was trained by before: in an override, and laid over a job that was read already."""
+    job_file = write_job(file.parent, **({} if algorithm is None else {"algorithm": algorithm}))
+    assert load_job(job_file, ["algorithm.path=mine.py:MINE"]).algorithm.name == "mine"
+    other = changed(load_job(job_file), [f"algorithm.path={file}:MINE"])
+    assert (other.algorithm.name, other.trained_roles) == ("mine", (Role.POLICY, Role.VALUE))
+    assert other.algorithm.path == f"{file.resolve()}:MINE"
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm.name=ppo"], ["algorithm={name: ppo, path: 'mine.py:MINE'}"]])
+def test_a_name_beside_the_path_that_is_not_the_declared_one_is_told_it(file: Path, overrides: list[str]) -> None:
+    job_file = write_job(file.parent, algorithm={"path": "mine.py:MINE", "name": "grpo"})
+    with pytest.raises(SpecError, match="declares 'mine'") as caught:
+        load_job(job_file, overrides)
+    assert caught.value.way_out == "algorithm.name=mine"
+    assert load_job(job_file, [*overrides, caught.value.way_out]).algorithm.name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +209,6 @@ def test_of_pairs_only_the_best_and_the_worst_are_trained(
 def test_importance_is_corrected_by_default_where_log_probs_differ(overrides: dict[str, Any], importance: str) -> None:
     job = make_job(**overrides)
     assert job.algorithm.importance == importance
-    assert job.algorithm.asks_for_correction == ("algorithm.importance" in overrides and importance != "none")
 
 
 @pytest.mark.parametrize("importance", ["auto", "none", "truncate"])
@@ -200,3 +218,27 @@ def test_several_updates_a_step_need_the_policy_s_score_whatever_is_corrected(im
     assert Role.POLICY not in make_job(**{"algorithm.importance": importance}).scored_roles
     epochs = {"workload.num_epochs_per_step": 2, "algorithm.importance": importance}
     assert Role.POLICY in make_job(**epochs).scored_roles
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if AlgorithmSpec(name=name).weighs_rollouts])
+def test_a_kl_in_the_rewards_is_the_trainer_s_whatever_the_number_of_updates(name: str) -> None:
+    """Rewards are complete before the first update's own pass, so the policy is scored for one update too."""
+    keys = {"algorithm.name": name, "algorithm.kl_in": "reward", "algorithm.kl_coef": 0.1}
+    for updates in ({}, {"workload.mini_batch_size": 4}, {"workload.num_epochs_per_step": 2}):
+        assert Role.POLICY in make_job(**keys, **updates).scored_roles
+        actions = [action.id for action in make_plan(**keys, **updates).schedule.step]
+        assert actions.index("score/policy") < actions.index("compute_advantages")
+    assert Role.POLICY not in make_job(**{**keys, "algorithm.kl_coef": 0.0}).scored_roles
+    assert Role.POLICY not in make_job(**{**keys, "algorithm.kl_in": "loss"}).scored_roles
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not AlgorithmSpec(name=name).weighs_rollouts])
+def test_without_rewards_of_tokens_there_is_no_kl_in_them(name: str) -> None:
+    samples = {"": 8, "answer": 1, "unpaired": 2, "pair": 2}[ALGORITHMS[name].given]
+    keys = {"algorithm.name": name, "workload.num_samples_per_prompt": samples, "workload.mini_batch_size": None}
+    with pytest.raises(SpecError) as caught:
+        make_job(**keys, **{"algorithm.kl_in": "reward", "algorithm.kl_coef": 0.1})
+    if not ALGORITHMS[name].trains_scalar:  # those refuse kl_coef as well
+        assert "no KL can be taken off" in caught.value.what
+        assert caught.value.way_out == "algorithm.kl_in=loss"
+        make_job(**keys, **{"algorithm.kl_in": "loss", "algorithm.kl_coef": 0.1})

@@ -341,7 +341,7 @@ def test_ppo_has_a_value_model_with_processes_of_its_own_or_the_policys() -> Non
     own, shared = (
         make_job(**{"algorithm.name": "ppo", "roles.value.shares_backbone": shares}) for shares in (False, True)
     )
-    assert own.scored_roles == shared.scored_roles == ("value", "reference")
+    assert own.scored_roles == shared.scored_roles == ("policy", "value", "reference")
     assert (own.trained_roles, shared.trained_roles) == (("policy", "value"), ("policy",))
     assert own.frozen_roles == shared.frozen_roles == ("reference",)
 
@@ -366,3 +366,14 @@ def test_paths_of_roles_move_with_the_job(tmp_path: Path) -> None:
     job = make_job(**{"roles.reward.path": "judge", "roles.reference.path": "anchor"}).resolved(tmp_path)
     assert job.roles.paths == {"reference": str(tmp_path / "anchor"), "reward": str(tmp_path / "judge")}
     assert job.relative_to(tmp_path).roles.paths == {"reference": "anchor", "reward": "judge"}
+
+
+@pytest.mark.parametrize("key", ["path", "adapter"])
+def test_a_teacher_beside_a_loss_that_weighs_no_tokens_is_refused(key: str) -> None:
+    """Its later updates, and rollouts of an engine in 16 bits, would count as if the policy had not moved."""
+    pairs = {"algorithm.name": "online_dpo", "algorithm.kl_coef": 0.1, "training.lora": {"rank": 4}}
+    with pytest.raises(SpecError, match="distillation weighs each token") as caught:
+        make_job(**pairs, **{f"roles.teacher.{key}": "other"})
+    assert caught.value.way_out.endswith(f"roles.teacher.{key}=null leaves the teacher out")
+    make_job(**pairs, **{f"roles.teacher.{key}": None})
+    make_job(**{**pairs, "algorithm.name": "grpo"}, **{f"roles.teacher.{key}": "other"})

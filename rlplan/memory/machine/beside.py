@@ -27,6 +27,14 @@ URL_BYTES = 19 * MIB
 """Of a worker that asks over HTTP beyond one that does not: urllib and TLS's certificates. Measured: 17.8 MiB."""
 CHAT_BYTES = 72 * MIB
 """Of the process that renders chats: transformers' templates, a tokenizer. Measured: 67.1 MiB with a small one."""
+PROCESS_BYTES_PER_BYTE = 8
+"""Bytes that a function's process may take for each byte of a request. Source: runtime/rewards/child.py."""
+DRIVER_BYTES_PER_BYTE = 3
+"""A request while the driver sends it: its tokens as lists (8 bytes for an id of 8), as text, and as bytes."""
+TEXT_BYTES = 6
+"""Of a token's text as JSON. Assumed: 4 letters in English and code, and what JSON escapes."""
+ID_BYTES = 9
+"""Of a token's id in a list as JSON: at most 7 digits, a comma and a space."""
 SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
 """tensorboard: an interpreter and nothing else (CPython 3.11, 14 MB resident). The other two: assumed, not measured."""
 
@@ -34,14 +42,39 @@ SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 25
 def verifier_bytes(job: ResolvedJob) -> int:
     """Bytes that the rewards' own processes may hold at any time, on the driver's host.
 
-    Counts: w x (process + m) of each reward that has processes; of mathematics without m, for answers are short.
+    Counts: w x (process + m) of each reward that has processes; of mathematics without m, for answers are short. A
+    function of TRL's signature has one process, which may take PROCESS_BYTES_PER_BYTE for each byte of its batch beside
+    m; the driver writes the batch as well. Of a function whose signature is open, the larger of the two.
     Source: limits that runtime/rewards and runtime/sandbox set. Assumes: every worker is at its limit at once.
 
     >>> from rlplan.spec.parts.rewards import FunctionSpec
     >>> reward_bytes(FunctionSpec(kind="function", path="a.py:f", memory=100 * MIB)) // MIB
     116
     """
-    return job.limits.num_reward_workers * sum(reward_bytes(reward) for reward in job.rewards)
+    batch = (PROCESS_BYTES_PER_BYTE + DRIVER_BYTES_PER_BYTE) * batch_request_bytes(job)
+    total = 0
+    for reward in job.rewards:
+        each = reward_bytes(reward)
+        ways = [job.limits.num_reward_workers * each, each + batch]
+        signature = reward.signature if isinstance(reward, FunctionSpec) else "verl"
+        total += max(ways) if signature == "auto" else ways[signature == "trl"]
+    return total
+
+
+def batch_request_bytes(job: ResolvedJob) -> int:
+    """Bytes of the one request with all responses of a batch, as JSON: of a step, or of all held-out prompts.
+
+    Counts: n x (2 x prompt x text + response x (text + id)), the prompt once as text and once as a chat.
+    Source: runtime/rewards/judge.py, `request_about`. Assumes: TEXT_BYTES a token. Differs: columns are not counted.
+
+    >>> from types import SimpleNamespace as Some
+    >>> work = Some(num_rollouts_per_step=1024, max_prompt_len=0, max_response_len=1000)
+    >>> batch_request_bytes(Some(workload=work, num_evaluated_responses=16))
+    15360000
+    """
+    work = job.workload
+    each = 2 * work.max_prompt_len * TEXT_BYTES + work.max_response_len * (TEXT_BYTES + ID_BYTES)
+    return max(work.num_rollouts_per_step, job.num_evaluated_responses) * each
 
 
 def reward_bytes(reward: RewardSpec) -> int:

@@ -175,6 +175,8 @@ class ActionRunner:
         if self.stream is None:
             return []
         self.metrics.add_staleness(self.collector.rollouts, self.weight_sync.version)
+        if (alarm := self.metrics.uncorrected_staleness()) is not None:
+            self.recorder.write_alarm(step, "staleness", alarm)
         self.metrics.add_begun_anew(self.fleet.num_begun_anew)
         self.fleet.num_begun_anew = 0
         async_action = self.spec.schedule.async_action

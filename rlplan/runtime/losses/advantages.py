@@ -149,12 +149,12 @@ def token_rewards(rollout: Rollout, spec: AlgorithmSpec) -> list[float]:
     Source: Ouyang et al. 2022, arXiv:2203.02155, equation 2; Ziegler et al. 2019, arXiv:1909.08593.
     """
     rewards = [0.0] * len(rollout.completion.logprobs)
-    if spec.kl_in == "reward" and spec.kl_coef:
-        mine = rollout.scores.get(Role.POLICY, rollout.completion.logprobs)
-        reference = rollout.scores.get(Role.REFERENCE, mine)
+    if spec.has_kl_in_reward:
+        policy = rollout.scores[Role.POLICY]  # the trainer's own: the engine's differ, most of all where it is stale
+        reference = rollout.scores[Role.REFERENCE]
         rewards = [
             -spec.kl_coef * kl_estimate(own - other, spec.kl_estimator) if index < rollout.num_learned else 0.0
-            for index, (own, other) in enumerate(zip(mine, reference, strict=True))
+            for index, (own, other) in enumerate(zip(policy, reference, strict=True))
         ]
     if rewards:
         for num_chosen, value in rollout.turn_rewards:

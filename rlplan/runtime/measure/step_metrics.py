@@ -31,6 +31,7 @@ class StepMetrics:
 
     def __init__(self, job: ResolvedJob) -> None:
         self.job = job
+        self._has_told_staleness = False
         self._begin()
 
     def _begin(self) -> None:
@@ -87,6 +88,14 @@ class StepMetrics:
         self.learning["staleness/max"] = max((age for age, _ in ages), default=0)
         partial = sum(len(rollout.completion.spans) > 1 for rollout in rollouts)
         self.learning["staleness/partial_fraction"] = partial / len(rollouts)
+
+    def uncorrected_staleness(self) -> str | None:
+        """The text of an alarm at the run's first step that trains on stale tokens and corrects nothing; else None."""
+        text, oldest = self.job.uncorrected_staleness, self.learning.get("staleness/max", 0)
+        if not text or not oldest or self._has_told_staleness:
+            return None
+        self._has_told_staleness = True
+        return f"tokens up to {oldest:g} versions old are trained on; {text}"
 
     def add_begun_anew(self, num_requests: int) -> None:
         """Requests that a lost engine had begun; a row only where there were any."""

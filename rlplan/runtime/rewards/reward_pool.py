@@ -80,10 +80,13 @@ class RewardPool:
                 self._begun[key] = (response.text, self._pool.submit(self._judge, response))
 
     def judge(self, rollouts: Sequence[Rollout], num_steps_done: int = 0) -> None:
-        """Write `rewards`, `reward` and `failure` of every rollout that has none of them yet; they are one batch."""
+        """Write `rewards`, `reward` and `failure` of every rollout that was not judged before; they are one batch.
+
+        A rollout is judged once, also where every reward gave None and a reward model or an environment judges it.
+        """
         with self._lock:
             self._be_ready()
-        rollouts = [rollout for rollout in rollouts if not rollout.rewards and not rollout.has_failed]
+        rollouts = [rollout for rollout in rollouts if not rollout.is_judged and not rollout.has_failed]
         for rollout in rollouts:
             self.begin(rollout.id, _response(rollout))
         deadline = time.monotonic() + self.job.limits.action_timeout_s
@@ -189,6 +192,7 @@ class RewardPool:
         ]
         values = verdict.values | {label: answer for label, answer in answers.items() if isinstance(answer, float)}
         self._notes.update({f"{label}/skipped": 1 for label, answer in answers.items() if answer is None})
+        rollout.is_judged = True
         rollout.failure = verdict.failure or next(iter(failures), "")
         rollout.rewards = {spec.label: values[spec.label] for spec in self.job.rewards if spec.label in values}
         is_judged_elsewhere = Role.REWARD in self.job.scored_roles or self.job.rollout.environment.has_environment

@@ -199,6 +199,9 @@ class Rollout:
     has_failed: bool = False
     """Its reward could not be had: it is neither scored nor learned from."""
 
+    is_judged: bool = False
+    """The job's rewards have been asked about it, whatever they gave."""
+
     baseline: float = 0.0
     """The reward of its prompt's greedy completion where rewards are compared with that, else 0."""
 

@@ -44,7 +44,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     _refuse_a_choice_of_none(read, overrides, path)
     whole, own = one_job(read, overrides, str(path))
     data = apply_overrides(JobSpec.long_form(whole), own)
-    _take_in_the_algorithms_file(data, path.parent)
+    _take_in_the_algorithms_file(data, path.parent, own)
     try:
         job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     except SpecError as error:
@@ -109,7 +109,7 @@ def job_from(
     for key, (what, option) in OPTIONS.items():
         if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
             raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
-    _take_in_the_algorithms_file(data, Path.cwd())
+    _take_in_the_algorithms_file(data, Path.cwd(), overrides)
     try:
         return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
     except SpecError as error:
@@ -119,6 +119,8 @@ def job_from(
 def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     """The job with overrides laid over it. Raises: SpecError."""
     data = apply_overrides(spec.model_dump(mode="json"), overrides)
+    if "algorithm.path" in _keys(overrides):
+        _take_in_the_algorithms_file(data, Path.cwd(), overrides)
     return validate(JobSpec, data, file=COMMAND_LINE, way_out=WAY_OUT)
 
 
@@ -140,12 +142,24 @@ def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecE
     return error
 
 
-def _take_in_the_algorithms_file(data: Any, folder: Path) -> None:
-    """What `algorithm.path` declares becomes part of the job, so that later steps need not read the file."""
+def _take_in_the_algorithms_file(data: Any, folder: Path, overrides: Sequence[str]) -> None:
+    """What `algorithm.path` declares becomes part of the job, so that later steps need not read the file.
+
+    An override of the path alone brings the declared name, in place of the one that the job had before.
+    """
     part = data.get("algorithm") if isinstance(data, dict) else None
-    if isinstance(part, dict) and isinstance(part.get("path"), str):
-        part["path"], part["custom"] = read_declaration(part["path"], folder)
-        part.setdefault("name", part["custom"]["name"])
+    if not isinstance(part, dict) or not isinstance(part.get("path"), str):
+        return
+    part["path"], part["custom"] = read_declaration(part["path"], folder)
+    keys = _keys(overrides)
+    brings_name = "algorithm.path" in keys and not keys & {"algorithm", "algorithm.name"}
+    if brings_name or "name" not in part:
+        part["name"] = part["custom"]["name"]
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    """The keys that overrides give."""
+    return {override.partition("=")[0].strip() for override in overrides}
 
 
 def _check_model(name: str, where: str) -> None:

@@ -8,6 +8,7 @@ import math
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
 from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
@@ -104,9 +105,18 @@ class AlgorithmSpec(Spec):
         custom = info.data.get("custom")
         if custom is None and name not in ALGORITHMS:
             raise ValueError(f"known algorithms: {', '.join(ALGORITHMS)}." + did_you_mean(name, ALGORITHMS))
-        if custom is not None and Algorithm.model_validate(custom).name != name:
-            raise ValueError(f"the file declares {custom.get('name')}: leave algorithm.name out")
         return name
+
+    @model_validator(mode="after")
+    def _the_file_declares_its_name(self) -> "AlgorithmSpec":
+        declared = self.declaration.name
+        if self.name != declared:
+            raise PydanticCustomError(
+                "value_error",
+                f"algorithm.name is '{self.name}', and the file at algorithm.path declares '{declared}'",
+                {"way_out": f"algorithm.name={declared}"},
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> "AlgorithmSpec":
@@ -123,6 +133,12 @@ class AlgorithmSpec(Spec):
             raise ValueError(f"algorithm.kl_coef is {self.name}'s beta and must be above 0")
         if declared.joins_rollouts and (self.max_refills or self.masks_truncated or self.corrects_importance):
             raise ValueError(f"algorithm: {self.name} has no use for max_refills, masks_truncated or importance")
+        if self.has_kl_in_reward and not self.weighs_rollouts:
+            raise PydanticCustomError(
+                "value_error",
+                f"algorithm.kl_in: {self.name} learns from no reward of a token, so no KL can be taken off one",
+                {"way_out": "algorithm.kl_in=loss"},
+            )
         return self
 
     @model_validator(mode="after")
@@ -151,9 +167,9 @@ class AlgorithmSpec(Spec):
         return self.importance in ("truncate", "mask")
 
     @property
-    def asks_for_correction(self) -> bool:
-        """Whether the job itself names the correction, rather than leaving it to `auto`."""
-        return self.corrects_importance and "importance" in self.model_fields_set
+    def has_kl_in_reward(self) -> bool:
+        """Whether tokens' rewards are less a KL estimate of the policy against the reference."""
+        return self.kl_in == "reward" and self.kl_coef > 0
 
     @property
     def weighs_rollouts(self) -> bool:

@@ -10,8 +10,10 @@ import pytest
 
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import write_bundle
+from rlplan.emit.execution import execution_spec
 from rlplan.planner.fallbacks import next_plan
 from rlplan.planner.plan import Plan, read_plan
+from rlplan.planner.search import find_plan
 from rlplan.runtime.driver.cycle import Cycle
 from rlplan.runtime.driver.rehearsal import MisfitError, check_fits, compare
 from rlplan.runtime.driver.steps import ActionRunner
@@ -19,7 +21,7 @@ from rlplan.runtime.fault_tolerance.supervision import planned_release
 from rlplan.runtime.measure.memory_meter import Measurement
 from rlplan.runtime.rollout.experience import blank_sample
 from rlplan.units import GIB, MIB
-from tests.factories import make_plan
+from tests.factories import ask_job, make_plan
 from tests.runtime.conftest import finish, start
 
 ACTIONS = ("train_forward_backward", "optimizer_step")
@@ -127,6 +129,24 @@ def test_a_fallback_keeps_placement_and_stage() -> None:
     assert step
     assert step[1].schedule.placement == plan.schedule.placement
     assert step[1].zero_stage == plan.zero_stage
+
+
+@pytest.mark.parametrize(("importance", "is_asked"), [("auto", False), ("truncate", True), ("none", False)])
+def test_a_fallback_does_not_ask_for_a_correction_that_the_job_left_open(
+    importance: str, is_asked: bool, tmp_path: Path
+) -> None:
+    """Neither as it is made, nor through the files that a run goes on from, also where it falls back once more."""
+    choices = {"training.dtype": "bfloat16", "algorithm.importance": importance}
+    plan = find_plan(ask_job(**{"workload.micro_batch_size_per_gpu": 4, **choices}))
+    for index in range(2):
+        step = next_plan(plan)
+        assert step
+        assert execution_spec(step[1]).accepts_mismatch is is_asked
+        write_bundle(step[1], tmp_path / str(index))
+        plan = read_plan(tmp_path / str(index) / "plan.json")
+        assert plan.job.algorithm.importance == ("none" if importance == "none" else "truncate")
+        assert execution_spec(plan).accepts_mismatch is is_asked
+        assert json.loads((tmp_path / str(index) / "execution.json").read_text())["accepts_mismatch"] is is_asked
 
 
 @pytest.mark.engine

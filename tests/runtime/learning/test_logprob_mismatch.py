@@ -9,6 +9,7 @@ import torch
 
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RunError
+from rlplan.planner.search import find_plan
 from rlplan.runtime.learning.learner import Learner
 from rlplan.runtime.learning.logprob_mismatch import (
     BINS_PER_DOUBLING,
@@ -23,7 +24,7 @@ from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
 from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, Dtype
-from tests.factories import make_job, make_plan
+from tests.factories import ask_job, make_job
 
 BF16 = {"training.dtype": "bfloat16", "rollout.dtype": "bfloat16"}
 NUM_TOKENS = 4000
@@ -57,7 +58,7 @@ class Ranks:
 
 def train(answers: list[torch.Tensor], **overrides: Any) -> tuple[dict[str, Any], str | None]:
     """A step's first mini-batch of a learner whose ranks see such differences: its metrics, and its alarm."""
-    spec = execution_spec(make_plan(**overrides))
+    spec = execution_spec(find_plan(ask_job(**overrides)))
     metrics = StepMetrics(spec.job)
     learner = Learner(spec, Ranks(*map(passes, answers)), metrics)  # type: ignore[arg-type]
     action = next(a for a in spec.schedule.step if a.kind is ActionKind.TRAIN_FORWARD_BACKWARD)

@@ -131,10 +131,32 @@ def test_a_greedy_baseline_is_taken_off_every_token() -> None:
     step = rollouts([1.0, 0.0], [2, 0], [0, 0])
     for rollout in step:
         rollout.baseline = 0.25
+        rollout.scores[Role.POLICY] = (-0.5,) * len(rollout.completion.tokens)
         rollout.scores[Role.REFERENCE] = (-1.0,) * len(rollout.completion.tokens)
     first, second = advantages("remax", step, kl_coef=0.1)
     assert first == pytest.approx((1 - 0.1 - 0.25, 1 - 0.05 - 0.25))
     assert second == ()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if AlgorithmSpec(name=name).weighs_rollouts])
+def test_a_kl_in_the_rewards_is_that_of_the_trainer_s_policy(name: str, estimator: str) -> None:
+    """Whatever the engine said of the tokens. The rewards are recomputed plainly, and judged by the same advantage."""
+    policy, reference = torch.tensor([[-0.7, -1.1], [-0.2, -2.0]]), torch.tensor([[-1.0, -0.9], [-0.5, -1.0]])
+    apart = policy - reference
+    kl = {"k1": apart, "k2": apart**2 / 2, "k3": torch.exp(-apart) - 1 + apart}[estimator]
+    answers, plain = rollouts([1.0, 0.0], [2, 2], [0, 0]), rollouts([1.0, 0.0], [2, 2], [0, 0])
+    for index, (answer, other) in enumerate(zip(answers, plain, strict=True)):
+        answer.scores |= {Role.POLICY: tuple(policy[index].tolist()), Role.REFERENCE: tuple(reference[index].tolist())}
+        answer.scores[Role.VALUE] = other.scores[Role.VALUE] = (0.25, -0.5)
+        first, last = (-0.1 * kl[index]).tolist()
+        other.turn_rewards, other.reward = ((1, first),), other.reward + first + last
+    spec = AlgorithmSpec(name=name, kl_in="reward", kl_coef=0.1, kl_estimator=estimator)  # type: ignore[arg-type]
+    found = find_advantage(spec)(answers, spec)
+    expected = find_advantage(spec)(plain, spec.model_copy(update={"kl_coef": 0.0}))
+    for answer, other in zip(found, expected, strict=True):
+        assert answer.advantages == pytest.approx(other.advantages, abs=1e-5)
+        assert answer.returns == pytest.approx(other.returns, abs=1e-6)
 
 
 def test_rewards_to_come_are_normalized_over_the_whole_batch() -> None:

@@ -217,6 +217,7 @@ def rollouts(lengths: Sequence[int] = (3, 1, 0, 2, 1, 4, 2, 1)) -> list[Rollout]
     for index, (reward, length) in enumerate(zip(REWARDS, lengths, strict=True)):
         logprobs = tuple(-0.1 * (index + token + 1) for token in range(length))
         one = Rollout(Prompt("1", "", "", (1,)), index // 4, Completion((1,) * length, logprobs, "stop"), reward=reward)
+        one.scores[Role.POLICY] = tuple(-0.15 * (index + token + 1) for token in range(length))
         one.scores[Role.REFERENCE] = tuple(-0.25 * (token + 1) for token in range(length))
         made.append(one)
     return made
@@ -247,18 +248,19 @@ def test_group_advantages_are_trl_s(name: str, scale: str, failed: int | None, m
 
 
 def test_leave_one_out_advantages_are_trl_s_with_kl_taken_off_the_rewards() -> None:
+    """TRL's `old_per_token_logps` are the trainer's own; the engine's differ from them here."""
     step = rollouts()
     width = max(len(rollout.completion.tokens) for rollout in step)
 
     def padded(each: Sequence[Sequence[float]]) -> torch.Tensor:
         return torch.tensor([[*values, *[0.0] * (width - len(values))] for values in each])
 
-    mine, reference = padded([r.completion.logprobs for r in step]), padded([r.scores[Role.REFERENCE] for r in step])
+    policy, reference = (padded([r.scores[role] for r in step]) for role in (Role.POLICY, Role.REFERENCE))
     trainer = SimpleNamespace(beta=0.2, normalize_advantages=False)
     names = {
         "self": trainer,
         "rewards": torch.tensor(REWARDS),
-        "old_per_token_logps": mine,
+        "old_per_token_logps": policy,
         "ref_per_token_logps": reference,
         "completion_mask": padded([(1.0,) * len(r.completion.tokens) for r in step]),
         "gather": lambda value: value,

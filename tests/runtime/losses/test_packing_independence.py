@@ -108,9 +108,9 @@ def settings_of(name: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"algorithm.name": name}
     if not declared.trains_scalar:
         settings |= {"algorithm.kl_coef": 0.3, "algorithm.entropy_coef": 0.2}
-    if declared.has_rollouts:
+    if declared.has_rollouts and not declared.joins_rollouts:
         settings |= {"roles.teacher.path": "examples/models/sorter"}
-    else:
+    if not declared.has_rollouts:
         settings |= {"workload.num_samples_per_prompt": NUM_GIVEN[declared.given]}
     if declared.trains_scalar:
         settings |= {"rewards": []}

@@ -72,6 +72,20 @@ def test_each_batch_is_a_call_of_the_same_process() -> None:
     assert [batch[0].reward for batch in (first, second)] == [102.0, 203.0]
 
 
+def test_a_rollout_that_every_reward_leaves_to_the_reward_model_is_judged_once() -> None:
+    """Asked again, as after a lost process, the function would get a batch of those alone."""
+    never = {"kind": "function", "path": f"{SHAPES}:unless_hard"}
+    pool = RewardPool(make_job(rewards=[never], **{"roles.reward.path": "other"}))
+    step = [rollout("a", number, level=number > 0) for number in range(3)]
+    try:
+        for _ in range(2):
+            pool.judge(step)
+        assert pool.take_notes() == ({"function/skipped": 2}, 3)
+    finally:
+        pool.close()
+    assert [(each.rewards, each.has_failed) for each in step] == [({"function": 1.0}, False), ({}, False), ({}, False)]
+
+
 def test_async_functions_are_awaited_on_one_loop() -> None:
     pool = RewardPool(make_job(rewards=[{"kind": "function", "path": f"{SHAPES}:one_loop"}]))
     batches = [[rollout("a")], [rollout("a"), rollout("b", 1)]]

@@ -62,6 +62,19 @@ def test_in_bf16_a_policy_that_does_not_move_clips_nothing(run_job: Runner, name
     assert all(row["importance/mean"] == pytest.approx(1, abs=0.01) for row in rows)
 
 
+def test_in_bf16_a_kl_in_the_rewards_is_the_same_with_one_update_and_with_two(run_job: Runner) -> None:
+    """Two epochs of size 0 have the gradient of one. The engine's log-probs with kl_coef 10 would drown the reward."""
+    bf16 = ("training.dtype=bfloat16", "rollout.dtype=bfloat16", "algorithm.importance=none")
+    still = ("algorithm.learning_rate=0", "algorithm.kl_coef=10", "workload.num_steps=1", "workload.evaluate_every=1")
+    job, epochs = "examples/algorithms/reinforce++.yaml", "workload.num_epochs_per_step"
+    runs = [run_job(job, *SHORT, *bf16, *still, f"{epochs}={count}") for count in (1, 2)]
+    assert [run.exit_code for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    first, second = (run.metrics[-1] if "policy/grad_norm" in run.metrics[-1] else run.metrics[-2] for run in runs)
+    assert first["sync/logprob_difference_mean"] > 1e-4, "else nothing is compared"
+    assert second["reward/mean"] == first["reward/mean"]
+    assert second["policy/grad_norm"] == pytest.approx(first["policy/grad_norm"], rel=1e-3)
+
+
 def test_an_algorithm_of_one_s_own_runs(run_job: Runner, tmp_path: Path) -> None:
     code = re.search(r"```python\n(.*?)```", section(read(DOCS / "algorithms.md"), "One of your own"), re.DOTALL)
     assert code

@@ -9,7 +9,7 @@ import torch
 from rlplan.runtime.losses.inputs import LossInputs
 from rlplan.runtime.losses.policy_losses import answer_ratio, clipped_ratio, preference
 from rlplan.runtime.measure.step_metrics import StepMetrics, accumulate
-from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
+from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout, WeightSpan
 from rlplan.runtime.workers.trainer.pass_summary import summarize
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from tests.factories import make_job
@@ -139,3 +139,21 @@ def test_each_held_out_data_set_has_its_own_metrics() -> None:
     data = {"data": {"prompts": "p.jsonl", "heldout": {"near": "n.jsonl", "far": "f.jsonl"}}}
     row = evaluated(data, 0, [("near", [1.0]), ("near", [0.0]), ("far", [0.0])])
     assert row == {"evaluate/near/greedy_accuracy": 0.5, "evaluate/far/greedy_accuracy": 0.0}
+
+
+@pytest.mark.parametrize(("importance", "name", "is_told"), [("none", "grpo", True), ("auto", "grpo", False)])
+def test_the_first_stale_step_that_nothing_corrects_raises_an_alarm_once(
+    importance: str, name: str, is_told: bool
+) -> None:
+    stale = {"placement.placement": "disaggregated", "placement.max_staleness": 2, "algorithm.name": name}
+    metrics = StepMetrics(make_job(**stale, **{"algorithm.importance": importance}))
+    alarms = []
+    for version in (4, 5, 6):
+        spans = (WeightSpan(version=4, start=0, end=1),)
+        rollout = Rollout(Prompt("1", "a", "b", (1,)), 0, Completion((3,), (-0.5,), "stop", spans=spans), "x")
+        metrics.add_staleness([rollout], version)
+        alarms.append(metrics.uncorrected_staleness())
+        metrics.take_rows(version)
+    assert [alarm is not None for alarm in alarms] == [False, is_told, False], "the first step's tokens are new"
+    if is_told:
+        assert str(alarms[1]).startswith("tokens up to 1 versions old are trained on; algorithm.importance none")
