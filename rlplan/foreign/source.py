@@ -217,11 +217,12 @@ def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Ta
 
 
 def _not_read(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
+    algorithm, *words = table.unread[name].split()
     return SpecError(
         f"{name} of {table.title} is not read",
         where=str(path),
         rule=f"of {table.title}: {', '.join(table.entries)}, and their configurations",
-        way_out=nearest.command(algorithm=table.unread[name]),
+        way_out=nearest.command(algorithm=algorithm, words=words),
     )
 
 

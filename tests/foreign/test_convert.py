@@ -9,6 +9,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
+from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
 from tests.foreign.scripts import verl_script
 
@@ -227,7 +228,7 @@ def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
 
 def test_a_critic_that_is_not_given_is_verl_s_default_and_said_to_be(tmp_path: Path) -> None:
     """`~/models/deepseek-llm-7b-chat`, which verl loads whatever the policy is; 6.91e9 parameters by its config."""
-    found = converted(tmp_path, {"algorithm.adv_estimator": "gae"})
+    found = imported(tmp_path, {"algorithm.adv_estimator": "gae"})
     assert found.data["roles"]["value"]["path"] == "deepseek-ai/deepseek-llm-7b-chat"
     assert any("critic.model.path" in note and "default, for it is not given" in note for note in found.notes)
     assert find_model("deepseek-ai/deepseek-llm-7b-chat").num_parameters == 6_910_365_696

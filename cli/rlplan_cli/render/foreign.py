@@ -49,8 +49,8 @@ def show_check(checked: Checked) -> None:
 def _limits_of_verdict(imported: Imported) -> str:
     """What a verdict leaves out, for the first line; empty where nothing that takes memory is left out."""
     count = len(imported.not_counted)
-    settings = "1 setting that can take more memory is" if count == 1 else f"{count} settings that can take more are"
-    return f", but {settings} not counted" if count else ""
+    settings, are = ("setting", "is") if count == 1 else ("settings", "are")
+    return f", but {count} {settings} that can take more memory {are} not counted" if count else ""
 
 
 def _show_served(served: Served) -> None:

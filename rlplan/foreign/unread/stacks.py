@@ -122,7 +122,7 @@ class Nearest(NamedTuple):
     def command(self, model: str = MODEL, algorithm: str = "ALGORITHM", words: Iterable[str] = ()) -> str:
         """`rlplan estimate` of a model and an algorithm on the GPUs that were asked about.
 
-        >>> Nearest("4xA100").command("Qwen/Qwen3-4B", "sft"), Nearest("A100").command("Qwen/Qwen3-4B", "sft")[-7:]
+        >>> Nearest("4xA100").command("Qwen/Qwen3-4B", "sft"), Nearest("A100").command("Qwen/Qwen3-4B", "sft")[-6:]
         ('rlplan estimate --model Qwen/Qwen3-4B --algorithm sft --gpus 4xA100', '8xA100')
         """
         gpus = self.hardware or USUAL_GPUS
