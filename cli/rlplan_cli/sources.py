@@ -59,8 +59,10 @@ def read_foreign(asked: "ForeignArguments") -> "tuple[Settings, Asked]":
     """What a configuration of another stack says, and what is asked of it. Raises: SpecError, HostError."""
     from rlplan.foreign.check import Asked
     from rlplan.foreign.source import read_source
+    from rlplan.foreign.unread.stacks import Nearest
 
-    settings = read_source(asked.file, asked.source, asked.outside or ())
+    nearest = Nearest(asked.hardware, asked.model)
+    settings = read_source(asked.file, asked.source, asked.outside or (), nearest)
     return settings, Asked(asked.hardware, asked.model, tuple(asked.overrides or ()), fetched)
 
 

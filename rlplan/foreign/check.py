@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings, matches, typed
-from rlplan.foreign.table import Remedy
+from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, Served, serve
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.executable import does_not_fit
@@ -31,6 +31,7 @@ from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
+from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.training import given_ranks
 from rlplan.units import ceil_div
 
@@ -69,6 +70,23 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class InOtherReleases:
+    """What releases of the stack with another default of a key that is left out make of the configuration.
+
+    plan: with that default; it does not fit.
+    """
+
+    default: ReleasedDefault
+    title: str
+    plan: Plan
+
+    @property
+    def words(self) -> str:
+        """The releases and their default."""
+        return f"with {self.title} {self.default.versions}, whose default of {self.default.key} is {self.default.value}"
+
+
+@dataclass(frozen=True)
 class Checked:
     """The answer. plan: None where nothing can be built, and `refusal` says why."""
 
@@ -80,6 +98,8 @@ class Checked:
     """Prompt and response lengths at which it fits as given, where it does not at the limits."""
     served: Served | None = None
     """The answer in the place of a plan where an engine alone is said."""
+    elsewhere: InOtherReleases | None = None
+    """Releases of the stack with which it does not fit, where it fits with the table's."""
 
     @property
     def fits(self) -> bool:
@@ -107,7 +127,10 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
         raise _in_their_words(imported, asked, error) from None
-    imported = _with_note(imported, read_stages(settings, job, job.load_model()))
+    model = job.load_model()
+    imported = _with_note(imported, read_stages(settings, job, model))
+    for default in _released_defaults(settings, asked, model):
+        imported = _with_note(imported, _released_note(settings, default))
     given = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not given and job.has_rollouts:
         job = with_kv_cache(job, imported.share, settings.table.vllm)
@@ -147,11 +170,59 @@ def check(settings: Settings, asked: Asked) -> Checked:
     except SpecError as error:
         raise _in_their_words(imported, asked, error) from None
     if plan is not None:
-        plan = plan.model_copy(update={"notes": (*plan.notes, *assumptions(plan))})
-        imported = _with_note(imported, read_stages(settings, plan.job, plan.job.load_model()))
+        plan = plan.model_copy(
+            update={
+                "notes": (*plan.notes, *assumptions(plan)),
+                "not_counted": (*plan.not_counted, *imported.not_counted),
+            }
+        )
+        model = plan.job.load_model()
+        imported = _with_note(imported, read_stages(settings, plan.job, model))
+        for default in _released_defaults(settings, asked, model):
+            imported = _with_note(imported, _released_note(settings, default))
     if plan is not None and plan.fits:
-        return Checked(imported, plan, None, ())
+        return _check_other_releases(settings, asked, imported, plan)
     return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
+
+
+def _released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
+    """Defaults of other releases for keys that neither the file nor an override gives."""
+    for default in settings.table.released_defaults:
+        is_given = default.key in settings.given or any(word.startswith(f"{default.ours}=") for word in asked.overrides)
+        changes_it = model.experts is not None or not default.needs_experts
+        if changes_it and not is_given and settings.holds(default.when):
+            yield default
+
+
+def _released_note(settings: Settings, default: ReleasedDefault) -> str:
+    """Which value is counted for a key that is left out, and which one other releases take."""
+    table = settings.table
+    return (
+        f"{default.key} is not given: {table.title} {table.version} takes {settings.value(default.follows)}, as "
+        f"{default.follows.rpartition('.')[2]}, which is counted; {table.title} {default.versions} takes "
+        f"{default.value}"
+    )
+
+
+def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, plan: Plan) -> Checked:
+    """The verdict on what fits with the table's own version: it has to fit with the defaults of other releases too.
+
+    The first change gives the key that is left out, so that every release takes what was counted.
+    """
+    for default in _released_defaults(settings, asked, plan.job.load_model()):
+        as_released = settings.with_values({default.key: default.value})
+        other = _tried(as_released, asked, {})
+        if not isinstance(other, Plan) or other.fits:
+            continue
+        elsewhere = InOtherReleases(default, settings.table.title, other)
+        needs = f"{elsewhere.words}: " + " and ".join(short.needs for short in other.shortages)
+        unsure = plan.model_copy(update={"fit": Verdict.IN_EXPECTATION, "notes": (*plan.notes, needs)})
+        if unsure.fits:  # the job accepts that risk
+            return Checked(imported, unsure, None, ())
+        pinned = Change({default.key: settings.value(default.follows)}, plan)
+        others = islice(_changes(as_released, asked), MOST_REMEDIES - 1)
+        return Checked(imported, unsure, None, (pinned, *others), elsewhere=elsewhere)
+    return Checked(imported, plan, None, ())
 
 
 def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:
@@ -184,9 +255,9 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
 
 
 def _plan(settings: Settings, asked: Asked) -> Plan:
-    """The plan of what is given. What rlplan's own runtime refuses is none of theirs."""
+    """The plan of what is given."""
     _, job = imported_job(settings, asked)
-    return search_of(job).run(with_others=False, may_leave_idle=False).model_copy(update={"refusals": ()})
+    return search_of(job).run(with_others=False, may_leave_idle=False)
 
 
 def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
@@ -341,6 +412,14 @@ def check_fits(checked: Checked) -> None:
         error = checked.refusal
         assert error is not None, "what has no plan has a reason"
         raise replace_way_out(error, way_out if changes else error.way_out or OTHERS)
+    if checked.elsewhere is not None:
+        error = does_not_fit(checked.elsewhere.plan)
+        raise NoFeasiblePlanError(
+            f"{Verdict.IN_EXPECTATION.value}: {checked.elsewhere.words}, {error.what}",
+            where=error.where,
+            rule=f"it fits with every release of {checked.elsewhere.title}, of which the file does not say one",
+            way_out=way_out,
+        )
     raise replace_way_out(does_not_fit(checked.plan), way_out)
 
 

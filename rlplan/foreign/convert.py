@@ -15,7 +15,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings, word_of
 from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, shown
-from rlplan.foreign.unread.roles import note_other_roles
+from rlplan.foreign.unread.roles import differing_roles
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
@@ -75,6 +75,8 @@ class Imported:
     left: tuple[Left, ...]
     notes: tuple[str, ...]
     share: Share | None
+    not_counted: tuple[str, ...] = ()
+    """Settings that may take more memory than what is counted for them, with their values."""
 
     def as_json(self) -> dict[str, Any]:
         """The account of every key, for other tools."""
@@ -86,6 +88,7 @@ class Imported:
             "taken": taken,
             "without_counterpart": [vars(one) for one in self.left],
             "notes": list(self.notes),
+            "not_counted": list(self.not_counted),
         }
 
 
@@ -118,11 +121,13 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             rule=f"a job has a policy; {settings.table.title} is told of one elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
-    notes += note_other_roles(settings)
-    data: dict[str, Any] = {"name": _name(settings.file)}
+    roles = differing_roles(settings)
+    notes += [role.note for role in roles]
+    data: dict[str, Any] = {"name": _name(settings.file), "source": settings.table.title}
     for ours, one in taken.items():
         _put(data, ours.split("."), one.value)
-    return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share)
+    larger = tuple(words for role in roles for words in role.not_counted)
+    return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share, larger)
 
 
 def _hardware_in_order(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
@@ -258,7 +263,8 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     known = nearest_id(end)
     if known and is_known(end):
         if known != name:
-            notes.append(f"{row.key} = {shown(name)} is taken for {known}, by its name")
+            origin = "" if settings.place(row.key) else f" ({settings.table.title}'s default, for it is not given)"
+            notes.append(f"{row.key} = {shown(name)}{origin} is taken for {known}, by its name")
         return known
     unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
     if unpacked and is_known(end):

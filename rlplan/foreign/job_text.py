@@ -19,6 +19,7 @@ def job_text(imported: Imported, job: JobSpec) -> str:
         f"# From {imported.settings.file}, as {table.title} {table.version} reads it",
         f"# ({table.repository}@{table.commit[:8]}).",
         "# `default` is upstream's own. What has no counterpart: `rlplan import` lists it.",
+        *(f"# Not counted, and can take more memory: {words}" for words in imported.not_counted),
         "schema_version: 2",
         f"name: {imported.data['name']}",
     ]

@@ -4,6 +4,7 @@ In: a path, `--source` and `--set`. Out: Settings. Left out: command lines (comm
 (shell/script.py), conversions (convert.py).
 """
 
+import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -19,25 +20,35 @@ from rlplan.foreign.table import SOURCES, Table, load_table, table_name
 from rlplan.foreign.trl.launched import is_server, served, with_launcher
 from rlplan.foreign.trl.trainers import is_of_trl, of_trainer
 from rlplan.foreign.trl.training_arguments import with_accelerate
-from rlplan.foreign.unread.stacks import refuse_commands, refuse_document
+from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
 from rlplan.spec.base import shorten
 
+NEAREST = Nearest()
 MOST_STRANGE = 0.6
 """Share of unknown keys from which on a file is another stack's. Of 740 published files of the stacks that are read the
 most is 0.48; of files of others that have one of their keys, 0.75 and more.
 """
+PYTHON = (".py", ".ipynb")
+READ = (*SUFFIXES, *PYTHON)
+"""Of files beside scripts that may say a training."""
+EMITTED = "train"
+"""Stem of the file that `rlplan emit --target` names."""
+PLAN_FILE = "plan.json"
+"""A bundle of rlplan's own has it."""
 LEAST_STRANGE = 3
 """Unknown keys from which on that share says something."""
 
 
-def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> Settings:
+def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nearest: Nearest = NEAREST) -> Settings:
     """What a foreign file says. source: its stack, where it is not to be told by itself. outside: `NAME=VALUE`, of a
-    variable of the script or of a foreign key. Raises: SpecError, HostError.
+    variable of the script or of a foreign key. nearest: what else was asked, for the command that a refusal names.
+    Raises: SpecError, HostError.
     """
     tables = _tables(source)
     given = _pairs(outside)
+    path = _file_of(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
-    if path.suffix in (".py", ".ipynb"):
+    if path.suffix in PYTHON:
         script = read_python(path, given)
         if not script.has_trainer:
             raise _without_trainer(path)
@@ -45,18 +56,44 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = ()) -> 
         table = load_table("trl_given" if "trainer" in script.given else "trl")
         settings = Settings(table, str(path), plain(script.given, table), dict(table.defaults), script.notes)
     elif path.suffix in SUFFIXES:
-        settings = _of_document(path, tables, source, given)
+        settings = _of_document(path, tables, source, given, nearest)
     else:
-        settings, names = _of_script(path, tables, given)
+        settings, names = _of_script(path, tables, given, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
         with_files, notes = with_accelerate(settings.given, path.parent)
         settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
-    _check_known(settings)
+    _check_known(settings, nearest)
     return _with_outside(settings, given, names)
 
 
-def _check_known(settings: Settings) -> None:
+def _file_of(folder: Path, nearest: Nearest) -> Path:
+    """The file of a folder that starts a training, as `rlplan emit --target` names it: its one script, else its one
+    document or Python file. Raises: SpecError where there are several, or none.
+    """
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    kinds = ([file for file in files if file.suffix == ".sh"], [file for file in files if file.suffix in READ])
+    scripts = next((files for files in kinds if files), [])
+    emitted = [file for file in scripts if file.stem == EMITTED]
+    is_bundle = (folder / PLAN_FILE).is_file()
+    if not is_bundle and (len(scripts) == 1 or len(emitted) == 1):
+        return (emitted or scripts)[0]
+    if is_bundle:
+        way_out = f"rlplan estimate {shlex.quote(str(folder))}"
+    elif scripts:
+        way_out = f"rlplan check {shlex.quote(str(scripts[0]))} --hardware {nearest.hardware or USUAL_GPUS}"
+    else:
+        way_out = "give the file that starts the training"
+    raise SpecError(
+        f"a folder with {len(scripts)} files that could start a training"
+        + (f": {', '.join(file.name for file in scripts[:5])}" if scripts else ""),
+        where=str(folder),
+        rule="a file, or a folder with one script, or with one YAML, JSON, TOML or Python file",
+        way_out=way_out,
+    )
+
+
+def _check_known(settings: Settings, nearest: Nearest) -> None:
     """Raises: SpecError where most keys are not the stack's, so that the file is of another."""
     table = settings.table
     strange = [key for key in settings.given if not table.knows(key)]
@@ -67,7 +104,7 @@ def _check_known(settings: Settings) -> None:
         + ", ".join(strange[:5]),
         where=settings.file,
         rule=f"at most {MOST_STRANGE:.0%} of the keys of a {table.title} file are unknown; others are another stack's",
-        way_out="rlplan estimate --model MODEL --algorithm ALGORITHM --gpus 8xH100, with what the file says",
+        way_out=f"{nearest.command()}, with what the file says",
     )
 
 
@@ -137,10 +174,12 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _of_script(path: Path, tables: Mapping[str, Table], outside: Mapping[str, str]) -> tuple[Settings, Set[str]]:
+def _of_script(
+    path: Path, tables: Mapping[str, Table], outside: Mapping[str, str], nearest: Nearest
+) -> tuple[Settings, Set[str]]:
     """What a script says, and all its words that may be a variable's."""
     script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
-    refuse_commands(script.commands, path)
+    refuse_commands(script.commands, path, nearest)
     for table in tables.values():
         commands = [(one, at) for one in script.commands if (at := entry_at(one, table)) is not None]
         commands = commands or [(one, 0) for one in script.commands if is_wrapped(one, table)]
@@ -159,15 +198,15 @@ def _of_script(path: Path, tables: Mapping[str, Table], outside: Mapping[str, st
                 chosen, given = of_trainer(given, command.places[0])
                 given, defaults = served(script.commands) | given, dict(chosen.defaults)
             return Settings(chosen, str(path), plain(given, chosen), defaults, tuple(notes)), script.names | read.used
-    raise _no_command(path, script.commands, tables)
+    raise _no_command(path, script.commands, tables, nearest)
 
 
-def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Table]) -> SpecError:
+def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest) -> SpecError:
     """That no command is of a program with a table, or which program it is that has none."""
     unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
     for table, program in unread:
         if any(word_at(command, program) is not None for command in commands):
-            return _not_read(path, table, program)
+            return _not_read(path, table, program, nearest)
     entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
     return SpecError(
         f"no command of this script starts one of {_titles(tables)}",
@@ -177,16 +216,17 @@ def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Ta
     )
 
 
-def _not_read(path: Path, table: Table, name: str) -> SpecError:
+def _not_read(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
+    algorithm, *words = table.unread[name].split()
     return SpecError(
         f"{name} of {table.title} is not read",
         where=str(path),
         rule=f"of {table.title}: {', '.join(table.entries)}, and their configurations",
-        way_out=f"rlplan estimate --model MODEL --algorithm {table.unread[name]} --gpus 8xH100",
+        way_out=nearest.command(algorithm=algorithm, words=words),
     )
 
 
-def _parts(path: Path, keys: dict[str, Given], table: Table) -> Set[str]:
+def _parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -> Set[str]:
     """A document's parts, and the first word of the file that it stands on where that is not there, whose key is taken
     away. Raises: SpecError where one of them is of a program that is not read.
     """
@@ -196,7 +236,7 @@ def _parts(path: Path, keys: dict[str, Given], table: Table) -> Set[str]:
         parts.add(first_word(Path(str(below.value)).stem))
     for name in table.unread:
         if name in parts:
-            raise _not_read(path, table, name)
+            raise _not_read(path, table, name, nearest)
     return parts
 
 
@@ -204,9 +244,11 @@ def _titles(tables: Mapping[str, Table]) -> str:
     return ", ".join(dict.fromkeys(table.title for table in tables.values()))
 
 
-def _of_document(path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str]) -> Settings:
+def _of_document(
+    path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str], nearest: Nearest
+) -> Settings:
     given, notes = read_document(path)
-    refuse_document(given, path)
+    refuse_document(given, path, nearest)
     said = given | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     for table in tables.values():
         if table.syntax == "python" and (source or is_of_trl(said)):
@@ -214,7 +256,7 @@ def _of_document(path: Path, tables: Mapping[str, Table], source: str | None, ou
             return Settings(chosen, str(path), plain(keys, chosen), dict(chosen.defaults), tuple(notes))
         keys = {key.replace("-", "_"): one for key, one in given.items()} if table.syntax == "flags" else given
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
-            parts = _parts(path, keys, table)
+            parts = _parts(path, keys, table, nearest)
             found = plain(keys, table)
             defaults = defaults_of(table, (f"--config={path.stem}",), parts)
             return Settings(table, str(path), found, defaults, tuple(notes))

@@ -120,6 +120,25 @@ class Required(Spec):
     when: Condition = Field(default={})
 
 
+class ReleasedDefault(Spec):
+    """A default that other releases have and that takes more memory, of a key that a file leaves out.
+
+    A script does not say the release that runs it, so that its verdict has to hold with both.
+    """
+
+    key: str
+    value: Any
+    """The default of those releases."""
+    versions: str
+    follows: str
+    """The key whose value holds in the table's own version."""
+    ours: str
+    """The key of ours, which an override may give."""
+    needs_experts: bool = False
+    """Whether it changes a model with experts alone."""
+    when: Condition = Field(default={})
+
+
 class Fixed(Spec):
     """Upstream's settings that rlplan's losses and optimizers stand for: an export writes them where upstream's default
     is another.
@@ -196,6 +215,7 @@ class Table(Spec):
     """Other defaults, by the name of a configuration or of a program, or by a part of a document."""
     rows: dict[str, tuple[Row, ...]]
     without_counterpart: dict[str, tuple[str, ...]]
+    released_defaults: tuple[ReleasedDefault, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
     @property

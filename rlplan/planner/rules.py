@@ -80,9 +80,9 @@ def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     """Why the target that a job names refuses a choice of it; nothing where it runs.
 
     What megatron and fsdp2 lack is said before a search (checks/targets.py): a plan of theirs is for them, not for
-    emit.
+    emit. Nor is a plan of an imported job, which its own stack runs.
     """
-    return () if job.target != "rlplan" else (*job_refusals(job), *choice_refusals(job, choice))
+    return () if job.target != "rlplan" or job.source else (*job_refusals(job), *choice_refusals(job, choice))
 
 
 def refused(reason: str) -> EmitError:

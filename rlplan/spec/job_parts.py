@@ -54,6 +54,9 @@ class JobParts(Spec):
     target: Target | Literal["auto"] = "auto"
     """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only planned for. `auto`: its own runtime if
     that runs the models, else `megatron` for a mixture of experts and `fsdp2` for others."""
+    source: str | None = Field(default=None, max_length=40)
+    """The stack that the job was imported from, whose own programs run it; None for an rlplan job. Its plans are not
+    refused for what rlplan's own runtime lacks; a run of it is."""
     objective: Objective = "step_time"
     """What is made small on GPUs, or large (tokens per second)."""
     workload: WorkloadSpec = WorkloadSpec.by_default()

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,61 @@ def test_an_imported_job_is_a_job_file_that_says_the_same(rlplan: Call, tmp_path
     assert rlplan("estimate", out).exit_code == 0
 
 
+OPENRLHF = (
+    "python -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-1.5B --actor_num_nodes 1 --actor_num_gpus_per_node 8 "
+    "--vllm_num_engines 8 --colocate_all_models --vllm_enable_sleep --vllm_gpu_memory_utilization 0.5 --zero_stage 3 "
+    "--n_samples_per_prompt 8 --advantage_estimator group_norm --gradient_checkpointing --bf16\n"
+)
+UNSLOTH = """
+from unsloth import FastLanguageModel
+from trl import GRPOConfig, GRPOTrainer
+model, tokenizer = FastLanguageModel.from_pretrained(
+    "Qwen/Qwen3-0.6B", max_seq_length=1024, load_in_4bit=True, fast_inference=True, gpu_memory_utilization=0.5
+)
+model = FastLanguageModel.get_peft_model(model, r=16, lora_alpha=16)
+options = GRPOConfig(output_dir="out", per_device_train_batch_size=4, num_generations=4, use_vllm=True)
+GRPOTrainer(model=model, args=options, train_dataset=data, reward_funcs=[reward]).train()
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "gpus"), [("o.sh", OPENRLHF, "8xH100"), ("u.py", UNSLOTH, "1xH100")])
+def test_what_import_writes_is_estimated_and_planned_and_not_run(
+    rlplan: Call, name: str, text: str, gpus: str, tmp_path: Path
+) -> None:
+    """These have logits kept and engines quantised, which rlplan's own runtime lacks and their own programs have."""
+    (tmp_path / name).write_text(text)
+    out = tmp_path / "job.yaml"
+    assert rlplan("import", tmp_path / name, "--hardware", gpus, "--out", out).exit_code == 0
+    for verb in ("estimate", "plan"):
+        answer = rlplan(verb, out)
+        assert answer.exit_code == 0, answer.out + answer.err
+        assert answer.out.startswith("fits ")
+    assert rlplan("emit", out, "--out", tmp_path / "bundle").exit_code == 3
+
+
+def test_a_folder_with_several_scripts_has_a_command_for_one_and_a_bundle_an_estimate(
+    rlplan: Call, tmp_path: Path
+) -> None:
+    for name in ("one.sh", "other.sh"):
+        verl_script(tmp_path).rename(tmp_path / name)
+    answer = rlplan("check", tmp_path, "--hardware", "H100")
+    assert answer.exit_code == 2
+    command = shlex.split(answer.err.rpartition("way out: ")[2])
+    assert command[:2] == ["rlplan", "check"]
+    assert rlplan(*command[1:]).exit_code == 0
+    (tmp_path / "plan.json").write_text("{}")
+    assert "way out: rlplan estimate " in rlplan("check", tmp_path, "--hardware", "H100").err
+
+
+def test_the_first_line_says_that_a_setting_is_not_counted(rlplan: Call, tmp_path: Path) -> None:
+    critic = {"algorithm.adv_estimator": "gae", "critic.model.path": "Qwen/Qwen2.5-7B-Instruct"}
+    critic |= {"critic.fsdp.param_offload": True, "critic.fsdp.optimizer_offload": True}
+    script = verl_script(tmp_path, critic | {"critic.model.enable_gradient_checkpointing": False})
+    first, *others = rlplan("check", script, "--hardware", "H100").out.splitlines()
+    assert first.startswith("fits, but 1 setting that can take more memory is not counted  ")
+    assert "critic.model.enable_gradient_checkpointing=false (true for the policy)" in "\n".join(others)
+
+
 def test_without_a_file_the_job_goes_to_stdout_alone(rlplan: Call, tmp_path: Path) -> None:
     answer = rlplan("import", verl_script(tmp_path), "--hardware", "H100")
     assert answer.out.startswith("# From ")
@@ -89,6 +145,7 @@ def test_a_plan_is_emitted_for_another_stack(rlplan: Call, tmp_path: Path) -> No
     assert answer.exit_code == 0, answer.err
     assert "README.md says how to start it" in answer.err
     assert rlplan("check", tmp_path / "out" / "train.sh", "--hardware", "H100").exit_code == 0
+    assert rlplan("check", tmp_path / "out", "--hardware", "H100").exit_code == 0
     assert rlplan("emit", job, "--target", "slime", "--out", tmp_path / "other").exit_code == 3
 
 

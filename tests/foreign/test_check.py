@@ -111,6 +111,8 @@ def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:
     assert {MICRO, "trainer.logger", "data.train_batch_size"} <= taken
 
 
+CRITIC = {"algorithm.adv_estimator": "gae", "critic.model.path": "Qwen/Qwen2.5-7B-Instruct"}
+CRITIC |= {"critic.fsdp.param_offload": True, "critic.fsdp.optimizer_offload": True}
 MEGATRON = "actor_rollout_ref.actor.megatron"
 OFFLOADED = {f"{MEGATRON}.param_offload": True, f"{MEGATRON}.optimizer_offload": True}
 LONG = {"model_engine": "megatron", "data.max_response_length": 3584}
@@ -183,3 +185,77 @@ def test_logits_of_prompts_are_counted_where_a_stack_takes_them(tmp_path: Path) 
     assert plan is not None
     rows = [row for row in plan.ledger.rows if row.process == "policy_trainer/0" and row.kind is MemoryKind.LOGITS]
     assert max(row.peak_bytes for row in rows) == 10 * 16_384 * 152_064
+
+
+REPORTED = {
+    "data.train_batch_size": 128,
+    "data.max_prompt_length": 4096,
+    "data.max_response_length": 8192,
+    "actor_rollout_ref.model.path": "Qwen/Qwen3-30B-A3B",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+    MICRO: 1,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    f"{MEGATRON}.tensor_model_parallel_size": 4,
+    f"{MEGATRON}.pipeline_model_parallel_size": 2,
+    f"{MEGATRON}.expert_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 4,
+    UTILIZATION: 0.65,
+    "trainer.nnodes": 4,
+}
+"""verl-project/verl, issue 3364: out of memory on four hosts of eight H200. The thread does not say its micro-batch."""
+EXPERT_TP = f"{MEGATRON}.expert_tensor_parallel_size"
+
+
+def reported(folder: Path, settings: dict[str, Any] | None = None, *overrides: str) -> Checked:
+    script = verl_script(folder, {**REPORTED, **(settings or {})}, preset="ppo_megatron_trainer.yaml")
+    return check(read_source(script, None), Asked("32xH200", None, overrides))
+
+
+def test_a_mixture_that_fits_with_one_release_s_experts_alone_is_no_fit(tmp_path: Path) -> None:
+    """verl 0.6.0 keeps experts whole (pull request 3371), those before and after cut them over tp (4119)."""
+    found = reported(tmp_path)
+    assert found.plan is not None
+    assert not found.fits
+    assert found.plan.verdict is Verdict.IN_EXPECTATION
+    assert any("verl 0.6.0" in note and EXPERT_TP in note for note in found.plan.notes)
+    assert found.changes[0].values == {EXPERT_TP: 4}
+    assert any(f"{EXPERT_TP} is not given" in note for note in found.imported.notes)
+    with pytest.raises(NoFeasiblePlanError, match=r"with verl 0\.6\.0, whose default of .* is 1"):
+        check_fits(found)
+    for change in found.changes:
+        assert reported(tmp_path, change.values).fits, change.values
+
+
+def test_experts_that_are_given_have_one_verdict(tmp_path: Path) -> None:
+    assert reported(tmp_path, {EXPERT_TP: 4}).fits
+    assert reported(tmp_path, None, "training.etp=4").fits
+    whole = reported(tmp_path, {EXPERT_TP: 1}).plan
+    assert whole is not None
+    assert whole.verdict is Verdict.DOES_NOT_FIT
+
+
+def test_the_reported_mixture_does_not_fit_with_the_micro_batch_of_the_script_that_it_stands_on(tmp_path: Path) -> None:
+    """Four, in the example of verl 0.5.0 for these hosts (run_qwen3moe-30b_megatron.sh)."""
+    plan = reported(tmp_path, {MICRO: 4}).plan
+    assert plan is not None
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"critic.model.enable_gradient_checkpointing": False}, 1),
+        ({"critic.ppo_micro_batch_size_per_gpu": 16, "critic.fsdp.model_dtype": "bf16"}, 2),
+        ({"critic.ppo_micro_batch_size_per_gpu": 2, "critic.ulysses_sequence_parallel_size": 4}, 0),
+        ({"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 32}, 1),
+        ({"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2}, 0),
+    ],
+)
+def test_settings_that_can_take_more_than_is_counted_are_counted_beside_the_verdict(
+    settings: dict[str, Any], count: int, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, {**CRITIC, **settings})
+    assert len(found.imported.not_counted) == count, found.imported.not_counted
+    assert found.plan is not None
+    assert set(found.imported.not_counted) <= set(found.plan.not_counted)
+    assert len(found.as_json()["not_counted"]) == count

@@ -9,6 +9,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
+from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
 from tests.foreign.scripts import verl_script
 
@@ -223,3 +224,11 @@ def test_an_engine_of_verl_that_nothing_here_counts_is_refused_by_its_name(tmp_p
 def test_a_kv_cache_in_fp8_is_verl_s_engine_s_own_key(tmp_path: Path) -> None:
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype"
     assert job(tmp_path, {f"+{key}": "fp8"})["rollout.kv_dtype"] == "fp8"
+
+
+def test_a_critic_that_is_not_given_is_verl_s_default_and_said_to_be(tmp_path: Path) -> None:
+    """`~/models/deepseek-llm-7b-chat`, which verl loads whatever the policy is; 6.91e9 parameters by its config."""
+    found = imported(tmp_path, {"algorithm.adv_estimator": "gae"})
+    assert found.data["roles"]["value"]["path"] == "deepseek-ai/deepseek-llm-7b-chat"
+    assert any("critic.model.path" in note and "default, for it is not given" in note for note in found.notes)
+    assert find_model("deepseek-ai/deepseek-llm-7b-chat").num_parameters == 6_910_365_696

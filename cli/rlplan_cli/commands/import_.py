@@ -36,4 +36,4 @@ def command(
         print(text, end="")
     show_account(imported)
     if out is not None:
-        note(f"job written to {out}; `rlplan plan {out}` counts it and names what rlplan's own runtime refuses")
+        note(f"job written to {out}; `rlplan plan {out}` counts it as {imported.settings.table.title} runs it")

@@ -14,7 +14,6 @@ from rlplan.planner.plan_parts import Verdict
 from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.explain import SHORT_VERDICTS
 from rlplan_cli.render.plan import COLORS
 from rlplan_cli.render.terminal import NARROW, new_table, say_left_out, stdout
 
@@ -60,7 +59,7 @@ def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
 def _cell(name: str, row: Mapping[str, Any], one: OfPlan) -> str | Text:
     verdict = one.plan.verdict
     if name == "verdict":
-        return Text(SHORT_VERDICTS[verdict], COLORS[verdict].removeprefix("bold "))
+        return Text(verdict.value, COLORS[verdict].removeprefix("bold "))
     return COLUMNS[name](row) if verdict.may_fit else UNKNOWN
 
 

@@ -12,7 +12,6 @@ from rlplan.planner.answers.explain import Explanation, PhaseBottleneck
 from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
-from rlplan.planner.plan_parts import Verdict
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
 from rlplan_cli.render.plan import COLORS, show_speed
@@ -22,12 +21,6 @@ NUM_RUNNERS_UP = 5
 NUM_CONSTANTS = 6
 """Constants that are shown: those that move the step most. All of them are in `--json`."""
 LEFT = ("meaning", "verdict")
-SHORT_VERDICTS = {
-    Verdict.FITS: "fits",
-    Verdict.IN_EXPECTATION: "may not fit",
-    Verdict.DOES_NOT_FIT: "does not fit",
-    Verdict.REFUSED: "refused",
-}
 
 
 def show_explanation(plan: Plan, explanation: Explanation) -> None:
@@ -116,7 +109,7 @@ def _show_outcomes(explanation: Explanation, outcomes: Sequence[Outcome], title:
 def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
     if one.verdict is None or one.seconds is None or one.headroom_bytes is None:
         return ["-", "-", "-", Text("cannot be built", "dim")]
-    verdict = Text(SHORT_VERDICTS[one.verdict], COLORS[one.verdict].removeprefix("bold "))
+    verdict = Text(one.verdict.value, COLORS[one.verdict].removeprefix("bold "))
     seconds = format_seconds(one.seconds) if one.may_fit else "-"
     share = f"{one.seconds / chosen_s - 1:+.0%}" if one.may_fit and chosen_s else "-"
     return [seconds, share, format_bytes(one.headroom_bytes), verdict]

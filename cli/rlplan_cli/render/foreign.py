@@ -23,7 +23,9 @@ def show_check(checked: Checked) -> None:
         _show_served(checked.served)
     if plan is not None:
         peak = plan.binding
-        show_headline(plan, fullness(plan), f" at the peak, in {peak.action_id} on {peak.scope}{range_of(plan)}")
+        moment = f" at the peak, in {peak.action_id} on {peak.scope}{range_of(plan)}"
+        limits = _limits_of_verdict(checked.imported) if plan.verdict.may_fit else ""
+        show_headline(plan, fullness(plan), moment, but=limits)
     work = checked.imported.data.get("workload", {})
     if checked.shorter is not None:
         prompt, response = checked.shorter
@@ -42,6 +44,13 @@ def show_check(checked: Checked) -> None:
         changed = dict.fromkeys(key for change in checked.changes for key in change.values)
         for key in [key for key in changed if key in settings.table.in_python]:
             say("In the script", f"{key} is {settings.table.in_python[key]}")
+
+
+def _limits_of_verdict(imported: Imported) -> str:
+    """What a verdict leaves out, for the first line; empty where nothing that takes memory is left out."""
+    count = len(imported.not_counted)
+    settings, are = ("setting", "is") if count == 1 else ("settings", "are")
+    return f", but {count} {settings} that can take more memory {are} not counted" if count else ""
 
 
 def _show_served(served: Served) -> None:

@@ -58,11 +58,11 @@ def show_plan(plan: Plan, *, top: int) -> None:
     show_others(plan)
 
 
-def show_headline(plan: Plan, answer: str, rest: str = "") -> None:
-    """The verdict with an answer in bold; what is too small; what was chosen; what was asked."""
+def show_headline(plan: Plan, answer: str, rest: str = "", *, but: str = "") -> None:
+    """The verdict with an answer in bold; what is too small; what was chosen; what was asked. but: limits a verdict."""
     stdout.print(
         Text.assemble(
-            (plan.verdict.value, COLORS[plan.verdict]),
+            (plan.verdict.value + but, COLORS[plan.verdict]),
             f"  {plan.model_name}, {plan.job.algorithm.name}, {plan.devices}: ",
             (answer, "bold"),
             rest,

@@ -7,7 +7,6 @@ from rich.text import Text
 
 from rlplan.planner.answers.solve import Breaking, Solution
 from rlplan.units import format_bytes, format_seconds
-from rlplan_cli.render.explain import SHORT_VERDICTS
 from rlplan_cli.render.plan import COLORS
 from rlplan_cli.render.terminal import new_table, say, stdout
 
@@ -26,7 +25,7 @@ def show_solution(found: Solution) -> None:
     for value in [*fitting, *([found.next.value] if found.next and found.next.value in rows else [])]:
         one = rows[value]
         assert one.plan is not None
-        verdict = Text(SHORT_VERDICTS[one.plan.verdict], COLORS[one.plan.verdict].removeprefix("bold "))
+        verdict = Text(one.plan.verdict.value, COLORS[one.plan.verdict].removeprefix("bold "))
         step = format_seconds(one.seconds) if one.seconds else "-"
         table.add_row(f"{value:,}", verdict, step, format_bytes(one.headroom_bytes or 0))
     stdout.print(table)

@@ -4,11 +4,12 @@ In: the keys of a document, or the commands of a script. Out: a SpecError that n
 recognised, and the nearest `rlplan estimate` with what could be read. Left out: stacks with a table (table.py).
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -20,12 +21,17 @@ from rlplan.foreign.unknown import is_known
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import read_yaml
+from rlplan.spec.hardware.catalogue import count_and_name
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
 
 FILE = Path(__file__).parent / "stacks.yaml"
 ALGORITHM_WORDS = Path(__file__).parent / "algorithms.yaml"
 MOST_SHOWN = 3
 """Keys that a refusal shows."""
+MODEL = "MODEL"
+"""Stands for a model that a file does not name."""
+USUAL_GPUS = "8xH100"
+"""GPUs where the command line names none."""
 
 
 class Readable(Spec):
@@ -107,6 +113,25 @@ class Stack(Spec):
         return ()
 
 
+class Nearest(NamedTuple):
+    """What a command line says beside a file that is refused, for `rlplan estimate` to say again."""
+
+    hardware: str = ""
+    model: str | None = None
+
+    def command(self, model: str = MODEL, algorithm: str = "ALGORITHM", words: Iterable[str] = ()) -> str:
+        """`rlplan estimate` of a model and an algorithm on the GPUs that were asked about.
+
+        >>> Nearest("4xA100").command("Qwen/Qwen3-4B", "sft"), Nearest("A100").command("Qwen/Qwen3-4B", "sft")[-6:]
+        ('rlplan estimate --model Qwen/Qwen3-4B --algorithm sft --gpus 4xA100', '8xA100')
+        """
+        gpus = self.hardware or USUAL_GPUS
+        if "+" not in gpus and count_and_name(gpus) is None:
+            gpus = f"8x{gpus}"
+        said = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
+        return " ".join((shlex.join(said), *words))
+
+
 def is_ours(key: str) -> bool:
     """Whether a key is of verl, which others wrap by commands of their own.
 
@@ -134,14 +159,14 @@ def stacks() -> tuple[Stack, ...]:
     return tuple(validate(Stack, entry, file=str(FILE)) for entry in entries)
 
 
-def refuse_document(given: Mapping[str, Given], path: Path) -> None:
+def refuse_document(given: Mapping[str, Given], path: Path, nearest: Nearest) -> None:
     """Raises: SpecError where the keys of a document are those of a stack without a table."""
     for stack in stacks():
         if keys := stack.recognise(given, path.suffix):
-            raise _refusal(stack, keys, given, str(path), ())
+            raise _refusal(stack, keys, str(path), _estimate(stack, given, (), nearest))
 
 
-def refuse_commands(commands: Sequence[Command], path: Path) -> None:
+def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -> None:
     """Raises: SpecError where a script starts a stack without a table."""
     for command in commands:
         given = flags_and_overrides(command)
@@ -150,10 +175,10 @@ def refuse_commands(commands: Sequence[Command], path: Path) -> None:
         where = f"{path}, at {command.places[0]}"
         for stack in stacks():
             if words := stack.started_by(command):
-                raise _refusal(stack, [" ".join(words)], given, where, command.words)
+                raise _refusal(stack, [" ".join(words)], where, _estimate(stack, given, command.words, nearest))
         for stack in stacks():
             if keys := stack.recognise(given):
-                raise _refusal(stack, keys, given, where, command.words)
+                raise _refusal(stack, keys, where, _estimate(stack, given, command.words, nearest))
 
 
 def flags_and_overrides(command: Command) -> dict[str, Given]:
@@ -170,40 +195,37 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
     return given
 
 
-def _refusal(
-    stack: Stack, keys: Sequence[str], given: Mapping[str, Given], where: str, words: Iterable[str]
-) -> SpecError:
+def _refusal(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
     titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
         where=where,
         rule=f"rlplan reads {titles}",
-        way_out=f"the nearest answer: {_estimate(stack, given, words)}",
+        way_out=f"the nearest answer: {command}",
     )
 
 
-def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:
+def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str], nearest: Nearest) -> str:
     """`rlplan estimate` with the model, the algorithm, adapters and lengths that could be read."""
     reads = stack.reads
     algorithm = _algorithm(stack, given, words)
-    said = [f"rlplan estimate --model {_model(reads, given)} --algorithm {algorithm} --gpus 8xH100"]
-    said += [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
+    said = [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
     rank = _rank(stack, given)
     if rank and not ALGORITHMS[algorithm].trains_scalar:
         said.append(f"training.lora.rank={rank}")
         if any(matches(_value(given, (key,)), [True, 4]) for key in reads.packed):
             said.append("training.lora.base_dtype=nf4")
-    return " ".join(said)
+    return nearest.command(_model(reads, given), algorithm, said)
 
 
 def _model(reads: Readable, given: Mapping[str, Given]) -> str:
     """The model by its id, or by the end of its path; MODEL where neither is known."""
     name = _value(given, reads.model)
     if not isinstance(name, str) or not is_known(name) or "$" in name:
-        return "MODEL"
+        return MODEL
     known = bundled_id(name) or nearest_id(PurePosixPath(name.rstrip("/")).name)
     is_hub_id = name.count("/") == 1 and not name.startswith(("~", "/", "."))
-    return known or (name if is_hub_id else "MODEL")
+    return known or (name if is_hub_id else MODEL)
 
 
 def _algorithm(stack: Stack, given: Mapping[str, Given], words: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.source import read_source
-from rlplan.foreign.unread.stacks import stacks
+from rlplan.foreign.unread.stacks import Nearest, stacks
 from rlplan.sources import JobWords, read_question
 
 AXOLOTL = """
@@ -116,6 +116,29 @@ def test_a_file_of_a_stack_without_a_table_is_refused_by_name(
     assert said["--algorithm"] == algorithm
     assert words in command[8:]
     read_question("estimate", JobWords(None, command[8:], said["--model"], algorithm, said["--gpus"]))
+
+
+PRIME_TRAINER = '[model]\nname = "Qwen/Qwen3-4B"\n[model.ac]\n[optim]\nlr = 1e-6\n'
+PRIME_SFT = PRIME_TRAINER + '[data]\nname = "org/data"\nseq_len = 4096\n'
+
+
+@pytest.mark.parametrize(("text", "algorithm"), [(PRIME_TRAINER, "grpo"), (PRIME_SFT, "sft")])
+@pytest.mark.parametrize(("hardware", "gpus"), [("", "8xH100"), ("4xA100", "4xA100"), ("H200", "8xH200")])
+def test_the_nearest_command_has_the_gpus_and_the_model_that_were_asked_about(
+    text: str, algorithm: str, hardware: str, gpus: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_source(tmp_path / "p.toml", None, nearest=Nearest(hardware, "Qwen/Qwen3-8B"))
+    command = f"rlplan estimate --model Qwen/Qwen3-8B --algorithm {algorithm} --gpus {gpus}"
+    assert command in caught.value.way_out
+
+
+def test_a_program_that_is_not_read_has_a_command_with_the_gpus_that_were_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "t.sh").write_text("torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a\n")
+    with pytest.raises(SpecError) as caught:
+        read_source(tmp_path / "t.sh", None, nearest=Nearest("2xL40S"))
+    assert "--algorithm sft --gpus 2xL40S" in caught.value.way_out
 
 
 @pytest.mark.parametrize("source", ["trl", "deepspeed", "slime"])
