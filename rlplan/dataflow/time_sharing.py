@@ -127,13 +127,29 @@ _USES = (
 
 
 def _with_offloads(chain: list[Call], roles: tuple[Role, ...]) -> list[Call]:
-    """An offloaded role comes back right before what it first does, and goes right after what it does last."""
+    """An offloaded role comes back right before what it first does, and goes right after what it does last.
+
+    A policy that has scored goes while the value model is trained, so that the states of the two never meet there.
+    """
     for role in roles:
         uses = [index for index, call in enumerate(chain) if call.kind in _USES and _holder(call) is role]
-        if uses:
-            first, last = uses[0], uses[-1] + 1
+        if not uses:
+            continue
+        first, last = uses[0], uses[-1] + 1
+        later = [index for index in uses if chain[index].kind is not ActionKind.SCORE]
+        if uses[0] in later or not later or not _trains_another(chain[first : later[0]], role):
             chain = [*chain[:first], _reload(role), *chain[first:last], _offload(role), *chain[last:]]
+            continue
+        end = uses[uses.index(later[0]) - 1] + 1
+        back, gone = (replace(call, id=f"{call.id}/score") for call in (_reload(role), _offload(role)))
+        scores = [back, *chain[first:end], gone]
+        trains = [_reload(role), *chain[later[0] : last], _offload(role)]
+        chain = [*chain[:first], *scores, *chain[end : later[0]], *trains, *chain[last:]]
     return chain
+
+
+def _trains_another(calls: list[Call], role: Role) -> bool:
+    return any(call.kind is ActionKind.TRAIN_FORWARD_BACKWARD and _holder(call) is not role for call in calls)
 
 
 def _holder(call: Call) -> Role:
