@@ -187,22 +187,25 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     from rlplan.planner.executable import check_memory, executable_plan
 
     question, out = _asked("emit", job, overrides), Path(folder)
-    found, settled = question.answer(), tuple[str, ...]()
+    found, settled, notes = question.answer(), tuple[str, ...](), tuple[str, ...]()
     if target is None:
         write_bundle(executable_plan(found), out)
     elif target in LAUNCHERS:
         write_launcher(executable_plan(found), target, out)
     else:
-        from rlplan.foreign.export.folders import check_stack, write_export
-        from rlplan.foreign.export.planned import planned_for
+        from rlplan.foreign.export.folders import check_stack, render_export, write_export
+        from rlplan.foreign.export.planned import check_export, planned_for
 
         stack = check_stack(target, tuple(LAUNCHERS))
         if question.plan is None:
             found, settled = planned_for(question.job, found, stack)
+        else:
+            check_export(found, stack)
         check_memory(found)
+        notes = render_export(found, stack).export.notes
         write_export(found, stack, out)
     files = sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())
-    return EmitResult(out, tuple(files), settled)
+    return EmitResult(out, tuple(files), settled, notes)
 
 
 @explaining_paths()

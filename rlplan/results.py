@@ -327,6 +327,8 @@ class EmitResult(Result):
     """Relative to the folder."""
     settled: tuple[str, ...] = ()
     """For another stack: what the job left open and the stack has one value for, as overrides."""
+    notes: tuple[str, ...] = ()
+    """For another stack: where its files need other memory than the plan counts."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""
@@ -343,6 +345,7 @@ class EmitResult(Result):
             "folder": str(self.folder),
             "files": list(self.files),
             "settled": list(self.settled),
+            "notes": list(self.notes),
         }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
-from rlplan.foreign.convert import Imported, convert
+from rlplan.foreign.convert import Imported, Taken, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings, matches, typed
@@ -163,7 +163,7 @@ def check(settings: Settings, asked: Asked) -> Checked:
     if settings.table.serves:
         return _check_served(settings, asked, imported)
     try:
-        plan: Plan | None = _plan(settings, asked)
+        plan: Plan | None = plan_as_given(settings, asked)
         refusal = None
     except NoFeasiblePlanError as error:
         plan, refusal = None, replace_way_out(error, translate_way_out(imported, asked, error.way_out))
@@ -254,8 +254,11 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
     return None
 
 
-def _plan(settings: Settings, asked: Asked) -> Plan:
-    """The plan of what is given."""
+def plan_as_given(settings: Settings, asked: Asked) -> Plan:
+    """The plan of what a file says, as it stands.
+
+    Raises: SpecError, NoFeasiblePlanError.
+    """
     _, job = imported_job(settings, asked)
     return search_of(job).run(with_others=False, may_leave_idle=False)
 
@@ -304,7 +307,7 @@ def _pair(
 def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
     """The plan, or the engine alone, with other values; None where they are refused."""
     try:
-        answer = _served if settings.table.serves else _plan
+        answer = _served if settings.table.serves else plan_as_given
         return answer(settings.with_values(values), asked)
     except RlplanError:
         return None
@@ -349,8 +352,29 @@ def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecE
         error.what,
         where=f"{file}: {words}" if words else f"{file}: {error.where}",
         rule=error.rule,
-        way_out=way_out or " or ".join(f"--set {one.key}=VALUE" for one in came[:2]) or OTHERS,
+        way_out=way_out or " or ".join(_accepted_defaults(imported, asked, came)) or _correct(came) or OTHERS,
     )
+
+
+def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
+    """Upstream's own values of keys, each where the job is accepted with it."""
+    settings = imported.settings
+    for one in came:
+        default = settings.table.defaults.get(one.key)
+        if default is None or default == one.theirs:
+            continue
+        try:
+            job_from(
+                convert(settings.with_values({one.key: default}), asked.hardware, asked.model).data, asked.overrides
+            )
+        except RlplanError:
+            continue
+        yield typed_options({one.key: default})
+
+
+def _correct(came: Sequence[Taken]) -> str:
+    """A way out without a command, for keys of which no value is known that is accepted."""
+    return f"correct {' or '.join(one.key for one in came[:2])} in the file" if came else ""
 
 
 def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:

@@ -63,8 +63,11 @@ def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
 
 
 def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
-    """The share of a GPU with which an engine has the KV cache of a plan, to four digits, rounded up."""
+    """The share of a GPU with which an engine has the KV cache of a plan, to six digits, rounded up.
+
+    A plan may use a GPU to its last block: with fewer digits, or a whole block more, its files would no longer fit.
+    """
     memory = _engine(plan.job, 1.0, version)
-    cache = plan.job.rollout.kv_cache_memory
+    cache = max(plan.job.rollout.kv_cache_memory, memory.pool.bytes_per_block)  # none where nothing fits
     beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
-    return math.ceil((cache + beside + memory.pool.bytes_per_block) / memory.requested * 1e4) / 1e4
+    return math.ceil((cache + beside) / memory.requested * 1e6) / 1e6

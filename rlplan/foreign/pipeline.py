@@ -27,12 +27,12 @@ def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
         return {}
     *others, last = (len(layers) for layers in trained_stages(model, pp))
     if len(set(others)) > 1:
-        divisors = [str(size) for size in range(1, pp) if model.num_layers % size == 0]
+        divisors = [size for size in range(pp - 1, 0, -1) if model.num_layers % size == 0]
         raise EmitError(
             f"{table.title} cannot split {model.num_layers} layers over {pp} stages as the plan does",
             where=f"plan of {plan.job.name}: training.pp, target {table.title} {table.version}",
             rule="beside the last stage all have equally many layers",
-            way_out=f"plan the job with training.pp={divisors[-1]}",
+            way_out=f"plan the job with {' or '.join(f'training.pp={size}' for size in divisors[:3])}",
         )
     return {table.stages["last"]: last}
 

@@ -99,8 +99,13 @@ def test_lengths_below_the_limits_at_which_it_fits_are_named(tmp_path: Path) -> 
 
 
 def test_a_job_of_ours_that_is_refused_is_refused_in_their_words(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 0"):
+    with pytest.raises(
+        SpecError, match=r"workload\.num_samples_per_prompt from actor_rollout_ref\.rollout\.n = 0"
+    ) as caught:
         checked(tmp_path, {"actor_rollout_ref.rollout.n": 0})
+    assert "VALUE" not in caught.value.way_out
+    assert "--set actor_rollout_ref.rollout.n=1" in caught.value.way_out
+    assert checked(tmp_path, {"actor_rollout_ref.rollout.n": 1}).plan is not None
 
 
 def test_the_answer_as_json_holds_every_key(tmp_path: Path) -> None:

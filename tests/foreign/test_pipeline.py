@@ -89,7 +89,7 @@ def of_stages(stack: str, model: str) -> Plan:
 def test_stages_that_no_key_says_are_refused() -> None:
     with pytest.raises(EmitError, match="28 layers over 16 stages") as caught:
         exported(of_stages("slime", "Qwen/Qwen2.5-7B"), "slime")
-    assert caught.value.way_out.endswith("training.pp=14")
+    assert caught.value.way_out.endswith("training.pp=14 or training.pp=7 or training.pp=4")
 
 
 def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
 from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
+from rlplan.foreign.export.counted import Count, count_settings, name_hardware
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
+from rlplan.foreign.export.refusals import ADAPTERS, ReadBackError, list_overrides, word_way_out
 from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings, matches, word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
@@ -20,7 +22,7 @@ from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
-from rlplan.spec.models.catalogue import named_model
+from rlplan.spec.models.catalogue import model_path, named_model
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -28,37 +30,48 @@ SAME_CACHE = 0.02
 """By which part the KV cache may differ: shares have four digits."""
 
 
-class UnsaidError(EmitError):
-    """What a stack cannot say of a plan. read_back: its own values for those of our keys."""
+class UnsaidError(ReadBackError):
+    """What a stack cannot say of a plan."""
 
-    def __init__(self, table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> None:
-        words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
-        said = ["training.lora=null" if key == _ADAPTERS else f"{key}={word_of(one)}" for key, one in lost.items()]
-        super().__init__(
-            f"{table.title} cannot say {', '.join(words[:4])}",
-            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-            rule="what is read back from the settings is the plan's job",
-            way_out=f"plan the job with what it can say: {' '.join(said)}",
-        )
-        self.read_back = lost
+
+def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> UnsaidError:
+    """The refusal of keys that are lost, with the values that are read back."""
+    words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
+    error = UnsaidError(
+        f"{table.title} cannot say {', '.join(words[:4])}",
+        where=f"plan of {plan.job.name}, target {table.title} {table.version}",
+        rule="what is read back from the settings is the plan's job",
+        way_out=word_way_out(list_overrides(lost)),
+    )
+    error.read_back = lost
+    return error
 
 
 @dataclass(frozen=True)
 class Export:
     """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
     they do not say, with the plan's values, where these are not the job's defaults. longest: tokens of a sequence.
+    count: bytes that the settings come to; None for stacks that say an engine or a trainer alone.
     """
 
     table: Table
     settings: dict[str, Any]
     unsaid: dict[str, Any]
     longest: int
+    count: Count | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What differs between the plan and its files and does not prevent them, for people."""
+        words = "" if self.count is None else self.count.note(self.table.title)
+        return (words,) if words else ()
 
 
 def exported(plan: Plan, target: str) -> Export:
     """The settings of a stack that say what a plan chose. Raises: EmitError."""
     is_given = not plan.job.has_rollouts and f"{target}_given" in SOURCES
     table = load_table(f"{target}_given" if is_given else target)
+    _check_devices(table, plan)
     wanted = _wanted(plan, table)
     settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
     for ours in table.rows:
@@ -74,7 +87,8 @@ def exported(plan: Plan, target: str) -> Export:
     check_fixed(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     said |= settings.required()
-    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
+    count = count_settings(settings, plan)
+    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len, count)
 
 
 def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +134,8 @@ def _silently_lost(plan: Plan, table: Table, wanted: dict[str, Any], back: dict[
     return {key: usual.get(key) for key, value in unsaid if key in mine and value != "bfloat16"}
 
 
-_ADAPTERS = "training.lora.rank"
-_OF_BYTES = (_ADAPTERS, "training.optimizer", "training.dtype", "rollout.quantization")
-_BESIDE = {_ADAPTERS: ("rollout",)}
+_OF_BYTES = (ADAPTERS, "training.optimizer", "training.dtype", "rollout.quantization")
+_BESIDE = {ADAPTERS: ("rollout",)}
 """What else a stack has to say before it has to say that: DeepSpeed's file knows nothing of adapters."""
 
 
@@ -132,7 +145,7 @@ _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", 
 def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     """Our keys as the plan has them; passes in rollouts or in tokens, as they were chosen and the stack counts them."""
     found = {key: value for key, value in flat(plan.job.model_dump(mode="json")).items() if value is not None}
-    found["policy.path"] = plan.model_name
+    found["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
     found |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
     found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
@@ -287,6 +300,17 @@ def _fewest_hosts(num_gpus: int, most_on_each: int) -> int:
     return next(n for n in range(ceil_div(num_gpus, most_on_each), num_gpus + 1) if num_gpus % n == 0)
 
 
+def _check_devices(table: Table, plan: Plan) -> None:
+    """Raises: EmitError for a plan of a CPU host."""
+    if plan.is_on_host:
+        raise EmitError(
+            f"{table.title} is written for GPUs, the plan is for {plan.devices}",
+            where=f"plan of {plan.job.name}: hardware, target {table.title} {table.version}",
+            rule="a stack's keys count GPUs",
+            way_out="plan the job with hardware=8xH100",
+        )
+
+
 def _check_algorithm(settings: Settings, plan: Plan) -> None:
     """First of all: rows of other algorithms ask for roles that the plan does not have. Raises: EmitError."""
     table, wanted = settings.table, plan.job.algorithm.name
@@ -304,7 +328,7 @@ def _check_algorithm(settings: Settings, plan: Plan) -> None:
 
 def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, Any]:
     """What is read back, which is the plan's job. Raises: EmitError."""
-    table, hardware = settings.table, f"{plan.num_devices}x{plan.job.hardware.profile}"
+    table, hardware = settings.table, name_hardware(plan)
     try:
         found = convert(settings, hardware, None if "policy.path" in table.rows else plan.model_name)
         back = {one.ours: one.value for one in found.taken}
@@ -331,7 +355,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     lost |= _silently_lost(plan, table, wanted, back)
     lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS) if key in back and key not in wanted}
     if lost:
-        raise UnsaidError(table, plan, lost, wanted)
+        raise _unsaid_error(table, plan, lost, wanted)
     return back
 
 

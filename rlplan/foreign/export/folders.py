@@ -212,12 +212,24 @@ def check_stack(target: str, others: Sequence[str] = ()) -> str:
     return table_name(target)
 
 
-def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
-    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
+class Rendered(NamedTuple):
+    """What is written for a stack. texts: by the name of a file."""
+
+    export: Export
+    texts: dict[str, str]
+
+
+def render_export(plan: Plan, target: str) -> Rendered:
+    """The texts of the files that start a stack, and of a README. Raises: EmitError, SpecError."""
     stack = check_stack(target)
     export = exported(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
-    texts = {**form.files(export), "README.md": _readme(plan, export, form)}
+    return Rendered(export, {**form.files(export), "README.md": _readme(plan, export, form)})
+
+
+def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
+    """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
+    texts = render_export(plan, target).texts
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -232,6 +244,7 @@ def _readme(plan: Plan, export: Export, form: _Form) -> str:
         f"Start it with `{form.command}`, {form.lacks}.\n\n"
         "Everything that is not named there has the stack's default.\n"
     )
+    text += "".join(f"\n{note}.\n" for note in export.notes)
     if export.unsaid:
         text += f"\nWhat the plan says beside, and {table.title} has no key for:\n\n"
         text += "".join(f"- `{key}={json.dumps(value)}`\n" for key, value in export.unsaid.items())

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.export.planned import planned_for
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
+from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
@@ -31,6 +33,7 @@ from tests.foreign.export.plans import ASKED, BATCHES, asked_of, plan_of
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")
 PINNED = [line for line in (ROOT / "requirements" / "upstream.txt").read_text().splitlines() if line[:1] != "#"]
+TRAINERS = ("verl", "openrlhf", "hydra-core", "omegaconf", "antlr4-python3-runtime", "packaging", "PyYAML")
 SLURM_PACKAGES = ("slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 PPO = {
     "verl": ("target=fsdp2", "target=megatron", "training.ulysses=2", "training.lora.rank=16"),
@@ -84,28 +87,53 @@ def test_nemo_rl_has_every_key_with_a_value_of_its_type(every: int, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the other stacks in it: its Python."""
-    folder = tmp_path_factory.mktemp("upstream")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the trainers' parsers, without what they train with."""
+    return install(tmp_path_factory.mktemp("trainers"), TRAINERS, "--no-deps")
+
+
+@pytest.fixture(scope="module")
+def skypilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with SkyPilot, whose hundred dependencies take longer than all parsers together."""
+    return install(tmp_path_factory.mktemp("skypilot"), ("skypilot",))
+
+
+def install(folder: Path, packages: Sequence[str], *options: str) -> Path:
+    """The Python of a new environment with packages at their pinned versions."""
+    pinned = [line for line in PINNED if line.partition("==")[0] in packages]
+    assert len(pinned) == len(packages)
+    within(60, "a new environment", [sys.executable, "-m", "venv", str(folder)])
     python = folder / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "-q"]
-    subprocess.run([*install, *(line for line in PINNED if line.startswith("skypilot"))], check=True)
-    subprocess.run([*install, "--no-deps", *(line for line in PINNED if not line.startswith("skypilot"))], check=True)
+    pip = [str(python), "-m", "pip", "install", "-q", "--no-input", "--disable-pip-version-check", "--retries=1"]
+    within(150, f"pip install {' '.join(pinned)}", [*pip, "--timeout=20", *options, *pinned])
     return python
+
+
+def within(seconds: float, what: str, command: Sequence[str], **variables: str) -> str:
+    """What a command prints; a failure, with its last words, where it fails or takes longer than this machine may."""
+    limit = scaled(seconds)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ | variables
+        )
+    except subprocess.TimeoutExpired as error:
+        said = b"".join(one for one in (error.stdout, error.stderr) if isinstance(one, bytes))
+        pytest.fail(f"{what} did not end within {limit:.0f} s: {said.decode(errors='replace')[-800:] or 'no output'}")
+    assert done.returncode == 0, f"{what} failed: {done.stderr[-800:]}"
+    return done.stdout
 
 
 def verdicts(python: Path, stack: str, folders: list[Path], **variables: str) -> list[str | None]:
     command = [str(python), own_parsers.__file__, stack, *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | variables)
-    found: list[str | None] = json.loads(done.stdout.splitlines()[-1])
+    text = within(150, f"{stack}'s own parser on {len(folders)} folders", command, **variables)
+    found: list[str | None] = json.loads(text.splitlines()[-1])
     return found
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("stack", ["verl", "openrlhf"])
 def test_a_trainer_s_own_parser_accepts_every_plan_and_no_unknown_key(
-    stack: str, environment: Path, tmp_path: Path
+    stack: str, trainers: Path, tmp_path: Path
 ) -> None:
     folders = exports(stack, tmp_path)
     for more in PPO[stack]:
@@ -113,20 +141,20 @@ def test_a_trainer_s_own_parser_accepts_every_plan_and_no_unknown_key(
         plan, _ = planned_for(job, best_plan(job), stack)
         folders.append(tmp_path / more)
         write_export(plan, stack, folders[-1])
-    assert verdicts(environment, stack, folders) == [None] * len(folders)
+    assert verdicts(trainers, stack, folders) == [None] * len(folders)
     script = folders[0] / "train.sh"
     wrong = "trainer.no_such_key=1" if stack == "verl" else "--no.such_key 1"
     script.write_text(script.read_text().replace('"$@"', f'{wrong} "$@"'))
-    assert verdicts(environment, stack, folders[:1]) != [None]
+    assert verdicts(trainers, stack, folders[:1]) != [None]
 
 
 @pytest.mark.nightly
-def test_skypilot_s_own_task_accepts_every_plan(environment: Path, tmp_path: Path) -> None:
+def test_skypilot_s_own_task_accepts_every_plan(skypilot: Path, tmp_path: Path) -> None:
     folders = launchers("skypilot", tmp_path)
-    assert verdicts(environment, "skypilot", folders) == [None] * 30
+    assert verdicts(skypilot, "skypilot", folders) == [None] * 30
     task = folders[0] / "task.yaml"
     task.write_text(task.read_text() + "num_hosts: 1\n")
-    assert verdicts(environment, "skypilot", folders[:1]) != [None]
+    assert verdicts(skypilot, "skypilot", folders[:1]) != [None]
 
 
 @pytest.mark.nightly
@@ -139,7 +167,7 @@ def test_kuberay_s_schema_accepts_every_plan(tmp_path: Path) -> None:
 @cache
 def slurm(folder: Path) -> dict[str, str]:
     """Debian's sbatch, unpacked, with a cluster that nobody answers for."""
-    subprocess.run(["apt-get", "download", *SLURM_PACKAGES], cwd=folder, check=True, capture_output=True)
+    subprocess.run(["apt-get", "download", *SLURM_PACKAGES], cwd=folder, check=True, capture_output=True, timeout=120)
     for package in folder.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, folder], check=True)
     libraries = folder / "usr" / "lib" / f"{os.uname().machine}-linux-gnu"
@@ -285,16 +313,16 @@ LEARNING = (
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("stack", ["verl", "openrlhf"])
-def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, environment: Path, tmp_path: Path) -> None:
+def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, trainers: Path, tmp_path: Path) -> None:
     """Upstream's own defaults are merged with the file by its own parser, for all that changes what is learned."""
     targets = ((), ("target=fsdp2", "rollout.sleep_level=2")) if stack == "verl" else ((),)
     plans = [plan_of(*ASKED[stack], *words, *target) for words in LEARNING for target in targets]
     folders = [tmp_path / str(index) for index in range(len(plans))]
     for plan, folder in zip(plans, folders, strict=True):
         write_export(plan, stack, folder)
-    command = [str(environment), own_parsers.__file__, "--resolve", stack, *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for plan, found in zip(plans, json.loads(done.stdout.splitlines()[-1]), strict=True):
+    command = [str(trainers), own_parsers.__file__, "--resolve", stack, *map(str, folders)]
+    text = within(150, f"{stack}'s own parser on {len(folders)} folders", command)
+    for plan, found in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
         learned = (
             learned_by_verl(found, is_megatron=plan.job.target == "megatron")
             if stack == "verl"

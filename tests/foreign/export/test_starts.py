@@ -225,6 +225,5 @@ def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tm
 
 
 def test_a_server_beside_several_hosts_that_train_is_not_written(tmp_path: Path) -> None:
-    plan = of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
     with pytest.raises(EmitError, match="beside 16 training GPUs on several hosts"):
-        write_export(plan, "trl", tmp_path)
+        of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
