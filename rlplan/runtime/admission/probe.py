@@ -47,7 +47,7 @@ def prove(folder: Path) -> dict[str, Any]:
         with _stage("vLLM does not load the trainer's weights"):
             _hand_over(model, llm)
         with _stage("vLLM does not generate with it"):
-            samples = _generate(llm)
+            samples = _generate(llm, _longest(folder) - NUM_TOKENS)
         with _stage("the trainer has no log-probs of it"):
             return _compare(model, samples)
     except _DifferenceError as error:
@@ -106,8 +106,7 @@ def _start_engine(folder: Path) -> Any:
     from rlplan.runtime.workers.engine.cpu_kernels import take_cpu_kernels
 
     take_cpu_kernels()
-    policy = read_model(folder)
-    max_len = min(MAX_TOKENS, policy.max_position_embeddings)
+    max_len = _longest(folder)
     return LLM(
         model=str(folder),
         dtype="float32",
@@ -124,8 +123,13 @@ def _start_engine(folder: Path) -> Any:
         distributed_executor_backend="uni",
         worker_extension_cls=WORKER_EXTENSION,
         weight_transfer_config=WeightTransferConfig(backend=WEIGHT_TRANSFER_BACKEND),
-        **cpu_arguments(policy),
+        **cpu_arguments(read_model(folder)),
     )
+
+
+def _longest(folder: Path) -> int:
+    """Tokens of the longest sequence: the model may have fewer positions."""
+    return min(MAX_TOKENS, read_model(folder).max_position_embeddings)
 
 
 def _hand_over(model: Any, llm: Any) -> None:
@@ -155,12 +159,13 @@ class _Direct:
         """Nothing was opened."""
 
 
-def _generate(llm: Any) -> list[tuple[tuple[int, ...], list[int], list[float]]]:
+def _generate(llm: Any, max_prompt_len: int) -> list[tuple[tuple[int, ...], list[int], list[float]]]:
     """(prompt, response, its log-probs), of each prompt."""
     from vllm import SamplingParams
 
-    room = llm.model_config.max_model_len - NUM_TOKENS
-    prompts = [tuple(3 + (7 * n + 5 * i) % (VOCABULARY - 6) for i in range(min(n, room))) for n in PROMPT_LENS]
+    prompts = [
+        tuple(3 + (7 * n + 5 * i) % (VOCABULARY - 6) for i in range(min(n, max_prompt_len))) for n in PROMPT_LENS
+    ]
     drawn = SamplingParams(seed=3, logprobs=0, detokenize=False, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], drawn, use_tqdm=False)
     samples = []

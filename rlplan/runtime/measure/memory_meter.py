@@ -180,3 +180,11 @@ def storage_bytes(tensors: "Iterable[torch.Tensor | None]") -> int:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def read_pages(storages: "Iterable[torch.UntypedStorage]") -> None:
+    """Read one byte of every page, so that the kernel counts weights that safetensors has only mapped from a file."""
+    import torch
+
+    for storage in storages:
+        torch.tensor([], dtype=torch.uint8).set_(storage)[::_PAGE].sum()

@@ -14,7 +14,7 @@ import torch
 
 from rlplan.runtime.device.layer import device_of
 from rlplan.runtime.images.tower import give_tower, tower_of
-from rlplan.runtime.measure.memory_meter import give_memory_back, storage_bytes
+from rlplan.runtime.measure.memory_meter import give_memory_back, read_pages, storage_bytes
 from rlplan.runtime.models.logprob_model import LogprobModel
 from rlplan.runtime.models.sharded_loading import build_cut
 from rlplan.runtime.models.start_checkpoint import load_language_model, load_scalar_model, warm_up
@@ -58,6 +58,8 @@ class Scorer(Worker):
         if self.job.takes_images:
             give_tower(model, Path(self.job.policy.path))
         self.model = self._wrapped(model).to(self.device)
+        if device_of(self.device) is None:
+            read_pages(self._storages())  # of a file that is only mapped: the plan counts the weights from the start
 
     def start_share(
         self, rank: int, world_size: int, address: tuple[str, int], model_folder: str, config: dict[str, Any]

@@ -38,7 +38,8 @@ def test_an_engine_that_is_lost_with_its_new_weights_does_not_make_two_versions_
     runner.stream, runner._handed_over = stream, None
     runner.job = SimpleNamespace(controls=SimpleNamespace(skip_sync_after_step=0))  # type: ignore[assignment]
     runner.recovery = SimpleNamespace(trainers=threading.Lock())  # type: ignore[assignment]
-    runner.weight_sync = SimpleNamespace(sync=lambda action: versions.append(versions[-1] + 1) or [])  # type: ignore[assignment]
+    sync = SimpleNamespace(sync=lambda action: versions.append(versions[-1] + 1) or [], verified=None)
+    runner.weight_sync, runner.recorder = sync, SimpleNamespace(facts={})  # type: ignore[assignment]
 
     with pytest.raises(LostProcessError):
         runner._sync_weights(None, 1)  # type: ignore[arg-type]
