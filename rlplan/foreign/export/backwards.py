@@ -27,7 +27,7 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 SAME_CACHE = 0.02
-"""By which part the KV cache may differ: shares have four digits."""
+"""By which part the KV cache may differ: stacks take a share of the GPU, from which their engines cut whole blocks."""
 
 
 class UnsaidError(ReadBackError):

@@ -25,7 +25,7 @@ from tests.foreign.export.plans import ASKED, asked_of, plan_of
 from tests.repository.at_night import at_night
 
 SAME_CACHE = 1.02
-"""Shares of a GPU have four digits."""
+"""A share of the GPU is cut into whole blocks."""
 NOT_COMPARED = {"algorithm.kl_in", "algorithm.kl_estimator", "training.logits", "policy.path", "placement.sync_bucket"}
 
 
