@@ -197,9 +197,6 @@ def list_uncounted(job: SettledJob, models: Iterable[ModelSpec]) -> tuple[str, .
             words.append(f"turns 2 to {environment.max_turns} of a rollout and the prompts that grow by each of them")
         answers = [name for name, is_there in _ANSWERS if is_there(environment)]
         words.append(f"waits for {' and '.join(answers)} (at most {environment.timeout_s:g} s for an answer)")
-    is_compared_once = job.target == "rlplan" and job.placement.sync_verification == "first"
-    if job.has_rollouts and job.is_on_gpus and is_compared_once and not job.rollout.generates_in_trainer:
-        words.append("the comparison of engines and trainer after the first sync, about one more sync")
     return tuple(words)
 
 
