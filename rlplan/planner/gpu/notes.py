@@ -35,23 +35,12 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
             f"rollout.speculative_tokens {drafted}: no rollout.acceptance_rate is stated, so seconds are counted as if "
             "no drafted token were taken"
         )
-    if _is_compared_once(search.job):
-        yield (
-            "after the first sync the engines are compared with the trainer: this takes about one more sync, which no "
-            "step's seconds contain"
-        )
     yield from _over_link(search, plan)
     yield from _changes(search, plan)
     groups = plan.choice.arrangement.num_training // plan.choice.trainer.ranks_per_sequence
     units = search.job.num_units_per_mini_batch
     if units % groups:
         yield from _uneven(search, plan, units, groups)
-
-
-def _is_compared_once(job: SettledJob) -> bool:
-    """Whether rlplan's own runtime compares the weights of engines and trainer once in the run."""
-    has_engine = job.has_rollouts and not job.rollout.generates_in_trainer
-    return job.target == "rlplan" and not job.source and has_engine and job.placement.sync_verification == "first"
 
 
 def list_cut_passes(job: SettledJob, choice: Choice) -> Iterator[str]:
