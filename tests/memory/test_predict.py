@@ -338,7 +338,7 @@ def test_the_environment_s_processes_count_on_the_host_all_the_time() -> None:
     path = f"{EXAMPLES / 'environments' / 'guess_digit.py'}:play"
     rows = make_plan(**{"rollout.environment": {"path": path, "num_workers": 3}}).ledger.rows
     (row,) = [row for row in rows if row.process == "environment"]
-    assert (row.device, row.resident_bytes, row.provenance) == ("host:0", 3 * 15 * MIB, "measured")
+    assert (row.device, row.resident_bytes, row.provenance) == ("host:0", 3 * 16 * MIB, "measured")
     assert not any(row.process == "environment" for row in make_plan().ledger.rows)
 
 
