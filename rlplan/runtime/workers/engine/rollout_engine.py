@@ -166,6 +166,8 @@ class RolloutEngine(Worker):
         self.llm, self.leader, self.follower, self.dirty = None, None, None, False
         cleanup_dist_env_and_memory()  # which collects what the engine was
         self._let_go_of_base()
+        gc.unfreeze()
+        gc.collect()  # what the clean-up let go of lies in cycles, and what is frozen is never collected
         gc.freeze()  # modules, which vLLM has thawed, are not what the next start has to look for garbage in
         give_memory_back()
 
