@@ -187,24 +187,24 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     from rlplan.planner.executable import check_memory, executable_plan
 
     question, out = _asked("emit", job, overrides), Path(folder)
-    found, settled, notes = question.answer(), tuple[str, ...](), tuple[str, ...]()
+    plan, settled, notes = question.answer(), tuple[str, ...](), tuple[str, ...]()
     if target is None:
-        write_bundle(executable_plan(found), out)
+        write_bundle(executable_plan(plan), out)
     elif target in LAUNCHERS:
-        write_launcher(executable_plan(found), target, out)
+        write_launcher(executable_plan(plan), target, out)
     else:
         from rlplan.foreign.export.folders import check_stack, render_export, write_export
         from rlplan.foreign.export.planned import check_export, planned_for
 
         stack = check_stack(target, tuple(LAUNCHERS))
         if question.plan is None:
-            found, settled = planned_for(question.job, found, stack)
+            plan, settled = planned_for(question.job, plan, stack)
         else:
-            check_export(found, stack)
-        check_memory(found)
-        notes = render_export(found, stack).export.notes
-        write_export(found, stack, out)
-    files = sorted(str(one.relative_to(out)) for one in out.rglob("*") if one.is_file())
+            check_export(plan, stack)
+        check_memory(plan)
+        notes = render_export(plan, stack).export.notes
+        write_export(plan, stack, out)
+    files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     return EmitResult(out, tuple(files), settled, notes)
 
 

@@ -328,7 +328,7 @@ class EmitResult(Result):
     settled: tuple[str, ...] = ()
     """For another stack: what the job left open and the stack has one value for, as overrides."""
     notes: tuple[str, ...] = ()
-    """For another stack: where its files need other memory than the plan counts."""
+    """Notes on an export for another stack whose files need other memory than the plan counts."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""

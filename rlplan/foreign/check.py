@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class InOtherReleases:
-    """What releases of the stack with another default of a key that is left out make of the configuration.
+    """The plan of a configuration in releases that have another default for a key which the file leaves out.
 
     plan: with that default; it does not fit.
     """
@@ -195,7 +195,7 @@ def _released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> It
 
 
 def _released_note(settings: Settings, default: ReleasedDefault) -> str:
-    """Which value is counted for a key that is left out, and which one other releases take."""
+    """The note on a key that is left out: the value that is counted, and the value of other releases."""
     table = settings.table
     return (
         f"{default.key} is not given: {table.title} {table.version} takes {settings.value(default.follows)}, as "
@@ -359,22 +359,22 @@ def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecE
 def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
     """Upstream's own values of keys, each where the job is accepted with it."""
     settings = imported.settings
-    for one in came:
-        default = settings.table.defaults.get(one.key)
-        if default is None or default == one.theirs:
+    for taken in came:
+        default = settings.table.defaults.get(taken.key)
+        if default is None or default == taken.theirs:
             continue
         try:
             job_from(
-                convert(settings.with_values({one.key: default}), asked.hardware, asked.model).data, asked.overrides
+                convert(settings.with_values({taken.key: default}), asked.hardware, asked.model).data, asked.overrides
             )
         except RlplanError:
             continue
-        yield typed_options({one.key: default})
+        yield typed_options({taken.key: default})
 
 
 def _correct(came: Sequence[Taken]) -> str:
     """A way out without a command, for keys of which no value is known that is accepted."""
-    return f"correct {' or '.join(one.key for one in came[:2])} in the file" if came else ""
+    return f"correct {' or '.join(taken.key for taken in came[:2])} in the file" if came else ""
 
 
 def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:

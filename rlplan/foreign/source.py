@@ -30,7 +30,7 @@ most is 0.48; of files of others that have one of their keys, 0.75 and more.
 """
 PYTHON = (".py", ".ipynb")
 READ = (*SUFFIXES, *PYTHON)
-"""Of files beside scripts that may say a training."""
+"""Endings of files other than scripts that may describe a training."""
 EMITTED = "train"
 """Stem of the file that `rlplan emit --target` names."""
 PLAN_FILE = "plan.json"

@@ -26,12 +26,13 @@ def next_plan(plan: Plan) -> tuple[str, Plan] | None:
     for change, job in _fallbacks(plan.job, plan.zero_stage):
         fixed = _with(job, "placement", placement=plan.schedule.placement.value)
         try:
-            found = find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
+            smaller = find_plan(_with(fixed, "training", zero_stage=plan.zero_stage))
         except (NoFeasiblePlanError, SpecError):
             continue
-        # the settled job looks as if its user had named every choice; of what is learned the run asks who did
-        asked = found.asked.model_copy(update={"algorithm": plan.asked.algorithm})
-        return change, found.model_copy(update={"asked": asked})
+        # The settled job names every choice. The algorithm is kept as the user asked for it, because a run treats a
+        # correction that the user named otherwise than one that `auto` chose.
+        asked = smaller.asked.model_copy(update={"algorithm": plan.asked.algorithm})
+        return change, smaller.model_copy(update={"asked": asked})
     return None
 
 

@@ -24,7 +24,7 @@ from rlplan.spec.model_files import identifying_files
 from rlplan.spec.models.headers import read_index
 
 RULE = "v2:"
-"""What a digest of a model begins with."""
+"""The prefix of a model's digest."""
 UNVERSIONED = ("config.json", "generation_config.json", "tokenizer.json")
 """Files that counted, beside all `*.safetensors`, before digests had a version."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -70,7 +70,7 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def unversioned_fingerprint(folder: Path) -> str:
-    """Of a model folder, by the rule before digests had a version."""
+    """The digest of a model folder by the rule before digests had a version."""
     digest = hashlib.sha256()
     with _explaining_files():
         for name in UNVERSIONED:

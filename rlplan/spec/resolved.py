@@ -155,7 +155,7 @@ class SettledJob(JobSpec):
 
     @property
     def uncorrected_staleness(self) -> str:
-        """What a job leaves uncorrected whose rollouts may be stale, for people; empty where nothing is. A loss's ratio
+        """The warning that stale rollouts are not corrected, for people; empty where there is none. A loss's ratio
         does not help: its denominator is the trainer's log-prob before the step, not that of the older weights.
         """
         staleness = self.placement.max_staleness

@@ -47,7 +47,7 @@ def show_check(checked: Checked) -> None:
 
 
 def _limits_of_verdict(imported: Imported) -> str:
-    """What a verdict leaves out, for the first line; empty where nothing that takes memory is left out."""
+    """The settings that a verdict leaves out, counted for the first line; empty where none takes memory."""
     count = len(imported.not_counted)
     settings, are = ("setting", "is") if count == 1 else ("settings", "are")
     return f", but {count} {settings} that can take more memory {are} not counted" if count else ""

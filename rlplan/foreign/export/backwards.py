@@ -27,11 +27,11 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
 SAME_CACHE = 0.02
-"""By which part the KV cache may differ: stacks take a share of the GPU, from which their engines cut whole blocks."""
+"""The relative difference that a KV cache may have: engines cut whole blocks from the share of a GPU."""
 
 
 class UnsaidError(ReadBackError):
-    """What a stack cannot say of a plan."""
+    """A stack has no setting for a part of the plan."""
 
 
 def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> UnsaidError:
@@ -62,7 +62,7 @@ class Export:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What differs between the plan and its files and does not prevent them, for people."""
+        """Differences between the plan and its files that do not prevent the export, for people."""
         words = "" if self.count is None else self.count.note(self.table.title)
         return (words,) if words else ()
 

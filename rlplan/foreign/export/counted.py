@@ -1,4 +1,4 @@
-"""What written settings come to in memory, counted as `rlplan check` counts a file, and held to what the plan promises.
+"""The memory of written settings, counted as `rlplan check` counts a file, compared with what the plan promises.
 
 A stack may take its loss in its own way (OpenRLHF keeps the logits), load a checkpoint in its own type, or add what the
 plan does not have. No key of the settings shows it, so the bytes are compared.
@@ -62,8 +62,8 @@ def name_hardware(plan: Plan) -> str:
 
 
 def _named_count(num_devices: int, profile: str) -> int:
-    found = find_profile(profile, where="hardware.profile")
-    return num_devices // found.num_gpus if isinstance(found, NodeProfile) else num_devices
+    node = find_profile(profile, where="hardware.profile")
+    return num_devices // node.num_gpus if isinstance(node, NodeProfile) else num_devices
 
 
 def count_settings(settings: Settings, plan: Plan) -> Count | None:

@@ -213,7 +213,7 @@ def check_stack(target: str, others: Sequence[str] = ()) -> str:
 
 
 class Rendered(NamedTuple):
-    """What is written for a stack. texts: by the name of a file."""
+    """An export and the files that are written for it. texts: by the name of a file."""
 
     export: Export
     texts: dict[str, str]

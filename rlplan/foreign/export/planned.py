@@ -49,7 +49,7 @@ def _tried(error: EmitError | SpecError, asked: JobSpec, stack: str, *, is_plann
 
 
 def _settle(asked: JobSpec, plan: Plan, stack: str) -> tuple[Plan, tuple[str, ...]]:
-    """As `planned_for`, with refusals as they come."""
+    """Do the work of `planned_for`, and pass each refusal on as it is raised."""
     settled: tuple[str, ...] = ()
     for _ in range(MAX_ROUNDS):
         before = settled

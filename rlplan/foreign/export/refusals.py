@@ -83,7 +83,7 @@ class _Search:
         self._asked, self._plan_for_stack = asked, plan_for_stack
         self._tried: set[tuple[str, ...]] = set()
         self.settled: tuple[str, ...] = ()
-        """What was settled for the stack in the job that it takes."""
+        """Overrides that settle for the stack what the accepted job leaves open."""
 
     def try_job(self, overrides: tuple[str, ...]) -> tuple[str, ...] | None:
         """The overrides with which the stack takes the job: these, or these and what the next refusals ask for."""
@@ -108,13 +108,13 @@ class _Search:
     def _ways_out(self, error: RlplanError) -> Iterator[tuple[str, ...]]:
         """First what the job itself says and the stack has otherwise: what it leaves open is settled by the plan."""
         if isinstance(error, ReadBackError) and error.read_back:
-            said = {key: value for key, value in error.read_back.items() if self._is_said(key)}
-            if said:
-                yield list_overrides(said)
+            fixed_by_user = {key: value for key, value in error.read_back.items() if self._is_fixed_by_user(key)}
+            if fixed_by_user:
+                yield list_overrides(fixed_by_user)
             yield list_overrides(error.read_back)
         yield from _list_ways_out(error.way_out)
 
-    def _is_said(self, key: str) -> bool:
+    def _is_fixed_by_user(self, key: str) -> bool:
         part: object = self._asked
         for name in key.split("."):
             part = getattr(part, name, None)
@@ -136,7 +136,7 @@ def _list_ways_out(text: str) -> Iterator[tuple[str, ...]]:
             words = shlex.split(alternative)
         except ValueError:  # an apostrophe in a sentence
             words = alternative.split()
-        found = [word.strip("`,.():") for word in words]
-        overrides = [word for word in found if word.partition("=")[0] in known and word.partition("=")[2]]
+        stripped = [word.strip("`,.():") for word in words]
+        overrides = [word for word in stripped if word.partition("=")[0] in known and word.partition("=")[2]]
         if overrides and not any(word.startswith(_RISK) for word in overrides):
             yield tuple(overrides)

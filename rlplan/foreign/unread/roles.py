@@ -40,13 +40,13 @@ class DifferingRole:
     @property
     def note(self) -> str:
         """All of them, for people."""
-        words = ", ".join(one.words for one in self.differences)
+        words = ", ".join(difference.words for difference in self.differences)
         return f"not read, may change memory and time: {words}; {self.name} is counted with the policy's settings"
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """Those that can need more memory than what is counted."""
-        return tuple(one.words for one in self.differences if one.may_take_more)
+        """Differences that can need more memory than the plan counts."""
+        return tuple(difference.words for difference in self.differences if difference.may_take_more)
 
 
 def differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
@@ -57,8 +57,8 @@ def differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
         Role.REFERENCE: (converted.get("algorithm.kl_coef") or 0) > 0,
         Role.POLICY: True,
     }
-    found = {role: tuple(dict.fromkeys(_differences(settings, role))) for role in _NAMES if present[role]}
-    return tuple(DifferingRole(_NAMES[role], differences) for role, differences in found.items() if differences)
+    by_role = {role: tuple(dict.fromkeys(_differences(settings, role))) for role in _NAMES if present[role]}
+    return tuple(DifferingRole(_NAMES[role], differences) for role, differences in by_role.items() if differences)
 
 
 def _may_take_more(key: str, value: Any, policy: Any) -> bool:

@@ -114,7 +114,7 @@ class Stack(Spec):
 
 
 class Nearest(NamedTuple):
-    """What a command line says beside a file that is refused, for `rlplan estimate` to say again."""
+    """The GPUs and the model that a command line names beside a refused file; the suggested command repeats them."""
 
     hardware: str = ""
     model: str | None = None
@@ -128,8 +128,8 @@ class Nearest(NamedTuple):
         gpus = self.hardware or USUAL_GPUS
         if "+" not in gpus and count_and_name(gpus) is None:
             gpus = f"8x{gpus}"
-        said = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
-        return " ".join((shlex.join(said), *words))
+        base = ["rlplan", "estimate", "--model", self.model or model, "--algorithm", algorithm, "--gpus", gpus]
+        return " ".join((shlex.join(base), *words))
 
 
 def is_ours(key: str) -> bool:
@@ -209,13 +209,13 @@ def _estimate(stack: Stack, given: Mapping[str, Given], words: Iterable[str], ne
     """`rlplan estimate` with the model, the algorithm, adapters and lengths that could be read."""
     reads = stack.reads
     algorithm = _algorithm(stack, given, words)
-    said = [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
+    overrides = [f"{key}={value}" for key, value in _lengths(reads, given, algorithm).items()]
     rank = _rank(stack, given)
     if rank and not ALGORITHMS[algorithm].trains_scalar:
-        said.append(f"training.lora.rank={rank}")
+        overrides.append(f"training.lora.rank={rank}")
         if any(matches(_value(given, (key,)), [True, 4]) for key in reads.packed):
-            said.append("training.lora.base_dtype=nf4")
-    return nearest.command(_model(reads, given), algorithm, said)
+            overrides.append("training.lora.base_dtype=nf4")
+    return nearest.command(_model(reads, given), algorithm, overrides)
 
 
 def _model(reads: Readable, given: Mapping[str, Given]) -> str:

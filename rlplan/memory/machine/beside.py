@@ -32,9 +32,9 @@ PROCESS_BYTES_PER_BYTE = 8
 DRIVER_BYTES_PER_BYTE = 3
 """A request while the driver sends it: its tokens as lists (8 bytes for an id of 8), as text, and as bytes."""
 TEXT_BYTES = 6
-"""Of a token's text as JSON. Assumed: 4 letters in English and code, and what JSON escapes."""
+"""Bytes of a token's text as JSON. Assumed: 4 letters in English and code, and what JSON escapes."""
 ID_BYTES = 9
-"""Of a token's id in a list as JSON: at most 7 digits, a comma and a space."""
+"""Bytes of a token's id in a list as JSON: at most 7 digits, a comma and a space."""
 SINK_PROCESS_BYTES = {"tensorboard": 16 * MIB, "wandb": 256 * MIB, "trackio": 256 * MIB}
 """tensorboard: an interpreter and nothing else (CPython 3.11, 14 MB resident). The other two: assumed, not measured."""
 

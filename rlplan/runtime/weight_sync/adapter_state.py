@@ -94,7 +94,7 @@ def _different(slot: _Slot, index: int, tensors: Mapping[str, torch.Tensor], sca
 
 
 def _share(layer: Any, cut: Any, matrices: _Matrices) -> Sequence[torch.Tensor | None]:
-    """What this rank has of them, by the layer's own rule; a layer that joins modules cuts them all at once."""
+    """This rank's shares, cut by the layer's own rule; a layer that joins modules cuts them all at once."""
     if layer.tp_size == 1:
         return matrices
     return cut(matrices) if len(matrices) > 1 else [cut(matrices[0])]

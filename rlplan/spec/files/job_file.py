@@ -143,7 +143,7 @@ def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecE
 
 
 def _take_in_the_algorithms_file(data: Any, folder: Path, overrides: Sequence[str]) -> None:
-    """What `algorithm.path` declares becomes part of the job, so that later steps need not read the file.
+    """The declaration at `algorithm.path` becomes part of the job, so that later steps need not read the file.
 
     An override of the path alone brings the declared name, in place of the one that the job had before.
     """

@@ -73,7 +73,7 @@ def test_a_written_file_needs_what_the_plan_counts(
 
 
 def without_loss(stack: str) -> tuple[str, ...]:
-    """What a stack can say of a job, but for how it takes its loss."""
+    """Overrides that keep a job to what a stack can say, except for how the stack takes its loss."""
     return tuple(word for word in ASKED[stack] if not word.startswith("training.logits="))
 
 

@@ -110,7 +110,7 @@ def install(folder: Path, packages: Sequence[str], *options: str) -> Path:
 
 
 def within(seconds: float, what: str, command: Sequence[str], **variables: str) -> str:
-    """What a command prints; a failure, with its last words, where it fails or takes longer than this machine may."""
+    """Run a command and return its output; fail with its last output where it fails or exceeds the deadline."""
     limit = scaled(seconds)
     try:
         done = subprocess.run(
