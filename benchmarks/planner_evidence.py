@@ -18,7 +18,7 @@ from rlplan.report.plans.comparison import side_of, write_comparison
 
 FOLDER = Path(__file__).resolve().parents[1] / "reports" / "planner"
 COUNTS = (8, 64, 1024, 16384)
-MEGATRON = ("target=megatron", *(f"training.{axis}=auto" for axis in ("tp", "pp", "cp", "ep")))
+MEGATRON = ("training.backend=megatron", *(f"training.{axis}=auto" for axis in ("tp", "pp", "cp", "ep")))
 MODELS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("Qwen/Qwen2.5-7B", "H100", 8, ()),
     ("meta-llama/Llama-3.1-70B", "H100", 64, ()),

@@ -4,9 +4,48 @@ Left out: anything with behaviour; these are names only.
 """
 
 from enum import StrEnum
+from typing import Literal
 
 TOKEN_VARIABLE = "RLPLAN_ENVIRONMENT_TOKEN"
 """Environment variable with the token that goes to the addresses of a job's environment, where it is set."""
+
+
+Backend = Literal["deepspeed", "fsdp2", "megatron"]
+"""Trainers: DeepSpeed, PyTorch's FSDP2, Megatron-Core."""
+
+
+class Loss(StrEnum):
+    """How the loss is taken from hidden states.
+
+    PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
+    COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
+    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
+    whole logits. BY_ROWS: rlplan's runtime on a GPU, 1,024 rows of logits at a time, taken anew in the backward pass.
+    COMPILED_ROWS: rows of logits and their upcast, in one compiled kernel, taken anew in the backward pass (AgileRL).
+    UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
+    SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
+    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
+    its gradient in place. UNCAST: logits and what they are over the temperature, in the model's type, with the gradient
+    in place (verl's FSDP). COPIED: fp32 logits and their softmax, which becomes the gradient (slime). KEPT: fp32 logits
+    that the training loop holds to the end of the backward pass, and their gradient beside (OpenRLHF). NONE: no
+    vocabulary (a value or reward head).
+    """
+
+    PLAIN = "plain"
+    CHUNKED = "chunked"
+    COMPILED_CHUNKED = "compiled_chunked"
+    FUSED = "fused"
+    IN_PLACE = "in_place"
+    BY_ROWS = "by_rows"
+    COMPILED_ROWS = "compiled_rows"
+    UNCAST_CHUNKED = "uncast_chunked"
+    SHIFTED = "shifted"
+    PARALLEL = "parallel"
+    MEGATRON = "megatron"
+    UNCAST = "uncast"
+    COPIED = "copied"
+    KEPT = "kept"
+    NONE = "none"
 
 
 class Role(StrEnum):

@@ -7,7 +7,8 @@ that is missing is not predicted. Left out: `reserved` and `process`, which `rlp
 from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.frozen import Frozen, frozen_of
-from rlplan.memory.model.logits import Loss, rows_bytes
+from rlplan.vocabulary import Loss
+from rlplan.memory.model.logits import rows_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.memory.trainers.micro_batch import score_peak_bytes

@@ -123,7 +123,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         )
     roles = differing_roles(settings)
     notes += [role.note for role in roles]
-    data: dict[str, Any] = {"name": _name(settings.file), "source": settings.table.title}
+    data: dict[str, Any] = {"name": _name(settings.file), "framework": settings.table.framework}
     for ours, one in taken.items():
         _put(data, ours.split("."), one.value)
     larger = tuple(words for role in roles for words in role.not_counted)

@@ -23,7 +23,7 @@ from rlplan.spec.parts.training import given_ranks
 def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
     """Keys that give Megatron the plan's stages. Raises: EmitError where it has no keys for them."""
     pp = plan.choice.trainer.pp
-    if plan.job.target != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
+    if plan.job.backend != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
         return {}
     *others, last = (len(layers) for layers in trained_stages(model, pp))
     if len(set(others)) > 1:
@@ -40,7 +40,7 @@ def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
 def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
     """A note where a file's stages are not those that are counted. Raises: SpecError where Megatron refuses them."""
     table, pp = settings.table, given_ranks(job.training.pp)
-    if job.target != "megatron" or not table.stages or pp == 1:
+    if job.backend != "megatron" or not table.stages or pp == 1:
         return ""
     if any(settings.value(key) for key in table.stages.get("layout", "").split()):
         return ""

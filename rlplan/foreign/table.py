@@ -1,6 +1,6 @@
 """The mapping table: for each of our keys the foreign key that says it, the conversion, and the version it is of.
 
-In: `tables/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
+In: `rlplan/frameworks/keys/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
 Left out: conversions (convert.py), syntax (shell/script.py, source.py).
 
 A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for
@@ -10,17 +10,17 @@ which is any value but null.
 
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from rlplan.errors import did_you_mean
+from rlplan.frameworks.profile import KEYS_FOLDER
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 from rlplan.vocabulary import Role
 
-FOLDER = Path(__file__).parent / "tables"
+FOLDER = KEYS_FOLDER
 SOURCES = ("verl", "nemo_rl", "openrlhf", "slime", "trl_given", "trl", "vllm", "deepspeed")
 """Stacks with a table, in the order in which a file is looked at."""
 Condition = dict[str, Any]
@@ -156,6 +156,8 @@ class Table(Spec):
 
     title: str
     version: str
+    framework_name: str = ""
+    """The framework's profile (rlplan/frameworks), where its name is not the table's title."""
     repository: str
     commit: str
     """Of which these facts are."""
@@ -219,6 +221,11 @@ class Table(Spec):
     remedies: tuple[Remedy, ...] = ()
 
     @property
+    def framework(self) -> str:
+        """The framework at the table's release, as a job names it."""
+        return f"{table_name(self.framework_name or self.title)}@{self.version}"
+
+    @property
     def keys(self) -> frozenset[str]:
         """Every foreign key that is known by name."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
@@ -272,7 +279,7 @@ def load_table(source: str) -> Table:
 
 
 def read_facts(name: str) -> dict[str, Any]:
-    """A file of `tables/` as it stands."""
+    """A file of keys as it stands."""
     path = FOLDER / f"{name}.yaml"
     read: dict[str, Any] = parse_yaml(path.read_text("utf-8"), where=str(path), what="a mapping table")
     return read

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
+from rlplan.frameworks.profile import find_release
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
@@ -65,8 +66,8 @@ class Search(Protocol):
 
 def search_of(asked: JobSpec) -> Search:
     """The search of a job. Raises: SpecError for the first thing in it that could not run."""
-    if asked.target == "auto":
-        return _with_its_target(asked)
+    if asked.framework == "auto":
+        return _with_its_framework(asked)
     if asked.placement.max_staleness == "auto":
         return _one_by_one(asked, "placement.max_staleness")
     if asked.rollout.speculative_tokens == "auto":
@@ -93,11 +94,13 @@ def search_of(asked: JobSpec) -> Search:
     return search
 
 
-def _with_its_target(asked: JobSpec) -> Search:
-    """The search for rlplan's own runtime, or where that does not run the policy, for a trainer of others."""
-    own = _with(asked, "target", "rlplan")
+def _with_its_framework(asked: JobSpec) -> Search:
+    """The search for rlplan's own runtime, or for verl where that does not run the policy or the trainer."""
+    own = _with(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
         return search_of(own)
+    if not asked.release.is_rlplan:
+        return search_of(_with(asked, "framework", asked.release.label))
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.rules import model_refusals
 
@@ -105,10 +108,10 @@ def _with_its_target(asked: JobSpec) -> Search:
     reason = next(model_refusals(job), None)
     if reason is None:
         return search_of(own)
-    target = "fsdp2" if job.load_model().experts is None else "megatron"
-    search = search_of(_with(asked, "target", target))
+    label = find_release("verl").label
+    search = search_of(_with(asked, "framework", label))
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
-    search.chosen_words = (f"target auto is {target}: {reason}", *search.chosen_words)
+    search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)
     return search
 
 
@@ -145,7 +148,7 @@ def settled_like(asked: JobSpec, planned: JobSpec) -> JobSpec:
 
     A plan keeps the job that was asked about but for these keys.
     """
-    for key in ("target", *ONE_BY_ONE):
+    for key in ("framework", *ONE_BY_ONE):
         value = attrgetter(key)
         if value(asked) == "auto":
             asked = _with(asked, key, value(planned))

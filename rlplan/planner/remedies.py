@@ -89,7 +89,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         (training.gradient_checkpointing is False, "training", {"gradient_checkpointing": True}),
         (not training.sequence_parallel and training.tp != 1, "training", {"sequence_parallel": True}),
         (training.logits in ("plain", "chunked"), "training", {"logits": "auto"}),
-        (training.logits != "fused" and spec.target != "rlplan", "training", {"logits": "fused"}),
+        (training.logits != "fused" and spec.backend != "deepspeed", "training", {"logits": "fused"}),
         (training.zero_stage not in ("auto", 3), "training", {"zero_stage": 3}),
         (rollout.kv_cache_memory != "auto", "rollout", {"kv_cache_memory": "auto"}),
         (rollout.tp != "auto", "rollout", {"tp": "auto"}),
@@ -99,7 +99,7 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         (training.offloads_optimizer is False, "training", {"offloads_optimizer": True}),
         (training.optimizer == "adamw", "training", {"optimizer": "adamw_8bit"}),
         (
-            training.offloads_parameters is False and spec.target == "rlplan",
+            training.offloads_parameters is False and spec.backend == "deepspeed",
             "training",
             {"offloads_parameters": True, "zero_stage": 3},
         ),
@@ -151,7 +151,7 @@ def _adapters(spec: JobSpec) -> Iterator[list[dict[str, Any]]]:
     sizes = [training.lora] if training.lora else [LoraSpec(rank=rank) for rank in (ADAPTER_RANK, SMALL_ADAPTER_RANK)]
     if training.lora is None:
         yield [{"lora": lora} for lora in sizes]
-    if sizes[0].base_dtype != "nf4" and spec.target == "rlplan":
+    if sizes[0].base_dtype != "nf4" and spec.backend == "deepspeed":
         beside = {"zero_stage": "auto"} if training.zero_stage == 3 else {}  # packed weights are not partitioned
         yield [{"lora": lora.model_copy(update={"base_dtype": "nf4"}), **beside} for lora in sizes]
 

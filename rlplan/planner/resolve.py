@@ -88,7 +88,7 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
         "offloads_parameters": trainer.offloads_parameters,
         "max_tokens_per_micro_batch": trainer.max_tokens or trainer.micro_batch * work.max_seq_len,
         **{axis: getattr(trainer, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")},
-        "etp": trainer.expert_tp if job.target == "megatron" else 1,
+        "etp": trainer.expert_tp if job.backend == "megatron" else 1,
     }
     rollout: dict[str, Any] = {
         "num_engines": choice.engines,

@@ -35,17 +35,15 @@ MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
 
 
-WITH_ATTENTION_DP = ("fsdp2", "megatron")
-"""Targets whose engines may have data-parallel attention: those of other stacks."""
 _FOR_OTHERS = "rlplan emit JOB --target verl -o FOLDER writes it for a stack with that trainer, as slime and nemo_rl do"
 """The way out of a plan for another trainer than rlplan's own."""
 
 
 def job_refusals(job: SettledJob) -> Iterator[str]:
     """Why rlplan's own runtime does not run a job whatever is chosen."""
-    if job.target != "rlplan":
+    if not job.is_for_rlplan:
         but = next((f"; that refuses {reason}" for reason in model_refusals(job)), "")
-        yield f"target {job.target}: a bundle is for rlplan's own runtime (target=rlplan){but}"
+        yield f"framework {job.framework}: a bundle is for rlplan's own runtime (framework=rlplan){but}"
         return
     yield from model_refusals(job)
     yield from _images(job)
@@ -63,7 +61,7 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
 
 def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why rlplan's own runtime does not run a choice of a job."""
-    if job.target != "rlplan":
+    if not job.is_for_rlplan:
         return
     yield from _devices(job, choice)
     yield from _mini_batches(job, choice)
@@ -77,24 +75,23 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
 
 
 def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
-    """Why the target that a job names refuses a choice of it; nothing where it runs.
+    """Why the framework that a job names refuses a choice of it; nothing where it runs.
 
-    What megatron and fsdp2 lack is said before a search (checks/targets.py): a plan of theirs is for them, not for
-    emit. Nor is a plan of an imported job, which its own stack runs.
+    What other frameworks lack is said before a search (checks/targets.py).
     """
-    return () if job.target != "rlplan" or job.source else (*job_refusals(job), *choice_refusals(job, choice))
+    return (*job_refusals(job), *choice_refusals(job, choice)) if job.is_for_rlplan else ()
 
 
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
     where = reason.split(maxsplit=1)[0].rstrip(":")
     change = keys_in(reason) or "another value of the key (docs/job.md)"
-    others = "target=megatron or target=fsdp2 plans for trainers of other stacks"
+    others = "framework=verl plans for another framework"
     return EmitError(
         f"refused: {reason}",
         where=where,
-        rule="a plan must run on its target, however much memory there is (docs/planning.md, Running it)",
-        way_out=_FOR_OTHERS if where == "target" else f"{change}; {others}",
+        rule="a plan must run in its framework, however much memory there is (docs/planning.md, Running it)",
+        way_out=_FOR_OTHERS if where == "framework" else f"{change}; {others}",
     )
 
 
@@ -185,6 +182,16 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
         yield "roles.reference.dtype: a reference has the policy's type (roles.reference.dtype=auto)"
     if job.roles.reference.is_precomputed:
         yield "roles.reference.is_precomputed: references score in every step (roles.reference.is_precomputed=false)"
+    sized = [role for role in Role if role is not Role.VERIFIER and job.scoring.pass_of(role).is_stated]
+    if sized:
+        yield (
+            f"scoring.{sized[0]}: the runtime scores in passes of training's size "
+            f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
+        )
+    if job.scoring.has_entropy is True:
+        yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
+    if job.scoring.policy_log_probs == "never":
+        yield "scoring.policy_log_probs never: later updates need the log-probs before them (scoring.policy_log_probs=auto)"
     if training.offloads_activations:
         yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
     if training.logits not in ("auto", "by_rows"):
@@ -212,7 +219,7 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         )
     if rollout.speculative_tokens:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
-    if rollout.attention_dp not in ("auto", 1) and job.target not in WITH_ATTENTION_DP:
+    if rollout.attention_dp not in ("auto", 1) and job.is_for_rlplan:
         yield f"rollout.attention_dp {rollout.attention_dp}: each engine of the runtime is one scheduler and its ranks"
 
 

@@ -5,8 +5,9 @@ In: the keys of a job file. Out: frozen fields. Left out: whether they go togeth
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from rlplan.frameworks.profile import UnknownFrameworkError, find_release
 from rlplan.spec.base import Spec
 from rlplan.spec.models.reading import MAX_POSITIONS
 from rlplan.spec.parts.algorithm import AlgorithmSpec
@@ -23,10 +24,10 @@ from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rewards import RewardSpec
 from rlplan.spec.parts.roles import RolesSpec
 from rlplan.spec.parts.rollout import RolloutSpec
+from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 
-Target = Literal["rlplan", "fsdp2", "megatron"]
 Objective = Literal["step_time", "tokens_per_s", "cost", "gpus"]
 JOB_SCHEMA_VERSION: Literal[2] = 2
 
@@ -51,17 +52,16 @@ class JobParts(Spec):
     policy: PolicySpec
     hardware: HardwareSpec
     algorithm: AlgorithmSpec = AlgorithmSpec.by_default()
-    target: Target | Literal["auto"] = "auto"
-    """Who trains: rlplan's own runtime (DeepSpeed), or a trainer that is only planned for. `auto`: its own runtime if
-    that runs the models, else `megatron` for a mixture of experts and `fsdp2` for others."""
-    source: str | None = Field(default=None, max_length=40)
-    """The stack that the job was imported from, whose own programs run it; None for an rlplan job. Its plans are not
-    refused for what rlplan's own runtime lacks; a run of it is."""
+    framework: str = Field(default="auto", min_length=1, max_length=40)
+    """Who runs the job: `rlplan`, or another framework with its release, such as `verl@0.9` (rlplan/frameworks). Its
+    profile says which passes a step has and what they hold. `auto`: rlplan's own runtime where that runs the models,
+    else verl; verl too where training.backend is none of rlplan's."""
     objective: Objective = "step_time"
     """What is made small on GPUs, or large (tokens per second)."""
     workload: WorkloadSpec = WorkloadSpec.by_default()
     training: TrainingSpec = TrainingSpec.by_default()
     rollout: RolloutSpec = RolloutSpec.by_default()
+    scoring: ScoringSpec = ScoringSpec.by_default()
     placement: PlacementSpec = PlacementSpec.by_default()
     roles: RolesSpec = RolesSpec.by_default()
     data: DataSpec | None = None
@@ -72,3 +72,13 @@ class JobParts(Spec):
     early_stopping: EarlyStoppingSpec | None = None
     metrics: MetricsSpec = MetricsSpec.by_default()
     controls: ControlsSpec = ControlsSpec.by_default()
+
+    @field_validator("framework")
+    @classmethod
+    def _framework_is_known(cls, label: str) -> str:
+        if label != "auto":
+            try:
+                find_release(label)
+            except UnknownFrameworkError as error:
+                raise ValueError(str(error)) from None
+        return label

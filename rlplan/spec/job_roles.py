@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlplan.errors import SpecError
+from rlplan.frameworks.profile import FrameworkRelease, find_release
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
 from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base, with_positions
@@ -17,7 +18,7 @@ from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evalua
 from rlplan.spec.parts.roles import load_role_model, with_scalar_head
 from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Backend, Role
 
 
 class JobRoles(JobParts):
@@ -197,23 +198,18 @@ class JobRoles(JobParts):
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:
-        """Roles that say something about a finished rollout, in order.
-
-        The policy is among them where a step has several updates: ratios of the later ones compare with its log-probs
-        before the step. The first update's own pass gives them. It is also among them where the KL is in the rewards,
-        which are complete before that pass. The engine's log-probs are of other kernels, and of older weights where
-        rollouts are stale: with them the KL would depend on the number of updates.
-        """
-        algorithm = self.algorithm
-        has_later_updates = self.workload.num_mini_batches > 1
+        """Roles that score a finished rollout, in the framework's order."""
+        step, algorithm = self.release.step, self.algorithm
+        has_kl = algorithm.kl_coef > 0 or (step.reference == "always" and self.has_rollouts)
         wanted = {
-            Role.POLICY: algorithm.weighs_rollouts and (has_later_updates or algorithm.has_kl_in_reward),
-            Role.VALUE: self.algorithm.declaration.has_value,
-            Role.REFERENCE: algorithm.kl_coef > 0 and not self.roles.reference.is_precomputed,
+            Role.POLICY: self.recomputes_log_probs,
+            Role.VALUE: algorithm.declaration.has_value,
+            Role.REFERENCE: has_kl and not self.roles.reference.is_precomputed,
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths or Role.TEACHER in self.roles.adapters,
         }
-        return tuple(role for role, is_wanted in wanted.items() if is_wanted)
+        order = (*step.order, *(role for role in wanted if role not in step.order))
+        return tuple(role for role in order if wanted.get(role))
 
     @property
     def frozen_roles(self) -> tuple[Role, ...]:
@@ -256,9 +252,53 @@ class JobRoles(JobParts):
         return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
 
     @property
+    def release(self) -> FrameworkRelease:
+        """The framework that runs the job, at its release; where the job leaves it open, the one that it comes to on
+        this machine unless rlplan's own runtime cannot run the models.
+        """
+        if self.framework != "auto":
+            return find_release(self.framework)
+        return find_release("verl" if self.training.backend in ("fsdp2", "megatron") else "rlplan")
+
+    @property
+    def backend(self) -> Backend:
+        """The trainer: as the job names it, else the framework's own. Raises: SpecError for an unreadable model."""
+        asked, release = self.training.backend, self.release
+        if asked != "auto":
+            return asked
+        has_experts = len(release.backends) > 1 and self.load_model().experts is not None
+        return release.backend_for(has_experts=has_experts)
+
+    @property
     def is_for_rlplan(self) -> bool:
-        """Whether rlplan's own runtime trains; of a job for GPUs that names no target, planning says."""
-        return self.target == "rlplan" or (self.target == "auto" and not self.is_on_gpus)
+        """Whether rlplan's own runtime runs the job; planning decides where a job for GPUs leaves that open."""
+        if self.framework == "auto" and self.training.backend == "auto":
+            return not self.is_on_gpus
+        return self.release.is_rlplan
+
+    @property
+    def recomputes_log_probs(self) -> bool:
+        """Whether a pass of the trainer takes the policy's log-probs of finished rollouts before the step's updates.
+
+        rlplan's own runtime needs it where a step has several updates, for ratios of the later ones compare with the
+        log-probs before the step (the first update's own pass gives them), and where the KL is in the rewards, which
+        are complete before that pass. The engine's log-probs are of other kernels, and of older weights where rollouts
+        are stale: with them the KL would depend on the number of updates.
+        """
+        asked = self.scoring.policy_log_probs
+        rule = self.release.step.policy_log_probs if asked == "auto" else asked
+        if rule in ("always", "never") or not self.has_rollouts:
+            return rule == "always" and self.has_rollouts
+        algorithm = self.algorithm
+        if algorithm.weighs_rollouts and (self.workload.num_mini_batches > 1 or algorithm.has_kl_in_reward):
+            return True
+        return rule == "later_updates_or_correction" and algorithm.corrects_importance
+
+    @property
+    def takes_entropies(self) -> bool:
+        """Whether the pass that takes the policy's log-probs takes entropies too."""
+        asked = self.scoring.has_entropy
+        return self.release.step.has_entropy if asked == "auto" else asked
 
     @property
     def is_on_gpus(self) -> bool:

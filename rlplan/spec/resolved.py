@@ -13,20 +13,20 @@ Left out: which choice is best (planner/), whether it can run (planner/rules.py)
 from typing import Any, Literal, TypeVar
 
 from rlplan.errors import SpecError
+from rlplan.frameworks.profile import ScoredWords, switch_to
 from rlplan.spec.base import Spec
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
-from rlplan.spec.job_parts import Target
 from rlplan.spec.parts.algorithm import AlgorithmSpec
 from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
-from rlplan.spec.parts.training import TrainingSpec
+from rlplan.spec.parts.training import LossName, TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import MIB, ceil_div
-from rlplan.vocabulary import Dtype, Role, SyncContent, Transport
+from rlplan.vocabulary import Backend, Dtype, Loss, Role, SyncContent, Transport
 
 Kind = Literal["cpu", "cuda"]
 SpecKind = TypeVar("SpecKind", bound=Spec)
@@ -85,16 +85,23 @@ class SettledAlgorithm(AlgorithmSpec):
 class SettledTraining(TrainingSpec):
     """With the machine's defaults."""
 
+    backend: Backend = "deepspeed"
     dtype: Dtype = Dtype.BFLOAT16
     reduce_bucket_size: int = 50_000_000
+    logits: LossName = "by_rows"
 
-    def stored_dtype(self, target: Target) -> Dtype:
+    @property
+    def loss(self) -> Loss:
+        """How the loss is taken from hidden states."""
+        return Loss(self.logits)
+
+    def stored_dtype(self, backend: Backend) -> Dtype:
         """Of weights between passes: FSDP2 keeps all of them, a frozen base too, as it keeps master weights."""
-        return self.master_dtype if target == "fsdp2" else self.dtype
+        return self.master_dtype if backend == "fsdp2" else self.dtype
 
-    def shares_rows(self, target: Target) -> bool:
+    def shares_rows(self, backend: Backend) -> bool:
         """Whether tensor parallel ranks share what lies between their matmuls; DeepSpeed's AutoTP cannot."""
-        return self.sequence_parallel and target != "rlplan"
+        return self.sequence_parallel and backend != "deepspeed"
 
     def sharding_ranks(self, num_ranks: int) -> int:
         """Of so many ranks that hold the same layers, those that share one copy of the states."""
@@ -146,12 +153,28 @@ class SettledHardware(HardwareSpec):
 class SettledJob(JobSpec):
     """A job with its machine's defaults."""
 
-    target: Target = "rlplan"
+    framework: str = "rlplan"
     hardware: SettledHardware
     algorithm: SettledAlgorithm = SettledAlgorithm.by_default()
     training: SettledTraining = SettledTraining.by_default()
     rollout: SettledRollout = SettledRollout.by_default()
     placement: SettledPlacement = SettledPlacement.by_default()
+
+    def scored_words(self, role: Role) -> ScoredWords | None:
+        """What a pass that takes log-probs of a role holds of the vocabulary; None where it holds what the loss holds
+        without gradient. A loss that never makes whole logits makes none in this pass either.
+        """
+        if self.training.loss in (Loss.FUSED, Loss.BY_ROWS):
+            return None
+        logits = self.release.logits[self.backend]
+        has_entropy = role is Role.POLICY and self.takes_entropies
+        return (logits.score_with_entropy if has_entropy else None) or logits.score
+
+    @property
+    def takes_all_rows(self) -> bool:
+        """Whether the head is multiplied with every token of a pass, prompts too, instead of the responses' alone."""
+        rows = self.release.head_rows
+        return rows == "all" or (rows == "by_loss" and self.training.loss not in (Loss.BY_ROWS, Loss.FUSED))
 
     @property
     def uncorrected_staleness(self) -> str:
@@ -292,16 +315,20 @@ class ResolvedJob(SettledJob):
 
 
 def settle(job: JobSpec) -> SettledJob:
-    """The job with its machine's defaults, for rlplan's own runtime where it names no target (planner/machine.py does).
+    """The job with its machine's and its framework's defaults.
 
-    Raises: SpecError for an unknown profile.
+    Raises: SpecError for an unknown profile, and for a trainer that the framework does not have.
     """
     if isinstance(job, SettledJob):
         return job
-    if job.target == "auto":
-        job = job.model_copy(update={"target": "rlplan"})
-    kind: Kind = job.device_kind
+    release, kind = job.release, job.device_kind
+    if "@" not in job.framework:
+        job = job.model_copy(update={"framework": release.label})
     found: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
+    backend = _backend(job)
+    found["training"] = {"backend": backend}
+    if job.training.logits == "auto":
+        found["training"]["logits"] = release.logits[backend].train
     for key, values in RULES.items():
         part, _, name = key.partition(".")
         if getattr(getattr(job, part), name) == "auto":
@@ -322,6 +349,19 @@ def settle(job: JobSpec) -> SettledJob:
         settings["importance"] = _importance(settled)
     algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
+
+
+def _backend(job: JobSpec) -> Backend:
+    """The trainer that a job names, or its framework's own. Raises: SpecError where the framework does not have it."""
+    release, asked = job.release, job.backend
+    if asked not in release.backends:
+        raise SpecError(
+            f"training.backend is {asked}, framework {release.label} trains with {' or '.join(release.backends)}",
+            where="training.backend",
+            rule=f"the trainers of {release.title} (rlplan/frameworks/{release.name}.yaml)",
+            way_out=f"training.backend={release.backends[0]}, or {switch_to(asked)}",
+        )
+    return asked
 
 
 def _importance(job: SettledJob) -> Literal["none", "truncate"]:

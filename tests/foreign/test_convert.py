@@ -98,7 +98,7 @@ def test_the_kl_coefficient_is_the_one_that_is_switched_on(
 def test_another_configuration_brings_its_own_defaults(tmp_path: Path) -> None:
     tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
     found = job(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
-    assert (found["target"], found["training.tp"], found["training.zero_stage"]) == ("megatron", 4, 1)
+    assert (found["training.backend"], found["training.tp"], found["training.zero_stage"]) == ("megatron", 4, 1)
     assert found["training.gradient_checkpointing"] is False
 
 
@@ -167,10 +167,10 @@ def test_megatron_is_verl_s_trainer_by_the_engine_s_name_and_by_a_configuration_
 ) -> None:
     tp = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4}
     found = job(tmp_path, {"model_engine": "megatron", **tp})
-    assert (found["target"], found["training.tp"]) == ("megatron", 4)
+    assert (found["training.backend"], found["training.tp"]) == ("megatron", 4)
     script = verl_script(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
     script.write_text(script.read_text().replace("--config-name=", "--config-name "))
-    assert flat(convert(read_source(script, None), "H100", None).data)["target"] == "megatron"
+    assert flat(convert(read_source(script, None), "H100", None).data)["training.backend"] == "megatron"
 
 
 def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_and_said(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_context_that_verl_overrides_is_the_model_s_limit(tmp_path: Path) -> N
 def test_what_megatron_does_otherwise_for_verl_is_said(tmp_path: Path) -> None:
     given = {"actor_rollout_ref.actor.megatron.use_megatron_fsdp": True}
     found = imported(tmp_path, given, preset="ppo_megatron_trainer.yaml")
-    assert (found.data["target"], found.data["training"]["zero_stage"]) == ("megatron", 1)
+    assert (found.data["training.backend"], found.data["training"]["zero_stage"]) == ("megatron", 1)
     assert any("Megatron's FSDP is counted as its distributed optimizer" in one for one in found.notes)
 
 

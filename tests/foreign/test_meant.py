@@ -34,8 +34,8 @@ def way_out(override: str) -> str:
         ("optimizer.params.lr=1e-6", "algorithm.learning_rate"),
         ("training.lora_r=16", "training.lora.rank"),
         ("policy.generation.vllm_cfg.precision=fp8", "rollout.dtype"),
-        ("fsdp=true", "target=fsdp2"),
-        ("target=fsdp", "target=fsdp2"),
+        ("fsdp=true", "training.backend=fsdp2"),
+        ("target=fsdp", "training.backend=fsdp2"),
         ("training.dtype=bf16", "training.dtype=bfloat16"),
     ],
 )

@@ -30,7 +30,7 @@ LAST = {
     "slime": "decoder_last_pipeline_num_layers",
     "nemo_rl": "policy.megatron_cfg.num_layers_in_last_pipeline_stage",
 }
-OFFLOADED = ("target=megatron", "training.offloads_optimizer=true")
+OFFLOADED = ("training.backend=megatron", "training.offloads_optimizer=true")
 
 
 @pytest.mark.parametrize("stack", EXPERTS)
@@ -81,7 +81,7 @@ def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, mode
 
 
 def of_stages(stack: str, model: str) -> Plan:
-    words = (*ASKED[stack], "target=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
+    words = (*ASKED[stack], "training.backend=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
     job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, words)
     return best_plan(job, with_others=False)
 

@@ -83,7 +83,7 @@ def name_of(case: tuple[Path, tuple[str, ...]]) -> str:
 def emitted(request: pytest.FixtureRequest) -> ExecutionSpec:
     path, overrides = request.param
     plan = executable_plan(best_plan(load_job(path, overrides)))
-    assert plan.job.target == "rlplan", "the job's `auto` is another framework: it is none of this contract"
+    assert plan.job.backend == "deepspeed", "the job's `auto` is another framework: it is none of this contract"
     return execution_spec(plan)
 
 

@@ -1,4 +1,4 @@
-"""What a job's target refuses is said with the verdict `refused` and its reason, never with `fits`; what fits is taken.
+"""What a job's backend refuses is said with the verdict `refused` and its reason, never with `fits`; what fits is taken.
 
 The rules stand in planner/rules.py; the search, the verdict, `emit` and the loader of a bundle read them there.
 """
@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def asked(parts: dict[str, Any]) -> JobSpec:
     """A job for rlplan's own runtime but for its parts."""
     whole = {
-        "target": "rlplan",
+        "framework": "rlplan",
         "policy": "Qwen/Qwen2.5-1.5B",
         "algorithm": "grpo",
         "hardware": "8xH100",
@@ -66,23 +66,25 @@ def asked(parts: dict[str, Any]) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("policy", "hardware", "target"),
+    ("policy", "hardware", "backend"),
     [
-        ("Qwen/Qwen2.5-1.5B", "8xH100", "rlplan"),
+        ("Qwen/Qwen2.5-1.5B", "8xH100", "auto"),
         ("Qwen/Qwen3-30B-A3B", "16xH200", "megatron"),
         ("google/gemma-2-9b", "8xH100", "fsdp2"),
     ],
 )
 def test_a_job_that_names_no_target_is_planned_for_one_that_runs_its_policy(
-    policy: str, hardware: str, target: str
+    policy: str, hardware: str, backend: str
 ) -> None:
-    parts = {"policy": policy, "hardware": hardware, "target": "auto"}
+    parts = {"policy": policy, "hardware": hardware, "framework": "auto"}
     found = best_plan(asked(parts), with_others=False)
-    assert (found.job.target, found.verdict) == (target, Verdict.FITS)
-    said = [note for note in found.notes if note.startswith(f"target auto is {target}: policy.path ")]
-    assert bool(said) is (target != "rlplan")
-    if target != "rlplan":
-        with pytest.raises(EmitError, match=r"target=rlplan\); that refuses policy.path .*proved on CPU hosts alone"):
+    assert (found.job.backend, found.verdict) == (backend, Verdict.FITS)
+    said = [note for note in found.notes if note.startswith(f"target auto is {backend}: policy.path ")]
+    assert bool(said) is (backend != "deepspeed")
+    if backend != "deepspeed":
+        with pytest.raises(
+            EmitError, match=r"framework=rlplan\); that refuses policy.path .*proved on CPU hosts alone"
+        ):
             executable_plan(found)
 
 
@@ -102,10 +104,10 @@ def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(par
         find_plan(found.asked)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("backend", TARGETS)
 @pytest.mark.parametrize("name", ["experts", "two kinds of GPUs"])
-def test_a_target_that_has_it_does_not_refuse_it(name: str, target: str) -> None:
-    found = best_plan(asked({**REFUSED[name][0], "target": target}))
+def test_a_target_that_has_it_does_not_refuse_it(name: str, backend: str) -> None:
+    found = best_plan(asked({**REFUSED[name][0], "training": {"backend": backend}}))
     assert found.verdict is found.fit
     assert not found.refusals
 
@@ -182,15 +184,15 @@ def any_job(seed: int) -> JobSpec:
         "num_samples_per_prompt": samples,
         "mini_batch_size": one(None, prompts * samples // 2, prompts * samples // 4),
     }
-    target = one("rlplan", seldom=TARGETS)
+    backend = one("deepspeed", seldom=TARGETS)
     return job_from(
         {
             "policy": one(*DENSE, seldom=OTHERS),
             "algorithm": algorithm,
             "hardware": one(*GPUS, seldom=("8xH100 + 8xL40S", "8xMI300X")),
-            "target": target,
+            "training": {"backend": backend},
             "workload": {**SHORT, **sizes, "max_response_len": one(1024, 3072)},
-            "training": training if target == "rlplan" else {},
+            "training": training if backend == "deepspeed" else {},
             "rollout": rollout,
             "placement": placement,
             "checkpoints": {"every": one(0, 1, 20)},
@@ -206,7 +208,7 @@ def check(seed: int, folder: Path) -> Verdict | None:
         found = best_plan(any_job(seed))
     except (SpecError, NoFeasiblePlanError):
         return None
-    if found.job.target != "rlplan":
+    if found.job.backend != "deepspeed":
         assert not found.refusals
     elif found.verdict is Verdict.REFUSED:
         _check_refused(found)

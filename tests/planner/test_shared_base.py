@@ -70,7 +70,9 @@ def test_on_gpus_it_is_planned_hybrid_with_an_engine_on_each_trainer_s_gpu() -> 
 
 def test_other_targets_refuse_it() -> None:
     with pytest.raises(SpecError, match=r"rollout\.shares_base with FSDP2"):
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "target": "fsdp2", **ON_GPUS}))
+        best_plan(
+            job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "training": {"backend": "fsdp2"}, **ON_GPUS})
+        )
 
 
 def test_an_engine_without_weights_starts_after_the_trainer_that_holds_them() -> None:

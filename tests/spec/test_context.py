@@ -36,7 +36,7 @@ def test_a_context_that_is_overridden_is_planned_for_trainers_of_others_alone() 
     assert next(model_refusals(settle(asked))).startswith(
         "policy.max_position_embeddings: the runtime takes a model as"
     )
-    assert best_plan(asked, with_others=False).job.target == "fsdp2"
+    assert best_plan(asked, with_others=False).job.backend == "fsdp2"
 
 
 def test_a_table_of_learned_positions_has_as_many_rows_as_the_context_that_is_overridden() -> None:

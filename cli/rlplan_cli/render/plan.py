@@ -8,7 +8,6 @@ from itertools import groupby
 
 from rich.text import Text
 
-from rlplan.memory.model.logits import loss_named
 from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, error_words, needed_words, phase_costs
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.margins import SAME_SPEED
@@ -34,7 +33,7 @@ COLORS = {
     Verdict.DOES_NOT_FIT: "bold red",
     Verdict.REFUSED: "bold red",
 }
-TRAINERS = {"rlplan": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
+TRAINERS = {"deepspeed": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
 
 
 def show_plan(plan: Plan, *, top: int) -> None:
@@ -109,14 +108,14 @@ def _speed(plan: Plan) -> tuple[str, str]:
 def _question(plan: Plan) -> str:
     """What was asked, defaults included, in a line."""
     work, training = plan.job.workload, plan.job.training
-    loss = loss_named(training.logits, plan.job.target).value
+    loss = training.logits
     words = [
         f"{work.num_prompts_per_step} x {work.num_samples_per_prompt} {_sequences(plan)} a step",
         work.tokens_in_words,
         f"{training.dtype.value}, {training.optimizer}, {loss} loss",
     ]
     if training.lora is not None:
-        base = "nf4" if training.has_packed_base else training.stored_dtype(plan.job.target).value
+        base = "nf4" if training.has_packed_base else training.stored_dtype(plan.job.backend).value
         words.append(f"LoRA rank {training.lora.rank} on {base}")
     if (ulysses := plan.choice.trainer.ulysses) > 1:
         words.append(f"{ulysses} ranks a sequence")
@@ -136,7 +135,7 @@ def choice_line(plan: Plan) -> str:
         passes = f"{trainer.max_tokens:,} tokens a pass"
     words = [
         f"{step.placement.value}: " if plan.job.has_rollouts else "",
-        f"{TRAINERS[plan.job.target]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        f"{TRAINERS[plan.job.backend]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
         f"states shared by {size} of them, " if (size := plan.job.training.fsdp_size) else "",
         "".join(f"{name} {getattr(trainer, name)}, " for name in PARALLEL_AXES if getattr(trainer, name) > 1),
         passes,

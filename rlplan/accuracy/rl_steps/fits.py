@@ -35,7 +35,7 @@ def forced_job(point: MeasuredPoint, run: RlRun) -> dict[str, Any]:
     return {
         "policy": point.model,
         "algorithm": "grpo",
-        "target": run.target,
+        "target": run.backend,
         "hardware": hardware_of(run.training if is_shared else run.generation, run),
         "workload": {
             "num_prompts_per_step": max(1, run.num_rollouts // run.num_samples),

@@ -107,7 +107,7 @@ def hand_over(run: RlRun) -> Cost:
         tp=run.engine_tp,
         zero_stage=run.choice.zero_stage,
         same_devices=not run.staleness,
-        trainer=run.target,
+        trainer=run.backend,
     )
     return sync_cost(run.model, work, run.training, run.generation)
 
@@ -133,7 +133,7 @@ def policy_setting(run: RlRun) -> TrainSetting:
 
 def _setting(run: RlRun, model: ModelSpec, role: Role) -> TrainSetting:
     kernels = run.recipe.kernels if run.recipe else None
-    return TrainSetting(model, role, run.trained, run.choice, run.training.num_gpus, run.target, kernels)
+    return TrainSetting(model, role, run.trained, run.choice, run.training.num_gpus, run.backend, kernels)
 
 
 def generation(run: RlRun, *, others_s: float, sync_s: float) -> Cost:
@@ -167,7 +167,7 @@ def driver(run: RlRun, num_tensors: int) -> Cost:
     Counts: 8 bytes a token of `num_tensors` tensors, each padded to the longest prompt and response that are allowed.
     Source: verl's DataProto, which one controller cuts, pickles and concatenates. Assumes: verl (FSDP) alone pads.
     """
-    if run.target != "fsdp2":
+    if run.backend != "fsdp2":
         return NOTHING
     size = 8.0 * num_tensors * run.num_rollouts * (run.max_prompt + run.lengths.longest)
     return Cost({Resource.HOST: size / DRIVER_BYTES_PER_S})

@@ -18,11 +18,11 @@ from rlplan.accuracy.timed_hardware import cluster_of, with_ranks
 from rlplan.accuracy.training.settings import RunSettings
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.records import dataclass
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.network.cluster import Cluster
+from rlplan.vocabulary import Backend
 
 USUAL_PROMPT = 200
 """Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k: 100 to 250)."""
@@ -66,7 +66,7 @@ class RlRun:
     engine_tp: int
     trained: SettledTraining
     choice: TrainerChoice
-    target: Target
+    backend: Backend
     tokens_per_pass: int
     num_scored: int
     """Forward passes of the policy's size over all rollouts (old log-probs, a reference)."""
@@ -91,10 +91,10 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
     num_samples = _first(settings, ("rollout_n", "n", "num_samples", "group_size", "generations_per_prompt"), 0)
     num_rollouts = _rollouts(settings, num_samples)
     prompt, lengths = _lengths(settings)
-    target: Target = "megatron" if re.search(r"megatron|mcore", text) else "rlplan" if is_chat else "fsdp2"
+    backend: Backend = "megatron" if re.search(r"megatron|mcore", text) else "deepspeed" if is_chat else "fsdp2"
     max_len = prompt + lengths.longest
     recipe = read_recipe(text, point.model or "", int(max_len), is_async=is_async)
-    choice = _choice(settings, target, training.num_gpus)
+    choice = _choice(settings, backend, training.num_gpus)
     choice = replace(choice, gradient_checkpointing=recipe.recomputes) if recipe else choice
     usual_pass = int(2 * max_len) * choice.ulysses * choice.cp
     mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
@@ -114,7 +114,7 @@ def read_rl_run(point: MeasuredPoint) -> RlRun:
         engine_tp=_engine_tp(settings, model, generation),
         trained=SettledTraining.model_validate({"logits": "plain"}),
         choice=choice,
-        target=target,
+        backend=backend,
         tokens_per_pass=0 if is_chat else recipe.tokens_per_pass if recipe else usual_pass,
         num_scored=_num_scored(text, is_chat=is_chat),
         gathers_tokens=is_chat,
@@ -215,7 +215,7 @@ def _engine_tp(settings: RunSettings, model: ModelSpec, cluster: Cluster) -> int
     return ranks
 
 
-def _choice(settings: RunSettings, target: Target, num_gpus: int) -> TrainerChoice:
+def _choice(settings: RunSettings, backend: Backend, num_gpus: int) -> TrainerChoice:
     """How the policy is trained: NeMo-RL's `[tp, cp, ep, pp]`, keys of their own, else all in ZeRO-3.
 
     Assumed: activations are recomputed. Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses.
@@ -230,9 +230,9 @@ def _choice(settings: RunSettings, target: Target, num_gpus: int) -> TrainerChoi
     ulysses = settings.degree("ulysses", "sp", "sp_size", "ulysses_sp")
     stated = settings.first(("ulysses", "sp", "sp_size", "ulysses_sp"))
     limit = settings.first(("max_response", "max_response_len", "max_response_length"))
-    if target == "fsdp2" and stated is None and limit and settings.count(limit) >= 16384:
+    if backend == "fsdp2" and stated is None and limit and settings.count(limit) >= 16384:
         ulysses = min(4, num_gpus)
-    stage = 1 if target == "megatron" else _first(settings, ("zero_stage", "zero"), 3)
+    stage = 1 if backend == "megatron" else _first(settings, ("zero_stage", "zero"), 3)
     return TrainerChoice(
         zero_stage=stage,
         gradient_checkpointing=True,

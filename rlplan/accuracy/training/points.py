@@ -30,14 +30,14 @@ from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import steady_bytes_by_count
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.layer_cut import layer_cut
-from rlplan.memory.model.logits import ROWS_ON_GPU, Loss, RowsAtOnce
+from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.memory.roles.gpu.process import add
 from rlplan.memory.roles.gpu.rank import CAPPED
 from rlplan.memory.trainers.micro_batch import IN_A_LAYER, Place, gather_buffer_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.step_peak import UPDATE, MemorySnapshot, RankState, snapshots
 from rlplan.units import GIB, ceil_div
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Loss, MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
 """Units of a statistic over steps that is no peak."""

@@ -42,13 +42,13 @@ from rlplan.accuracy.training.trainers import (
 )
 from rlplan.memory.model.block import Block, Layers, Norm
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import HQQ, NF4, NF4_DOUBLE, WeightFormat
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.units import ceil_div
+from rlplan.vocabulary import Loss
 
 RECIPE_MODULES = (
     (r"deepseekv3.* h100", "mla_up_proj mlp"),

@@ -13,13 +13,12 @@ from rlplan.accuracy.training.run import stated_loss
 from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import value_head_parameters
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Loss, MemoryKind
 
 SCALAR_ROLES = ("value", "reward")
 ROLES = ("policy", "reference", *SCALAR_ROLES)

@@ -10,7 +10,6 @@ from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.training.run import Run, is_bridge
 from rlplan.accuracy.training.trainers import MEGATRON
 from rlplan.accuracy.training.zero import has_own_adam, read_stage, read_zero
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
@@ -27,7 +26,7 @@ from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.units import ceil_div
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Loss, MemoryKind
 
 COMPUTE_BYTES = 2
 """Bytes of a weight in the passes: every table of these sources trains in bf16 or fp16."""

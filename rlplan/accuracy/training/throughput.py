@@ -22,10 +22,8 @@ from rlplan.accuracy.training.settings import (
 )
 from rlplan.accuracy.training.trainers import AUTOMODEL, FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
 from rlplan.dataflow.choice import TrainerChoice
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
-from rlplan.spec.job_parts import Target
 from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -35,7 +33,7 @@ from rlplan.timing.training.kernels import EXPERTS_LAUNCHED, Attention, Kernels
 from rlplan.timing.training.mini_batch import MiniBatchShape, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.settings import TrainSetting
-from rlplan.vocabulary import Dtype, Role
+from rlplan.vocabulary import Backend, Dtype, Loss, Role
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
 PAGEABLE = 2.9e9
@@ -233,9 +231,9 @@ def _setting(run: Run) -> TrainSetting:
     lora = run.adapters.lora if run.adapters else None
     shares_rows = run.tp == 1 or run.splits_sequence
     training = SettledTraining.model_validate({"logits": logits, "lora": lora, "sequence_parallel": shares_rows})
-    target: Target = "megatron" if trainer is MEGATRON else "fsdp2"
+    backend: Backend = "megatron" if trainer is MEGATRON else "fsdp2"
     kernels = kernels_for(trainer, settings, run)
-    return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, target, kernels)
+    return TrainSetting(run.model, Role.POLICY, training, choice, run.num_ranks, backend, kernels)
 
 
 def _attention(settings: RunSettings) -> Attention:

@@ -8,9 +8,9 @@ knowledge of them: but for DeepSpeed and transformers none of these trainers was
 import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
+from rlplan.vocabulary import Loss
 
 QV = ("q_proj", "v_proj")
 ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")

@@ -115,7 +115,10 @@ def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
     return {key: fill(value) for key, value in fixed.keys.items()}
 
 
-_LAYOUT = ("target", "hardware", "placement.", "training.", "rollout.", "workload.micro_batch_size_per_gpu", "limits.")
+_LAYOUT = (
+    *("framework", "scoring.", "hardware", "placement.", "training.", "rollout.", "limits."),
+    "workload.micro_batch_size_per_gpu",
+)
 _LEARNED = ("training.lora", "training.optimizer", "training.dtype", "rollout.quantization", "rollout.kv_dtype")
 """Parts of those that are no layout: what is trained, and the numbers that rollouts are sampled with."""
 

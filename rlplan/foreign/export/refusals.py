@@ -44,8 +44,8 @@ def list_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 def word_way_out(overrides: Sequence[str]) -> str:
     """Overrides as a way out; what changes what is learned is named apart from what changes the layout alone.
 
-    >>> word_way_out(["target=fsdp2", "algorithm.kl_in=loss"])
-    'plan the job with what it can say: target=fsdp2 and (this changes what is learned) algorithm.kl_in=loss'
+    >>> word_way_out(["training.backend=fsdp2", "algorithm.kl_in=loss"])
+    'plan the job with what it can say: training.backend=fsdp2 and (this changes what is learned) algorithm.kl_in=loss'
     """
     layout = [shlex.quote(override) for override in overrides if not changes_learning(override.partition("=")[0])]
     learned = [shlex.quote(override) for override in overrides if changes_learning(override.partition("=")[0])]
@@ -124,8 +124,8 @@ class _Search:
 def _list_ways_out(text: str) -> Iterator[tuple[str, ...]]:
     """The overrides of each alternative in a way out; other stacks' keys and words in capitals are none.
 
-    >>> list(_list_ways_out("training.lora.base_dtype=auto, or target=rlplan"))
-    [('training.lora.base_dtype=auto',), ('target=rlplan',)]
+    >>> list(_list_ways_out("training.lora.base_dtype=auto, or framework=rlplan"))
+    [('training.lora.base_dtype=auto',), ('framework=rlplan',)]
     >>> list(_list_ways_out("--set actor.model=ORG/NAME, or another file"))
     []
     """

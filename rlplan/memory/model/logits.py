@@ -6,11 +6,10 @@ Symbols: n tokens whose logits are taken, V vocabulary (of the rank, where the h
 the model. Judged by traces: tests/memory/model/test_activations_traced.py.
 """
 
-from enum import StrEnum
 from typing import NamedTuple
 
-from rlplan.spec.job_parts import Target
 from rlplan.units import ceil_div
+from rlplan.vocabulary import Loss
 
 
 class RowsAtOnce(NamedTuple):
@@ -34,40 +33,6 @@ CHUNKS = 8
 FLOAT_BYTES = 4
 
 
-class Loss(StrEnum):
-    """How the loss is taken from hidden states.
-
-    PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
-    COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
-    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
-    whole logits. BY_ROWS: rlplan's runtime on a GPU, 1,024 rows of logits at a time, taken anew in the backward pass.
-    COMPILED_ROWS: rows of logits and their upcast, in one compiled kernel, taken anew in the backward pass (AgileRL).
-    UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
-    SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
-    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
-    its gradient in place. UNCAST: logits and what they are over the temperature, in the model's type, with the gradient
-    in place (verl's FSDP). COPIED: fp32 logits and their softmax, which becomes the gradient (slime). KEPT: fp32 logits
-    that the training loop holds to the end of the backward pass, and their gradient beside (OpenRLHF). NONE: no
-    vocabulary (a value or reward head).
-    """
-
-    PLAIN = "plain"
-    CHUNKED = "chunked"
-    COMPILED_CHUNKED = "compiled_chunked"
-    FUSED = "fused"
-    IN_PLACE = "in_place"
-    BY_ROWS = "by_rows"
-    COMPILED_ROWS = "compiled_rows"
-    UNCAST_CHUNKED = "uncast_chunked"
-    SHIFTED = "shifted"
-    PARALLEL = "parallel"
-    MEGATRON = "megatron"
-    UNCAST = "uncast"
-    COPIED = "copied"
-    KEPT = "kept"
-    NONE = "none"
-
-
 def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
     """As many as have 512 bytes a word: more leave what glibc takes from its heap (`rlplan.emit.ray`) from a vocabulary
     of 65,536 on, and stay resident when they are freed.
@@ -76,34 +41,6 @@ def rows_on_cpu(element_bytes: int) -> RowsAtOnce:
     (RowsAtOnce(multiplied=256, upcast=8), 128)
     """
     return ROWS_ON_CPU._replace(multiplied=ROWS_ON_CPU.multiplied * 2 // element_bytes)
-
-
-def loss_named(word: str, target: Target) -> Loss:
-    """The loss that `training.logits` says; of `auto` the target's own.
-
-    Source: `rlplan.runtime.models.logprob_model`; verl of 2026-08, workers/engine/fsdp/transformer_impl.py
-    (`logprobs_from_logits`, `inplace_backward`); Megatron-Core since June 2024, tensor_parallel/cross_entropy.py (in
-    place), which verl's Megatron engine calls.
-
-    >>> loss_named("auto", "rlplan"), loss_named("auto", "fsdp2"), loss_named("auto", "megatron")
-    (<Loss.BY_ROWS: 'by_rows'>, <Loss.UNCAST: 'uncast'>, <Loss.IN_PLACE: 'in_place'>)
-    """
-    if word != "auto":
-        return Loss(word)
-    own: dict[Target, Loss] = {"rlplan": Loss.BY_ROWS, "fsdp2": Loss.UNCAST, "megatron": Loss.IN_PLACE}
-    return own[target]
-
-
-def takes_all_rows(loss: Loss, target: Target) -> bool:
-    """Whether the head is multiplied with every token of a pass, prompts too, instead of the responses' alone.
-
-    Source: rlplan's runtime and TRL's fused head select the rows first (`hidden_states[mask]`); verl (`total_nnz`),
-    slime (`[T, V]`), NeMo-RL and OpenRLHF (openrlhf/models/actor.py) drop the prompts' log-probs afterwards.
-
-    >>> takes_all_rows(Loss.BY_ROWS, "rlplan"), takes_all_rows(Loss.FUSED, "fsdp2"), takes_all_rows(Loss.KEPT, "rlplan")
-    (False, True, True)
-    """
-    return target != "rlplan" or loss not in (Loss.BY_ROWS, Loss.FUSED)
 
 
 def held_bytes(loss: Loss, num_tokens: int, vocab_size: int, element_bytes: int) -> int:

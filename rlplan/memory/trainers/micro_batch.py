@@ -20,9 +20,10 @@ from rlplan.memory.model.activations import (
 )
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.frozen import frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.model.logits import CHUNKS, Loss, held_bytes, loss_peak_bytes, rows_bytes
+from rlplan.memory.model.logits import CHUNKS, held_bytes, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
+from rlplan.vocabulary import Loss
 
 FLOAT_BYTES = 4
 MASKS = 2
@@ -231,18 +232,21 @@ def score_peak_bytes(shape: MicroBatchShape) -> int:
     """Bytes beside the weights of a pass without gradient that gives log-probs (or values): one layer or the logits.
 
     Counts: the largest layer (`forward_layer_bytes`) with what a matmul dequantises; or the hidden states and the
-    logits, where there is a vocabulary.
+    logits, where there is a vocabulary: as the framework's profile says, else as the loss holds them without gradient.
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
-    logits = loss_peak_bytes(
-        shape.loss,
-        shape.num_head_tokens,
-        shape.vocab_size,
-        e,
-        block.hidden,
-        has_gradient=False,
-        rows_at_once=shape.rows_at_once,
-    )
+    if shape.scored_words is None or shape.loss is Loss.NONE:
+        logits = loss_peak_bytes(
+            shape.loss,
+            shape.num_head_tokens,
+            shape.vocab_size,
+            e,
+            block.hidden,
+            has_gradient=False,
+            rows_at_once=shape.rows_at_once,
+        )
+    else:
+        logits = shape.num_head_tokens * shape.vocab_size * shape.scored_words.bytes_per_word(e)
     layer = max(forward_layer_bytes(kind.block, e) for kind in shape.kinds)
     return max(tokens * layer + e * shape.dequantised, tokens * e * block.hidden + logits)
 

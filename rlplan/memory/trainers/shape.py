@@ -8,10 +8,12 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
+from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.logits import ROWS_ON_GPU, Loss, RowsAtOnce
+from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.records import dataclass
+from rlplan.vocabulary import Loss
 
 
 class Recompute(StrEnum):
@@ -81,6 +83,9 @@ class MicroBatchShape:
     """Of an element of the residual stream, where autocast leaves it wider than the passes; 0: as they are."""
     dequantised: int = 0
     """Elements of the largest frozen weight in 4 bits, which a matmul dequantises."""
+
+    scored_words: ScoredWords | None = None
+    """What a pass without gradient holds of the vocabulary; None where it holds what the loss does."""
 
     @cached_property
     def kinds(self) -> "tuple[MicroBatchShape, ...]":

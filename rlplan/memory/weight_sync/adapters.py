@@ -89,7 +89,7 @@ def adapter_versions(job: SettledJob) -> int:
     """Versions that a job's engines hold: `num_adapter_versions`; one where a weight sync waits until nothing is under
     way, and in the engines of other stacks, which take an adapter in the place of the one before.
     """
-    keeps_versions = job.target == "rlplan" and job.placement.partial_rollouts
+    keeps_versions = job.is_for_rlplan and job.placement.partial_rollouts
     return num_adapter_versions(job.placement.max_staleness) if keeps_versions else 1
 
 

@@ -9,12 +9,12 @@ slime's update_weight (a buffer of `update_weight_buffer_size`), Megatron-Bridge
 
 from functools import lru_cache
 
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Component, ModelSpec, Parameter
+from rlplan.vocabulary import Backend
 
 
 @lru_cache(maxsize=256)
-def largest_units(model: ModelSpec, target: Target, ep: int = 1) -> tuple[int, int]:
+def largest_units(model: ModelSpec, backend: Backend, ep: int = 1) -> tuple[int, int]:
     """Elements of the largest tensor that is sent, and of the largest that is gathered at a time.
 
     Counts: Megatron's experts are matrices of their own, of which the ranks of an expert parallel group give one each;
@@ -29,24 +29,24 @@ def largest_units(model: ModelSpec, target: Target, ep: int = 1) -> tuple[int, i
         (stacks if one.component is Component.EXPERTS and len(one.shape) == 3 else others).append(one)
     whole = max(tensor.numel for tensor in others)
     whole = max(whole, 2 * model.intermediate_size * model.hidden_size)
-    if target != "megatron":
+    if backend != "megatron":
         largest = max((whole, *(stack.numel for stack in stacks)))
         return largest, largest
     experts = max((stack.numel // stack.shape[0] for stack in stacks), default=0)
     return max(whole, experts), max(whole, ep * experts)
 
 
-def bridge_bucket(model: ModelSpec, target: Target, element_bytes: int, bucket_bytes: int) -> int:
+def bridge_bucket(model: ModelSpec, backend: Backend, element_bytes: int, bucket_bytes: int) -> int:
     """Bytes of the bucket that tensors are sent in, each of them whole: the bound, or the largest tensor.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> bridge_bucket(find_model("deepseek-ai/DeepSeek-V3"), "megatron", 2, 512 << 20)  # 129280 x 7168 x 2
     1853358080
     """
-    largest, _ = largest_units(model, target)
+    largest, _ = largest_units(model, backend)
     return max(element_bytes * largest, min(bucket_bytes, element_bytes * model.num_parameters))
 
 
-def gathered_parts(model: ModelSpec, target: Target, element_bytes: int, ep: int = 1) -> int:
+def gathered_parts(model: ModelSpec, backend: Backend, element_bytes: int, ep: int = 1) -> int:
     """Bytes of the parts of one tensor, gathered from all ranks beside the whole that is made of them."""
-    return element_bytes * largest_units(model, target, ep)[1]
+    return element_bytes * largest_units(model, backend, ep)[1]

@@ -105,7 +105,7 @@ def _of_passes(job: JobSpec, plan: Plan) -> Iterator[tuple[str, Settings]]:
     if plan.is_on_host:
         return
     size = "workload.micro_batch_size_per_gpu"
-    if job.target != "rlplan":
+    if not job.is_for_rlplan:
         for count in PASSES:
             words = f"padding in a pass: {count} sequences, each as long as the longest (verl: use_dynamic_bsz=False)"
             yield words, {tokens: "", size: str(count)}

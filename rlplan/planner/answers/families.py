@@ -13,7 +13,6 @@ from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS
 from rlplan.planner.plan import Plan
 from rlplan.planner.remedies import ADAPTER_RANK
-from rlplan.planner.rules import WITH_ATTENTION_DP
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Placement
@@ -76,7 +75,7 @@ def list_families(plan: Plan) -> Iterator[Change]:
                 yield Change((f"placement.placement={placement}",), placement.value)
     yield from _switches(spec, plan, words)
     yield from _passes(plan)
-    for name in AXES[plan.job.target]:
+    for name in AXES[plan.job.backend]:
         if getattr(spec.training, name) == "auto":
             most = min(plan.num_devices, {"pp": MAX_PP, "ep": MAX_EP}.get(name, MAX_BESIDE))
             yield from _neighbours(f"training.{name}", getattr(plan.choice.trainer, name), most)
@@ -91,7 +90,7 @@ def _attention_dp(plan: Plan) -> Iterator[Change]:
     """Engines whose attention has more ranks or fewer, where this was left open and the model has experts."""
     rollout, engine = plan.asked.rollout, plan.choice.engine
     is_open = plan.asked.has_rollouts and rollout.attention_dp == "auto" and rollout.has_expert_parallel is not False
-    if is_open and plan.job.target in WITH_ATTENTION_DP and plan.job.load_model().experts is not None:
+    if is_open and not plan.job.is_for_rlplan and plan.job.load_model().experts is not None:
         most = min(MAX_EP, plan.choice.arrangement.num_generation) // engine.tp
         yield from _neighbours("rollout.attention_dp", engine.attention_dp, most)
 
@@ -133,7 +132,7 @@ def _switches(spec: JobSpec, plan: Plan, words: dict[str, str]) -> Iterator[Chan
     training, trainer = spec.training, plan.choice.trainer
     if training.zero_stage == "auto":
         for stage in zero_stages(spec, plan.choice.arrangement.num_training):
-            has_it = spec.target != "rlplan" or not any(training.combination(stage).contradictions())
+            has_it = spec.backend != "deepspeed" or not any(training.combination(stage).contradictions())
             if stage != trainer.zero_stage and has_it:
                 yield Change((f"training.zero_stage={stage}",), f"ZeRO-{stage}")
     for key, value, what in (

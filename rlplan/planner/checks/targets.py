@@ -1,4 +1,4 @@
-"""Checks of what a target can run: combinations that contradict each other are refused.
+"""Checks of what a backend can run: combinations that contradict each other are refused.
 
 In: a SettledJob and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
 Left out: what is left open, of which only what can run is offered (gpu/axes.py); sizes and types (gpus.py); who may
@@ -9,28 +9,33 @@ from collections.abc import Iterator
 from math import prod
 
 from rlplan.errors import SpecError
+from rlplan.frameworks.profile import switch_to
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import Layout, ModelSpec
 from rlplan.spec.parts.training import given_ranks, sharing_refusals
 from rlplan.spec.resolved import SettledJob, SettledTraining
+from rlplan.vocabulary import Backend
 
-AXES: dict[Target, tuple[str, ...]] = {
-    "rlplan": ("ulysses", "tp"),
+AXES: dict[Backend, tuple[str, ...]] = {
+    "deepspeed": ("ulysses", "tp"),
     "fsdp2": ("ulysses", "tp", "cp"),
     "megatron": ("tp", "pp", "cp", "ep"),
 }
-"""Parallel axes that each target has."""
-NAMES: dict[Target, str] = {"rlplan": "rlplan's own runtime (DeepSpeed)", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
-OPTIMIZERS: dict[Target, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), "megatron": ("adamw",)}
+"""Parallel axes that each backend has."""
+NAMES: dict[Backend, str] = {
+    "deepspeed": "DeepSpeed",
+    "fsdp2": "FSDP2",
+    "megatron": "Megatron-Core",
+}
+OPTIMIZERS: dict[Backend, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), "megatron": ("adamw",)}
 """What each is planned with beside rlplan's own runtime, which has all."""
-STAGES: dict[Target, tuple[int, ...]] = {"rlplan": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
-"""Values of training.zero_stage that each target has: full shard is 3, Megatron's distributed optimizer 1."""
+STAGES: dict[Backend, tuple[int, ...]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
+"""Values of training.zero_stage that each backend has: full shard is 3, Megatron's distributed optimizer 1."""
 
 
 def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """Axes that the target does not have, and sizes that the model or the GPUs do not divide by."""
+    """Axes that the backend does not have, and sizes that the model or the GPUs do not divide by."""
     training = job.training
     yield from missing_axes(job)
     sizes = {axis: given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp")}
@@ -48,79 +53,79 @@ def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def missing_axes(job: SettledJob) -> Iterator[Problem]:
-    """Ranks that share what the job's target never shares, on GPUs and on CPU hosts alike."""
-    training, target = job.training, job.target
+    """Ranks that share what the job's backend never shares, on GPUs and on CPU hosts alike."""
+    training, backend = job.training, job.backend
     for axis in ("ulysses", "tp", "pp", "cp", "ep"):
         num_ranks = given_ranks(getattr(training, axis))
-        if num_ranks > 1 and axis not in AXES[target]:
-            others = [f"target={name}" for name in AXES if axis in AXES[name]]
+        if num_ranks > 1 and axis not in AXES[backend]:
+            others = [switch_to(name) for name in AXES if axis in AXES[name]]
             yield (
-                f"training.{axis} is {num_ranks}, which {NAMES[target]} does not have",
+                f"training.{axis} is {num_ranks}, which {NAMES[backend]} does not have",
                 f"training.{axis}",
-                f"target {target} has {', '.join(AXES[target])}",
+                f"{NAMES[backend]} has {', '.join(AXES[backend])}",
                 f"training.{axis}=1" + (f", or {' or '.join(others)}" if job.device_kind == "cuda" else ""),
             )
-    if training.etp != "auto" and int(training.etp) > 1 and "ep" not in AXES[target]:
+    if training.etp != "auto" and int(training.etp) > 1 and "ep" not in AXES[backend]:
         yield (
-            f"training.etp is {training.etp}, which {NAMES[target]} does not have",
+            f"training.etp is {training.etp}, which {NAMES[backend]} does not have",
             "training.etp",
             "ranks that share each expert's matrices are Megatron's",
-            "training.etp=1" + (", or target=megatron" if job.device_kind == "cuda" else ""),
+            "training.etp=1" + (f", or {switch_to('megatron')}" if job.device_kind == "cuda" else ""),
         )
 
 
 def sharded_copies(job: SettledJob) -> Iterator[Problem]:
-    """Groups of ranks that share a copy of the states, with a target that has none, on any device."""
-    if job.target != "fsdp2" and job.training.fsdp_size is not None:
+    """Groups of ranks that share a copy of the states, with a backend that has none, on any device."""
+    if job.backend != "fsdp2" and job.training.fsdp_size is not None:
         yield (
-            f"training.fsdp_size is {job.training.fsdp_size}, target is {job.target}",
+            f"training.fsdp_size is {job.training.fsdp_size}, the trainer is {NAMES[job.backend]}",
             "training.fsdp_size",
             "groups of ranks that share a copy of the states are FSDP2's",
-            "training.fsdp_size=null" + (", or target=fsdp2" if job.device_kind == "cuda" else ""),
+            "training.fsdp_size=null" + (f", or {switch_to('fsdp2')}" if job.device_kind == "cuda" else ""),
         )
 
 
 def losses(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """A loss that only rlplan's own runtime takes."""
-    if job.training.logits == "by_rows" and job.target != "rlplan":
+    if job.training.logits == "by_rows" and not job.is_for_rlplan:
         yield (
-            f"training.logits is by_rows, which {NAMES[job.target]} does not have",
+            f"training.logits is by_rows, which {job.release.title} does not have",
             "training.logits",
             "by_rows is how rlplan's own runtime takes its loss",
-            "training.logits=auto, or target=rlplan",
+            "training.logits=auto, or framework=rlplan",
         )
 
 
 def shared_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """A base that only rlplan's own runtime shares."""
-    if job.rollout.shares_base and job.target != "rlplan":
+    if job.rollout.shares_base and not job.is_for_rlplan:
         yield (
-            f"rollout.shares_base with {NAMES[job.target]}",
+            f"rollout.shares_base with {job.release.title}",
             "rollout.shares_base",
             "rlplan's own runtime alone lets an engine compute with the trainer's base",
-            "rollout.shares_base=false, or target=rlplan",
+            "rollout.shares_base=false, or framework=rlplan",
         )
 
 
 def engine_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """A base that only engines of rlplan's own runtime load in another format than the trainer."""
-    if job.rollout.base_path is not None and job.target != "rlplan":
+    if job.rollout.base_path is not None and not job.is_for_rlplan:
         yield (
-            f"rollout.base_path with {NAMES[job.target]}",
+            f"rollout.base_path with {job.release.title}",
             "rollout.base_path",
             "rlplan's own runtime alone has engines with a checkpoint of their own",
-            "rollout.base_path=null, or target=rlplan",
+            "rollout.base_path=null, or framework=rlplan",
         )
 
 
 def engine_comparisons(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """A comparison of engines with the trainer that only rlplan's own runtime makes."""
-    if job.placement.sync_verification == "every" and job.target != "rlplan":
+    if job.placement.sync_verification == "every" and not job.is_for_rlplan:
         yield (
-            f"placement.sync_verification is every, which {NAMES[job.target]} does not have",
+            f"placement.sync_verification is every, which {job.release.title} does not have",
             "placement.sync_verification",
             "rlplan's own runtime alone compares the engines' parameters with the trainer's",
-            "placement.sync_verification=first, which other stacks do not read, or target=rlplan",
+            "placement.sync_verification=first, which other stacks do not read, or framework=rlplan",
         )
 
 
@@ -132,14 +137,14 @@ def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
         model.held_tensors(Layout(tp=tp), range(0))
     except SpecError as error:
         yield error.what, "training.tp", error.rule, "training.tp=auto, or another number"
-    if job.target == "rlplan" and model.experts is not None:
+    if job.backend == "deepspeed" and model.experts is not None:
         yield (
             f"training.tp is {tp} with a model with {model.experts.num_experts} experts a layer",
             "training.tp",
             "DeepSpeed's AutoTP cuts linear layers; stacked experts are none and would stay whole on every rank",
-            "training.tp=1, or target=megatron",
+            f"training.tp=1, or {switch_to('megatron')}",
         )
-    if job.target == "megatron" and model.experts is not None and not job.training.sequence_parallel:
+    if job.backend == "megatron" and model.experts is not None and not job.training.sequence_parallel:
         yield (
             f"training.sequence_parallel is false with training.tp {tp}, and the model has experts",
             "training.sequence_parallel",
@@ -150,7 +155,7 @@ def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
 
 def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """What rlplan's own runtime does not combine, of what is fixed."""
-    if job.target != "rlplan":
+    if job.backend != "deepspeed":
         return
     asked = job.training.combination()
     trained = [setting.model_of(role) for role in job.algorithm.declaration.trained_roles]
@@ -160,7 +165,7 @@ def deepspeed(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             one.what,
             one.where,
             one.rule,
-            one.way_out + (", or target=megatron" if one.where == "training.tp" else ""),
+            one.way_out + (f", or {switch_to('megatron')}" if one.where == "training.tp" else ""),
         )
 
 
@@ -207,7 +212,7 @@ def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     if training.etp == "auto" or model.experts is None:
         return
     etp, ep, pp = int(training.etp), given_ranks(training.ep), given_ranks(training.pp)
-    if job.target != "megatron":
+    if job.backend != "megatron":
         return
     if model.experts.intermediate_size % etp:
         yield (
@@ -227,24 +232,24 @@ def _cut_experts(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
 
 
 def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """ZeRO stages and offload that the target does not have."""
-    training, target = job.training, job.target
-    name, other = NAMES[target], "target=rlplan"
-    if training.zero_stage != "auto" and training.zero_stage not in STAGES[target]:
-        allowed = " or ".join(map(str, STAGES[target]))
-        rule = "shards everything: 3" if target == "fsdp2" else "shards the optimizer's states (1) or nothing (0)"
+    """ZeRO stages and offload that the backend does not have."""
+    training, backend = job.training, job.backend
+    name, other = NAMES[backend], "framework=rlplan"
+    if training.zero_stage != "auto" and training.zero_stage not in STAGES[backend]:
+        allowed = " or ".join(map(str, STAGES[backend]))
+        rule = "shards everything: 3" if backend == "fsdp2" else "shards the optimizer's states (1) or nothing (0)"
         yield (
-            f"training.zero_stage is {training.zero_stage}, target is {target}",
+            f"training.zero_stage is {training.zero_stage}, the trainer is {name}",
             "training.zero_stage",
             f"{name} {rule}",
             f"training.zero_stage=auto or {allowed}, or {other}",
         )
     yield from sharded_copies(job)
-    yield from _fsdp2(training, target)
-    if target == "rlplan":
+    yield from _fsdp2(training, backend)
+    if backend == "deepspeed":
         return
     refused = (
-        ("training.optimizer", training.optimizer not in OPTIMIZERS[target], training.optimizer, "adamw"),
+        ("training.optimizer", training.optimizer not in OPTIMIZERS[backend], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
         ("training.lora.base_dtype", training.has_packed_base, "nf4", "auto"),
         *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
@@ -253,38 +258,38 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     for where, holds, value, instead in refused:
         if holds:
             yield (
-                f"{where} is {value}, target is {target}",
+                f"{where} is {value}, the trainer is {name}",
                 where,
                 f"planned for {name}: {instead}",
                 f"{where}={instead}, or {other}",
             )
-    if target == "megatron" and training.zero_stage == 0 and training.offloads_optimizer is True:
+    if backend == "megatron" and training.zero_stage == 0 and training.offloads_optimizer is True:
         yield (
-            "training.offloads_optimizer with zero_stage 0, target is megatron",
+            "training.offloads_optimizer with zero_stage 0, the trainer is Megatron-Core",
             "training.offloads_optimizer",
             "Megatron's offloaded optimizer is planned with the distributed optimizer: zero_stage 1",
             "training.zero_stage=1",
         )
-    if target == "megatron" and training.offloads_parameters is True:
+    if backend == "megatron" and training.offloads_parameters is True:
         yield (
-            "training.offloads_parameters, target is megatron",
+            "training.offloads_parameters, the trainer is Megatron-Core",
             "training.offloads_parameters",
             "Megatron-Core offloads the optimizer's states; weights stay on the GPU",
             f"training.offloads_parameters=false, or {other}",
         )
 
 
-def _fsdp2(training: SettledTraining, target: Target) -> Iterator[Problem]:
+def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
     """What FSDP2 alone has, and what it cannot."""
     both = {training.offloads_optimizer, training.offloads_parameters}
-    if target == "fsdp2" and both == {True, False}:
+    if backend == "fsdp2" and both == {True, False}:
         yield (
-            "training.offloads_optimizer and training.offloads_parameters differ, target is fsdp2",
+            "training.offloads_optimizer and training.offloads_parameters differ, the trainer is FSDP2",
             "training.offloads_optimizer, training.offloads_parameters",
             "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
             "both true, both false, or one of them auto",
         )
-    if target == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
+    if backend == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
         yield (
             f"training.ulysses is {training.ulysses} and training.cp {training.cp}",
             "training.ulysses, training.cp",

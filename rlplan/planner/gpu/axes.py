@@ -16,12 +16,12 @@ from typing import NamedTuple
 from rlplan.dataflow.choice import usual_expert_tp
 from rlplan.errors import SpecError
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.planner.rules import WITH_ATTENTION_DP
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.training import Combination, sharing_refusals
 from rlplan.spec.resolved import SettledJob, SettledTraining
+from rlplan.vocabulary import Backend
 
 ENGINE_TP = 32
 """Tensor-parallel ranks of an engine beyond which `auto` does not go."""
@@ -78,8 +78,8 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
     rank_counts = wanted.ulysses, wanted.tp, wanted.pp, wanted.cp, wanted.ep, etp
     has_adapters = wanted.trains_adapters
     most_parts = max(1, job.workload.max_seq_len // LEAST_TOKENS)
-    found = _axes(models[0], job.target, training, has_adapters, most_parts, rank_counts)
-    if job.target == "megatron" and models[0].experts and not wanted.sequence_parallel:
+    found = _axes(models[0], job.backend, training, has_adapters, most_parts, rank_counts)
+    if job.backend == "megatron" and models[0].experts and not wanted.sequence_parallel:
         found = [axes for axes in found if axes.tp == 1]  # Megatron-Core, moe/moe_layer.py
     if wanted.tp != "auto":
         return tuple(found)
@@ -89,7 +89,7 @@ def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -
 @lru_cache(maxsize=256)
 def _axes(
     model: ModelSpec,
-    target: str,
+    backend: Backend,
     training: int,
     has_adapters: bool,
     most_parts: int,
@@ -101,7 +101,7 @@ def _axes(
     cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
     contexts = powers(min(MAX_BESIDE, training, most_parts))
     has = {
-        "rlplan": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
+        "deepspeed": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
         "fsdp2": ([1], rank_counts, [1], contexts, [1]),
         "megatron": (
             [1],
@@ -110,10 +110,10 @@ def _axes(
             contexts,
             [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
         ),
-    }[target] + ([0],)
+    }[backend] + ([0],)
     sizes = (open_ones if size == "auto" else [int(size)] for size, open_ones in zip(wanted, has, strict=True))
     found = _that_divide(product(*sizes), heads, training)
-    return [axes for axes in found if target != "rlplan" or _can_share(model, axes, has_adapters=has_adapters)]
+    return [axes for axes in found if backend != "deepspeed" or _can_share(model, axes, has_adapters=has_adapters)]
 
 
 def _can_share(model: ModelSpec, axes: Axes, *, has_adapters: bool) -> bool:
@@ -153,17 +153,17 @@ def zero_stages(job: JobSpec, training: int) -> tuple[int, ...]:
     Alone a rank shards nothing: stage 3 is there for what can be offloaded.
     """
     wanted = job.training.zero_stage
-    usual = {"rlplan": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[job.target]
+    usual = {"deepspeed": (0, 1, 2, 3) if training > 1 else (0, 3), "fsdp2": (3,), "megatron": (1,)}[job.backend]
     return usual if wanted == "auto" else (int(wanted),)
 
 
 def can_train(
-    wanted: SettledTraining, target: str, stage: int, axes: Axes, *, optimizer: bool, parameters: bool
+    wanted: SettledTraining, backend: Backend, stage: int, axes: Axes, *, optimizer: bool, parameters: bool
 ) -> bool:
-    """Whether the target has the combination of a stage, ranks that share a pass and what is offloaded."""
-    if target == "fsdp2":
+    """Whether the trainer has the combination of a stage, ranks that share a pass and what is offloaded."""
+    if backend == "fsdp2":
         return optimizer == parameters  # CPUOffloadPolicy moves both
-    if target == "megatron":
+    if backend == "megatron":
         return not parameters
     if optimizer and wanted.offload_device == "nvme" and stage < 3:
         return False
@@ -201,7 +201,7 @@ def _attention_ranks(job: SettledJob, tp: int) -> tuple[int, ...]:
     rollout = job.rollout
     if rollout.attention_dp != "auto":
         return (int(rollout.attention_dp),)
-    if job.target not in WITH_ATTENTION_DP or tp > MAX_BESIDE:
+    if job.is_for_rlplan or tp > MAX_BESIDE:
         return (1,)
     limits = rollout.max_num_batched_tokens, rollout.max_num_seqs
     return tuple(dp for dp in powers(MAX_EP // tp) if all(one == "auto" or int(one) % dp == 0 for one in limits))

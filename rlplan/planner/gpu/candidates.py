@@ -137,7 +137,7 @@ class GpuSpace:
         """
         if arrangement.offloaded == "all" and savings[2]:
             return False
-        is_apart = arrangement.num_scoring > 0 and self.job.target != "rlplan"
+        is_apart = arrangement.num_scoring > 0 and self.job.backend != "deepspeed"
         return not is_apart or can_cut(arrangement.num_scoring, axes)
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
@@ -235,7 +235,7 @@ class GpuSpace:
         many.
         """
         whole, host = self.num_gpus, self.gpus_per_host
-        if self.job.target == "rlplan":
+        if self.job.backend == "deepspeed":
             if self.split is not None or whole <= max(2 * host, ANY_SIZE):
                 return tuple(range(1, whole))
             few = {size for power in powers(whole - 1) for size in (power, whole - power)}
@@ -268,14 +268,14 @@ class GpuSpace:
         if generation % ranks:
             key = "rollout.tp" if dp in ("auto", 1) else "rollout.tp x rollout.attention_dp"
             return f"{key} {ranks} does not divide the {generation} GPUs that generate"
-        if alone not in ("auto", 0) and job.target != "rlplan" and all(alone % size for size in group_sizes):
+        if alone not in ("auto", 0) and job.backend != "deepspeed" and all(alone % size for size in group_sizes):
             return (
                 f"placement.num_scoring_devices {alone} does not divide by the {_words(group_sizes)} ranks that share "
                 "a sequence: a frozen role is cut like the policy"
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._deals_out, groups)):
-            if job.target == "rlplan":
+            if job.backend == "deepspeed":
                 return (
                     f"mini_batch_size {rollouts} leaves some of the {_words(groups)} ranks that train without a rollout"
                 )
@@ -301,14 +301,14 @@ class GpuSpace:
                 continue
             kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
             for stage, savings in product(zero_stages(self.job, training), all_savings):
-                if can_train(wanted, self.job.target, stage, axes, optimizer=savings[1], parameters=savings[2]):
+                if can_train(wanted, self.job.backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
     def _deals_out(self, groups: int) -> bool:
         """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
         have equally many rollouts.
         """
-        if self.job.target == "rlplan":
+        if self.job.backend == "deepspeed":
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % groups == 0
 
@@ -334,7 +334,7 @@ class GpuSpace:
             self.job.sequences_per_unit,
             self.job.training.max_tokens_per_micro_batch,
         )
-        longest, packs = work.max_seq_len, self.job.target == "rlplan"
+        longest, packs = work.max_seq_len, self.job.backend == "deepspeed"
         if tokens != "auto":
             return (((max(1, tokens // longest), tokens),),)
         if work.micro_batch_size_per_gpu != "auto":

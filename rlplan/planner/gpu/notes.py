@@ -98,7 +98,7 @@ def _why_fewer(search: "GpuSearch", plan: Plan) -> str:
         return f"on all of them it {whole.fit.value}"
     this = "is faster" if plan.seconds < whole.seconds else "is as fast and simpler"
     words = f"the fastest layout of all of them takes {format_seconds(whole.seconds)} a step, this one {this}"
-    return "".join((words, *(_with_batch(search, count) if search.job.target != "rlplan" else ())))
+    return "".join((words, *(_with_batch(search, count) if search.job.backend != "deepspeed" else ())))
 
 
 def _why_others(search: "GpuSearch", plan: Plan) -> str:

@@ -12,12 +12,11 @@ from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, E
 from rlplan.dataflow.placements import GENERATION, group_size
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
-from rlplan.memory.model.logits import loss_named, takes_all_rows
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, incoming
 from rlplan.memory.roles.gpu.own_generation import engine_class
-from rlplan.memory.roles.gpu.rank import TrainedRole
+from rlplan.memory.roles.gpu.rank import ScoringPass, TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.gpu.sent_weights import keeping_sent_weights
 from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
@@ -270,21 +269,24 @@ class GpuRoles:
             )
         if worker == "scorer":
             role = Role(rest[0])
-            if job.target == "rlplan":  # a frozen role's rank has whole sequences
-                micro_batch = self.micro_batch(candidate.with_whole_sequences, response_len)
+            scored = candidate
+            if job.backend == "deepspeed":  # a frozen role's rank has whole sequences
+                scored = candidate.with_whole_sequences
+            micro_batch = self.scoring_micro_batch(role, scored, response_len)
             return ScorerOnGpu(
                 FrozenRole(
                     role,
                     setting.model_of(role),
                     job.training.dtype.num_bytes,
-                    loss_named(job.training.logits, job.target),
+                    job.training.loss,
                     micro_batch,
                     arrangement.num_frozen,
                     setting.overheads,
                     is_sharded=candidate.trainer.zero_stage == 3 and arrangement.num_frozen > 1,
-                    target=job.target,
+                    backend=job.backend,
                     cut=candidate.trainer,
                     kept_bytes=job.frozen_dtype(role).num_bytes,
+                    scored_words=job.scored_words(role),
                 )
             )
         role = Role(worker.removesuffix("_trainer"))
@@ -299,9 +301,16 @@ class GpuRoles:
                 setting.overheads,
                 0 if job.rollout.generates_in_trainer else job.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
-                target=job.target,
-                puts_states_away=job.target != "rlplan" and arrangement.offloaded == "all",
+                backend=job.backend,
+                puts_states_away=job.backend != "deepspeed" and arrangement.offloaded == "all",
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
+                scoring=tuple(
+                    ScoringPass(
+                        scored, self.scoring_micro_batch(scored, candidate, response_len), job.scored_words(scored)
+                    )
+                    for scored in job.scored_roles
+                    if job.holder_of(scored) is role
+                ),
             )
         )
         return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank
@@ -309,7 +318,7 @@ class GpuRoles:
     def _copies(self, arrangement: Arrangement, process: str) -> bool:
         """Whether a trained role copies its states for checkpoints, and the copy stays."""
         actions = self.parts(arrangement).schedule.step if self.job.checkpoints.every else ()
-        return self.job.target == "rlplan" and any(
+        return self.job.backend == "deepspeed" and any(
             one.kind is ActionKind.SAVE_STATES and process in one.processes for one in actions
         )
 
@@ -324,7 +333,7 @@ class GpuRoles:
     @cached_property
     def takes_all_rows(self) -> bool:
         """Whether a trainer takes the logits of prompts too."""
-        return takes_all_rows(loss_named(self.job.training.logits, self.job.target), self.job.target)
+        return self.job.takes_all_rows
 
     def micro_batch(self, candidate: Choice, response_len: float) -> MicroBatchTokens:
         """One micro-batch of a rank whose rollouts are padded to `response_len`, or packed up to the limit."""
@@ -336,6 +345,30 @@ class GpuRoles:
         share = self.job.num_trained_by(candidate.arrangement.num_training // trainer.ranks_per_sequence)
         num = ceil_div(share, trainer.micro_batch)
         return MicroBatchTokens(int(tokens), int(head), accumulates=num > 1, num_micro_batches=num)
+
+    def scoring_choice(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
+        """The choice with the size of a role's scoring passes in place of the training passes' size."""
+        asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
+        if asked.max_tokens_per_micro_batch != "auto":
+            tokens = int(asked.max_tokens_per_micro_batch)
+            return replace(choice, micro_batch=max(1, tokens // longest), max_tokens=tokens)
+        if asked.micro_batch_size_per_gpu != "auto":
+            size = int(asked.micro_batch_size_per_gpu)
+            return replace(choice, micro_batch=size, max_tokens=size * longest if choice.max_tokens else 0)
+        return choice
+
+    def scoring_micro_batch(self, role: Role, candidate: Choice, response_len: float) -> MicroBatchTokens:
+        """One micro-batch of a rank's scoring passes of a role: no more than its share of a step's rollouts."""
+        arrangement, trainer = candidate.arrangement, self.scoring_choice(role, candidate.trainer)
+        if trainer is candidate.trainer:
+            return self.micro_batch(candidate, response_len)
+        groups = max(1, arrangement.num_training // trainer.ranks_per_sequence)
+        share = ceil_div(self.job.workload.num_rollouts_per_step, groups)
+        size = min(trainer.micro_batch, share)
+        tokens = min(trainer.max_tokens, share * self.job.workload.max_seq_len)
+        return self.micro_batch(
+            replace(candidate, trainer=replace(trainer, micro_batch=size, max_tokens=tokens)), response_len
+        )
 
     @cached_property
     def usual_len(self) -> float:
@@ -377,7 +410,7 @@ class GpuRoles:
             trainer = candidate.trainer
             sizes = trainer.micro_batch, trainer.max_tokens, trainer.num_token_shards
             key = (process, arrangement.num_frozen, trainer.zero_stage == 3, sizes)
-            if self.job.target != "rlplan":
+            if self.job.backend != "deepspeed":
                 key = (process, arrangement.num_frozen, trainer)
         elif not is_engine:
             moves = self._copies(arrangement, process), arrangement.offloaded == "all", keeps

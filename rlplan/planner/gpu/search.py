@@ -161,7 +161,7 @@ class GpuSearch:
     def lies_evenly(self) -> bool:
         """Whether all hosts have as many of the GPUs, as rlplan's own runtime needs it."""
         hardware = self.job.hardware
-        return hardware.num_devices % hardware.num_hosts == 0 or self.job.target != "rlplan"
+        return hardware.num_devices % hardware.num_hosts == 0 or self.job.backend != "deepspeed"
 
     @cached_property
     def floor_seconds(self) -> float:

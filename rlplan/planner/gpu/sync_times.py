@@ -98,7 +98,7 @@ class SyncTimes:
             self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
-            self.job.target,
+            self.job.backend,
             attention_dp=engine.attention_dp,
         )
 
@@ -180,7 +180,7 @@ def changes_may_win(job: SettledJob, setting: GpuSetting, num_training: int, num
     """
     if setting.link is not None:
         return True
-    if job.target != "rlplan" or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
+    if not job.is_for_rlplan or job.rollout.dtype.num_bytes > GATHERED_ELEMENT_BYTES:
         return False
     wire = lone_wire(setting.part(TRAINING, num_training), setting.part(GENERATION, num_generation))
     return wire.bytes_per_s < CODED_BYTES_PER_S

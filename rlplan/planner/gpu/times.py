@@ -236,13 +236,14 @@ class GpuTimes:
     def _score(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A pass over a step's rollouts, or held-out answers, on a trained role's ranks or a frozen one's own."""
         evaluated, rollouts = self.job.num_evaluated_responses, self.job.workload.num_rollouts_per_step
+        choice = self.roles.scoring_choice(action.role, choice)
         work = self._work(evaluated if action.phase is Phase.EVALUATE else rollouts, choice)
         setting = self._train_setting(action.role, arrangement, choice)
         if action.role in (Role.REFERENCE, Role.TEACHER) and action.role not in self._frozen:
             setting = replace(setting, training=self._on_the_base(action.role))
         if action.role not in self._frozen:
             return score_cost(setting, work, self._cluster(arrangement, TRAINING))
-        if self.job.target == "rlplan":
+        if self.job.backend == "deepspeed":
             # AutoTP and Ulysses are for what is trained: a frozen role's rank has whole layers and sequences
             setting = replace(setting, choice=replace(choice, tp=1, ulysses=1))
         setting = replace(setting, num_ranks=arrangement.num_frozen)
@@ -251,7 +252,7 @@ class GpuTimes:
     def _train_setting(self, role: Role, arrangement: Arrangement, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters
         return TrainSetting(
-            self.setting.model_of(role), role, training, choice, arrangement.num_training, self.job.target
+            self.setting.model_of(role), role, training, choice, arrangement.num_training, self.job.backend
         )
 
     @cached_property

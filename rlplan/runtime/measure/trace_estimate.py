@@ -12,7 +12,6 @@ import torch
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.errors import SpecError
-from rlplan.memory.model.logits import loss_named
 from rlplan.memory.roles.gpu.process import add, process_overheads
 from rlplan.memory.roles.gpu.states import zero_settings
 from rlplan.memory.trainers.zero import ZeroStates
@@ -64,7 +63,7 @@ def trace_estimate(asked: JobSpec) -> TraceEstimate:
     """Traces one micro-batch of the job's longest sequences. Raises: SpecError for what cannot be traced."""
     job = settle(asked)
     training, workload = job.training, job.workload
-    loss = loss_named(training.logits, job.target).value
+    loss = training.logits
     if loss not in LOSSES:
         raise SpecError(
             f"training.logits '{loss}' cannot be traced",

@@ -1,4 +1,4 @@
-"""Keys of older versions: each is answered with its new name, and an old budget with the job that says the same.
+"""Keys of older versions: each is answered with its new name.
 
 In: a parsed job file. Out: nothing, or a SpecError. Left out: keys that never were (base.py says what is near).
 """
@@ -9,6 +9,8 @@ from typing import Any
 from rlplan.errors import SpecError
 
 RENAMED = {
+    "target": "framework (rlplan, verl, nemo_rl, ...) and training.backend (deepspeed, fsdp2 or megatron)",
+    "source": "framework, such as verl@0.9",
     "workload.prompts": "data.prompts",
     "workload.heldout_prompts": "data.heldout",
     "workload.prompt_column": "data.prompt_column",
@@ -42,15 +44,6 @@ def refuse_old_keys(data: Any) -> None:
     """Raises: SpecError where a job has a key of an older version, or is an old budget."""
     if not isinstance(data, Mapping):
         return
-    if "gpus" in data and "hardware" not in data:
-        from rlplan.spec.files.old_budget import job_of_budget
-
-        raise SpecError(
-            "the file is a budget of an older version; jobs and budgets are one now",
-            where="gpus",
-            rule="one job file, on a CPU host and on GPUs: docs/job.md",
-            way_out="the job that says the same:\n" + job_of_budget(data),
-        )
     for old, new in _old_keys(data):
         raise SpecError(
             f"unknown key '{old}': it is {new} now",

@@ -14,7 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.workload import MAX_COUNT, Count
-from rlplan.vocabulary import Dtype
+from rlplan.vocabulary import Backend, Dtype
 
 
 class Contradiction(NamedTuple):
@@ -102,19 +102,24 @@ def given_ranks(ranks: int | str) -> int:
     return 1 if ranks == "auto" else int(ranks)
 
 
+LossName = Literal["plain", "chunked", "fused", "in_place", "uncast", "copied", "kept", "by_rows"]
+
+
 class TrainingSpec(Spec):
     """How trained roles are held. What is `auto` is decided by the planner, or by a rule of resolved.py."""
 
     dtype: Dtype | Auto = "auto"
     """Of weights in the passes; master weights and moments are fp32 beside 16-bit weights."""
+    backend: Backend | Auto = "auto"
+    """The trainer; `auto`: the framework's own, of several Megatron-Core for a mixture of experts."""
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
     """Of DeepSpeed; of FSDP2 3, of Megatron 1 (its distributed optimizer) or 0."""
     max_tokens_per_micro_batch: Count | Auto = "auto"
     """Tokens that are packed into one pass; `auto` follows workload.micro_batch_size_per_gpu where that is given."""
     gradient_checkpointing: bool | Auto = "auto"
     """Whether activations are computed again in the backward pass."""
-    logits: Literal["auto", "plain", "chunked", "fused", "in_place", "uncast", "copied", "kept", "by_rows"] = "auto"
-    """How the loss is taken (memory/model/logits.py); `auto` as the target does."""
+    logits: LossName | Auto = "auto"
+    """How the loss is taken (memory/model/logits.py); `auto` as the framework does."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """`adamw_8bit` keeps both moments in a byte each (bitsandbytes)."""
     offloads_optimizer: bool | Auto = "auto"

@@ -48,7 +48,7 @@ class EngineSpeed:
     @classmethod
     def of_job(cls, job: SettledJob, policy: ModelSpec, choice: EngineChoice, cluster: Cluster) -> Self:
         """Of the engine that is emitted: rlplan's own runtime switches vLLM's custom all-reduce off."""
-        return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=job.target != "rlplan")
+        return cls(policy, job.rollout, choice, cluster, has_custom_all_reduce=not job.is_for_rlplan)
 
     @cached_property
     def cut(self) -> EngineCut:

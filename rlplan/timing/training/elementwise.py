@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from rlplan.memory.model.block import Norm
 from rlplan.memory.model.block_families import traits_of
-from rlplan.memory.model.logits import Loss
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import LINEAR, NONE
 from rlplan.timing.training.flops import kinds_of_layers
+from rlplan.vocabulary import Loss
 
 ELEMENT_BYTES = 2
 FUSED_NORM = 4

@@ -11,8 +11,8 @@ from functools import lru_cache
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype
-from rlplan.spec.job_parts import Target
 from rlplan.timing.network.cluster import Cluster
+from rlplan.vocabulary import Backend
 
 WAVE = 132 * 128 * 256
 """Outputs that a chip computes at once: a tile of 128 x 256 on each of 132 multiprocessors (H100; A100: 108)."""
@@ -101,9 +101,9 @@ class Kernels:
 
 
 @lru_cache(maxsize=8)
-def kernels_of(target: Target) -> Kernels:
-    """What a target runs by default: transformers' modules, or Megatron's with Transformer Engine."""
-    if target == "megatron":
+def kernels_of(backend: Backend) -> Kernels:
+    """What a trainer runs by default: transformers' modules, or Megatron's with Transformer Engine."""
+    if backend == "megatron":
         return Kernels(is_fused=True, attention=Attention.VENDOR, waits_per_expert_layer=EXPERTS_LAUNCHED)
     return Kernels()
 

@@ -37,7 +37,7 @@ def step_bytes_per_parameter(setting: TrainSetting) -> float:
     training = setting.training
     weight, master = training.dtype.num_bytes, training.master_dtype.num_bytes
     gradients = 2 * weight + 2 * master
-    if setting.target == "megatron":
+    if setting.backend == "megatron":
         sent = setting.runs.reduce_bytes
         gradients = 5 * master + (sent + master if sent < master else 0)
     if training.optimizer == "adamw_8bit":
@@ -89,7 +89,7 @@ def _buffer_bytes(setting: TrainSetting) -> float:
     Counts: searched for infinities g, divided by the ranks 2 g, set to zero g. Source: Megatron-Core 0.14
     distributed/param_and_grad_buffer.py (`check_grads`, `gradient_scaling_factor`, `reset`).
     """
-    if setting.target != "megatron":
+    if setting.backend != "megatron":
         return 0.0
     return 4.0 * setting.runs.reduce_bytes * num_trained(setting)
 

@@ -8,17 +8,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
-from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
 from rlplan.timing.training.kernels import Kernels, kernels_of
 from rlplan.timing.training.modules import Again
-from rlplan.vocabulary import Role
+from rlplan.vocabulary import Backend, Loss, Role
 
 ATTENTION_BACKWARD = 2.5
 """Matmuls of attention's backward pass for two of the forward pass: five. Source: Dao et al. 2022, algorithm 4."""
@@ -34,14 +32,14 @@ class TrainSetting:
     choice: TrainerChoice
     num_ranks: int
     """All of its GPUs."""
-    target: Target = "rlplan"
+    backend: Backend = "deepspeed"
     kernels: Kernels | None = None
     """None as the target has them."""
 
     @cached_property
     def runs(self) -> Kernels:
         """The kernels that run."""
-        return self.kernels or kernels_of(self.target)
+        return self.kernels or kernels_of(self.backend)
 
     @property
     def num_groups(self) -> int:
@@ -56,7 +54,7 @@ class TrainSetting:
     @property
     def row_shards(self) -> int:
         """Tensor parallel ranks that share the rows between their matmuls (sequence parallelism)."""
-        return self.choice.tp if self.training.shares_rows(self.target) else 1
+        return self.choice.tp if self.training.shares_rows(self.backend) else 1
 
     @cached_property
     def recompute(self) -> Recompute:
@@ -70,7 +68,7 @@ class TrainSetting:
         """How log-probs are taken; a value has no vocabulary."""
         if self.role in (Role.VALUE, Role.REWARD) or self.model.head_width == 1:
             return Loss.NONE
-        return loss_named(self.training.logits, self.target)
+        return self.training.loss
 
     def head_times(self, times: "Times") -> float:
         """How often the head's matmul is computed: once more going back where logits are recomputed, by rows."""

@@ -28,6 +28,7 @@ from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.transfer.switches import host_copy_cost
 from rlplan.timing.transfer.wires import gather_wire, lone_wire
 from rlplan.units import ceil_div
+from rlplan.vocabulary import Backend
 
 SyncTransport = Literal["cuda_ipc", "shared_memory", "nccl", "disk", "adapter", "delta"]
 
@@ -91,7 +92,7 @@ class SyncSetup:
     adapter_bytes: int = 0
     """Of all adapters, where only they are sent."""
     same_devices: bool = False
-    trainer: Literal["rlplan", "fsdp2", "megatron"] = "rlplan"
+    trainer: Backend = "deepspeed"
     """Megatron's ranks of one shard lie on different hosts."""
     loader: Loader = Loader.IN_PLACE
     has_two_buckets: bool = True
@@ -106,12 +107,12 @@ class SyncSetup:
     @property
     def is_sharded(self) -> bool:
         """Whether no training rank holds the weights whole."""
-        return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "rlplan")
+        return self.num_training > 1 and (self.zero_stage == 3 or self.trainer != "deepspeed")
 
     @property
     def is_coded_by_one(self) -> bool:
         """Whether changes are found by the rank that sends, of all weights; else by every rank, of its own part."""
-        return self.transport == "delta" and self.trainer == "rlplan"
+        return self.transport == "delta" and self.trainer == "deepspeed"
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from rlplan.spec.files.job_file import job_from
 COLOCATED = ("placement.placement=colocated", "placement.offload=host", "placement.offload_roles=all")
 SLEEPING = ("placement.placement=colocated", "placement.offload=none", "rollout.sleep_level=2")
 ASKED = {
-    "verl": (*COLOCATED, "target=megatron", "rollout.sleep_level=2"),
+    "verl": (*COLOCATED, "training.backend=megatron", "rollout.sleep_level=2"),
     "openrlhf": (
         *COLOCATED,
         "rollout.sleep_level=2",
@@ -20,14 +20,14 @@ ASKED = {
     ),
     "slime": (
         *COLOCATED,
-        "target=megatron",
+        "training.backend=megatron",
         "rollout.sleep_level=2",
         "rollout.max_num_seqs=256",
         "training.logits=copied",
     ),
     "nemo_rl": (
         *COLOCATED,
-        "target=fsdp2",
+        "training.backend=fsdp2",
         "rollout.sleep_level=1",
         "rollout.max_num_seqs=1024",
         "rollout.max_num_batched_tokens=16384",

@@ -47,7 +47,7 @@ SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "vllm": (
-        ("target=megatron", *ASKED["vllm"]),
+        ("training.backend=megatron", *ASKED["vllm"]),
         {
             "tensor_parallel_size": 2,
             "data_parallel_size": 4,

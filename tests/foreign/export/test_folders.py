@@ -84,10 +84,14 @@ def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp
     ("target", "overrides", "what"),
     [
         ("verl", (), "verl cannot say target = rlplan"),
-        ("slime", ("target=fsdp2",), "slime cannot say target = fsdp2"),
-        ("openrlhf", ("target=megatron",), "OpenRLHF cannot say target = megatron"),
-        ("verl", ("target=fsdp2", "placement.placement=disaggregated"), "placement.placement = disaggregated"),
-        ("verl", ("target=fsdp2", "algorithm=online_dpo"), "verl cannot say algorithm.name = online_dpo"),
+        ("slime", ("training.backend=fsdp2",), "slime cannot say target = fsdp2"),
+        ("openrlhf", ("training.backend=megatron",), "OpenRLHF cannot say target = megatron"),
+        (
+            "verl",
+            ("training.backend=fsdp2", "placement.placement=disaggregated"),
+            "placement.placement = disaggregated",
+        ),
+        ("verl", ("training.backend=fsdp2", "algorithm=online_dpo"), "verl cannot say algorithm.name = online_dpo"),
         ("slime", (*ASKED["slime"], "training.lora={rank: 16}"), "slime cannot say training.lora.rank = 16"),
         ("openrlhf", (*ASKED["openrlhf"], "training.optimizer=adamw_8bit"), "training.optimizer = adamw_8bit (adamw"),
         ("trl", (*ASKED["trl"], "rollout.quantization=fp8"), "TRL cannot say rollout.quantization = fp8"),
@@ -118,7 +122,7 @@ def test_a_value_that_follows_from_another_key_is_not_settled() -> None:
     asked = load_job(EXAMPLES / "grpo-7b-8xh100.yaml")
     plan, settled = planned_for(asked, best_plan(asked, with_others=False), "verl")
     assert exported(plan, "verl").settings
-    assert "target=fsdp2" in settled
+    assert "training.backend=fsdp2" in settled
 
 
 @pytest.mark.parametrize(
@@ -147,10 +151,10 @@ def test_adapters_and_low_bits_are_said_where_a_stack_has_them(
 
 
 def test_what_a_job_says_itself_is_never_changed_for_a_stack() -> None:
-    asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "target": "rlplan"})
+    asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "framework": "rlplan"})
     with pytest.raises(EmitError, match="verl cannot say target = rlplan") as caught:
         planned_for(asked, best_plan(asked, with_others=False), "verl")
-    assert "plan the job with what it can say: target=fsdp2" in caught.value.way_out
+    assert "plan the job with what it can say: training.backend=fsdp2" in caught.value.way_out
 
 
 def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_two_clip_bounds_are_one_flag_of_openrlhf_also_where_one_is_usual(
 
 def test_an_unknown_target_is_refused_with_what_was_meant(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Did you mean 'verl'"):
-        write_export(plan_of("target=fsdp2"), "verll", tmp_path)
+        write_export(plan_of("training.backend=fsdp2"), "verll", tmp_path)
 
 
 def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:

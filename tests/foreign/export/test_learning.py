@@ -57,7 +57,7 @@ def base(stack: str, algorithm: str) -> Plan | None:
     """A plan that a stack can say; None where it lacks the algorithm."""
     for more in ((), ("algorithm.token_weights=token",), ("algorithm.token_weights=sequence",)):
         for kl in ((), ("algorithm.kl_in=loss", "algorithm.kl_estimator=k3"), ("algorithm.kl_estimator=k3",)):
-            for target in ((), ("target=megatron",)):
+            for target in ((), ("training.backend=megatron",)):
                 words = (f"algorithm.name={algorithm}", "algorithm.kl_coef=0.001", *more, *kl)
                 plan = with_values(plan_of(*ASKED[stack], *words, *target), {"importance": "none"})
                 try:
@@ -164,7 +164,7 @@ def test_a_stack_that_lacks_a_key_refuses_the_plan_with_what_it_has() -> None:
         exported(plan_of(*ASKED["openrlhf"], "algorithm.token_weights=constant"), "openrlhf")
     assert "algorithm.token_weights=token" in caught.value.way_out
     job = job_from(
-        {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}, ["target=fsdp2"]
+        {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": "8xH100", "algorithm": "grpo"}, ["training.backend=fsdp2"]
     )
     masked = with_values(best_plan(job, with_others=False), {"masks_truncated": True})
     with pytest.raises(EmitError, match="masks_truncated = True"):

@@ -36,7 +36,7 @@ PINNED = [line for line in (ROOT / "requirements" / "upstream.txt").read_text().
 TRAINERS = ("verl", "openrlhf", "hydra-core", "omegaconf", "antlr4-python3-runtime", "packaging", "PyYAML")
 SLURM_PACKAGES = ("slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 PPO = {
-    "verl": ("target=fsdp2", "target=megatron", "training.ulysses=2", "training.lora.rank=16"),
+    "verl": ("training.backend=fsdp2", "training.backend=megatron", "training.ulysses=2", "training.lora.rank=16"),
     "openrlhf": ("training.zero_stage=3",),
 }
 """What plans with a value model are asked to have."""
@@ -315,7 +315,7 @@ LEARNING = (
 @pytest.mark.parametrize("stack", ["verl", "openrlhf"])
 def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, trainers: Path, tmp_path: Path) -> None:
     """Upstream's own defaults are merged with the file by its own parser, for all that changes what is learned."""
-    targets = ((), ("target=fsdp2", "rollout.sleep_level=2")) if stack == "verl" else ((),)
+    targets = ((), ("training.backend=fsdp2", "rollout.sleep_level=2")) if stack == "verl" else ((),)
     plans = [plan_of(*ASKED[stack], *words, *target) for words in LEARNING for target in targets]
     folders = [tmp_path / str(index) for index in range(len(plans))]
     for plan, folder in zip(plans, folders, strict=True):
@@ -324,7 +324,7 @@ def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, trainers
     text = within(150, f"{stack}'s own parser on {len(folders)} folders", command)
     for plan, found in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
         learned = (
-            learned_by_verl(found, is_megatron=plan.job.target == "megatron")
+            learned_by_verl(found, is_megatron=plan.job.backend == "megatron")
             if stack == "verl"
             else learned_by_openrlhf(found)
         )

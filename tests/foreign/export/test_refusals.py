@@ -49,10 +49,10 @@ def test_the_command_of_a_refused_export_succeeds(name: str, stack: str, tmp_pat
 
 def test_what_changes_what_is_learned_is_named_apart(tmp_path: Path) -> None:
     """NeMo-RL has one length of prompts and responses together; how ranks share a sequence changes nothing."""
-    error = refusal("grpo-7b-8xh100", "nemo-rl", tmp_path, "training.ulysses=4", "target=rlplan")
+    error = refusal("grpo-7b-8xh100", "nemo-rl", tmp_path, "training.ulysses=4", "framework=rlplan")
     assert error is not None
     layout, _, learned = error.way_out.partition(f"and {LEARNED} ")
-    assert "target=fsdp2" in layout
+    assert "training.backend=fsdp2" in layout
     assert "workload" not in layout
     assert learned.startswith("workload.max_prompt_len=")
 
@@ -63,7 +63,13 @@ def test_uneven_pipeline_stages_are_refused_with_a_number_that_is_taken(
 ) -> None:
     """Of 28 layers on 16 stages, or 64 on 20, no last stage makes the others alike."""
     stages = 16 if layers == 28 else 20
-    words = [f"policy={model}", "hardware=320xH200", "target=megatron", f"training.pp={stages}", "training.tp=4"]
+    words = [
+        f"policy={model}",
+        "hardware=320xH200",
+        "training.backend=megatron",
+        f"training.pp={stages}",
+        "training.tp=4",
+    ]
     words += ["workload.num_prompts_per_step=640", "workload.num_samples_per_prompt=16", "training.ep=1"]
     error = refusal("grpo-671b-1024xh200", "slime", tmp_path, *words)
     assert isinstance(error, EmitError)
@@ -78,7 +84,7 @@ def test_a_plan_that_a_stack_cannot_say_is_refused_with_what_plans_its_job(tmp_p
     with pytest.raises(EmitError) as caught:
         emit(tmp_path / "plan.json", tmp_path / "out", target="slime")
     overrides = OVERRIDE.findall(caught.value.way_out)
-    assert "target=megatron" in overrides
+    assert "training.backend=megatron" in overrides
     assert load_job(EXAMPLES / "grpo-7b-8xh100.yaml", overrides)
     write_plan(plan(EXAMPLES / "grpo-7b-8xh100.yaml", overrides).plan, tmp_path / "plan.json")
     assert emit(tmp_path / "plan.json", tmp_path / "out", target="slime").files

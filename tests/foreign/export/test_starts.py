@@ -23,7 +23,7 @@ from tests.foreign.export.plans import ASKED, plan_of
 from tests.foreign.scripts import write_yaml
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
-MEGATRON = (*ASKED["nemo_rl"], "target=megatron")
+MEGATRON = (*ASKED["nemo_rl"], "training.backend=megatron")
 APART = {
     "policy.model_name": "Qwen/Qwen2.5-1.5B",
     "policy.max_total_sequence_length": 2048,
@@ -175,7 +175,12 @@ def test_verl_is_told_how_megatron_recomputes_and_a_critic_too(algorithm: str, t
 
 
 def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: Path) -> None:
-    asked = {"policy": "Qwen/Qwen2.5-Math-7B", "hardware": "8xH100", "algorithm": "grpo", "target": "fsdp2"}
+    asked = {
+        "policy": "Qwen/Qwen2.5-Math-7B",
+        "hardware": "8xH100",
+        "algorithm": "grpo",
+        "training": {"backend": "fsdp2"},
+    }
     job = job_from(asked, ["policy.max_position_embeddings=16384", "workload.max_response_len=8192"])
     plan, _ = planned_for(job, best_plan(job, with_others=False), "verl")
     write_export(plan, "verl", tmp_path)
@@ -189,7 +194,7 @@ def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: 
 @pytest.mark.parametrize("target", ["verl", "nemo-rl"])
 def test_megatron_is_told_to_have_the_whole_optimizer_on_the_cpu(target: str, tmp_path: Path) -> None:
     """Its fraction is 0.0 by default, with which nothing leaves the GPU (Megatron's optimizer_config.py)."""
-    plan = plan_of(*ASKED[target.replace("-", "_")], "target=megatron", "training.offloads_optimizer=true")
+    plan = plan_of(*ASKED[target.replace("-", "_")], "training.backend=megatron", "training.offloads_optimizer=true")
     said = exported(plan, target.replace("-", "_")).settings
     fractions = [value for key, value in said.items() if key.endswith("optimizer_offload_fraction")]
     assert fractions == [1.0]

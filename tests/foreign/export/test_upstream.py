@@ -91,8 +91,11 @@ def test_trl_and_accelerate_know_every_key(tmp_path: Path) -> None:
         | fields("transformers/training_args.py", "TrainingArguments")
     )
     launcher = fields("accelerate/commands/config/config_args.py", "ClusterConfig") | {"distributed_type"}
-    kept = ("target=fsdp2", "roles.reference.dtype=float32")  # as TRL loads a reference where no DeepSpeed casts it
-    on_fsdp = [kept, ("target=fsdp2", "training.lora={rank: 16}"), ("training.optimizer=adamw_8bit",)]
+    kept = (
+        "training.backend=fsdp2",
+        "roles.reference.dtype=float32",
+    )  # as TRL loads a reference where no DeepSpeed casts it
+    on_fsdp = [kept, ("training.backend=fsdp2", "training.lora={rank: 16}"), ("training.optimizer=adamw_8bit",)]
     fsdp = [(*ASKED["trl"], *overrides) for overrides in on_fsdp]
     for _, folder in written("trl", tmp_path / "grid") + written("trl", tmp_path / "fsdp", fsdp):
         assert set(read_yaml(folder / "train.yaml")) <= known

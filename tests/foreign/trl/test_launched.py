@@ -73,7 +73,7 @@ def test_a_switch_that_turns_a_default_off_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "target", "stage", "num_devices"),
+    ("command", "backend", "stage", "num_devices"),
     [
         ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero3", "rlplan", 3, 8),
         ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero2 --num_processes 4", "rlplan", 2, 4),
@@ -83,11 +83,15 @@ def test_a_switch_that_turns_a_default_off_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_configuration_that_trl_ships_is_known_by_its_name(
-    command: str, target: str, stage: int, num_devices: int, tmp_path: Path
+    command: str, backend: str, stage: int, num_devices: int, tmp_path: Path
 ) -> None:
     found = imported(tmp_path, command)
     data = flat(found.data)
-    assert (data["target"], data["training.zero_stage"], data["hardware.num_devices"]) == (target, stage, num_devices)
+    assert (data["training.backend"], data["training.zero_stage"], data["hardware.num_devices"]) == (
+        backend,
+        stage,
+        num_devices,
+    )
     assert not any("was not read" in note for note in found.notes)
 
 
@@ -170,7 +174,7 @@ def test_states_that_a_part_of_the_ranks_shares_are_counted_so(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("said", "target", "stage"),
+    ("said", "backend", "stage"),
     [
         ("fsdp_sharding_strategy: FULL_SHARD", "fsdp2", 3),
         ("fsdp_sharding_strategy: SHARD_GRAD_OP", "rlplan", 2),
@@ -180,11 +184,11 @@ def test_states_that_a_part_of_the_ranks_shares_are_counted_so(tmp_path: Path) -
         ("fsdp_version: 2\n  fsdp_reshard_after_forward: true", "fsdp2", 3),
     ],
 )
-def test_what_fsdp_shards_is_counted(said: str, target: str, stage: int, tmp_path: Path) -> None:
+def test_what_fsdp_shards_is_counted(said: str, backend: str, stage: int, tmp_path: Path) -> None:
     text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_offload_params: false\n  {said}\n"
     (tmp_path / "own.yaml").write_text(text)
     found = job(tmp_path, "accelerate launch --config_file own.yaml train.py")
-    assert (found["target"], found["training.zero_stage"]) == (target, stage)
+    assert (found["training.backend"], found["training.zero_stage"]) == (backend, stage)
 
 
 def test_a_key_of_accelerate_s_that_is_not_known_is_not_taken_for_a_name_or_a_logger(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from rlplan.memory.model.activations import (
 )
 from rlplan.memory.model.block_families import block_of, cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import Loss
+from rlplan.vocabulary import Loss
+
 from rlplan.memory.trainers.micro_batch import forward_end_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch

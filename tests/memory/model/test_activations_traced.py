@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.logits import Loss
+
 from rlplan.memory.trainers.micro_batch import forward_end_bytes, score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.step_peak import RankState, step_peak
 from rlplan.spec.model import ModelSpec, model_from_config
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Loss, MemoryKind
 from tests.repository.at_night import at_night
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2

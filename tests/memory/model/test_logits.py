@@ -3,10 +3,10 @@
 import pytest
 
 from rlplan.memory.model.block import Block
+from rlplan.vocabulary import Loss
 from rlplan.memory.model.logits import (
     ROWS_ON_CPU,
     ROWS_ON_GPU,
-    Loss,
     held_bytes,
     largest_micro_batch,
     loss_peak_bytes,

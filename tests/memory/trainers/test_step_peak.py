@@ -7,12 +7,12 @@ import pytest
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.logits import Loss
+
 from rlplan.memory.trainers.micro_batch import Place, entry_bytes, kept_layer_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.step_peak import RankState, snapshots, step_peak
 from rlplan.units import MIB
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Loss, MemoryKind
 
 BLOCK = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128)
 SHAPE = MicroBatchShape(BLOCK, num_layers=3, vocab_size=1000, num_tokens=10, num_head_tokens=10)

@@ -36,7 +36,7 @@ def test_fsdp_s_experts_are_one_stack_that_is_gathered_whole() -> None:
     assert gathered_parts(MIXTURE, "fsdp2", 4) == 4 * 128 * 2 * 1536 * 4096
 
 
-@pytest.mark.parametrize("target", ["megatron", "fsdp2"])
-def test_a_larger_bucket_never_stages_less(target: str) -> None:
-    sizes = [bridge_bucket(DENSE, target, 2, size << 20) for size in (1, 128, 256, 512, 4096)]  # type: ignore[arg-type]
+@pytest.mark.parametrize("backend", ["megatron", "fsdp2"])
+def test_a_larger_bucket_never_stages_less(backend: str) -> None:
+    sizes = [bridge_bucket(DENSE, backend, 2, size << 20) for size in (1, 128, 256, 512, 4096)]  # type: ignore[arg-type]
     assert sizes == sorted(sizes)

@@ -21,7 +21,7 @@ from rlplan.vocabulary import Phase
 from tests.factories import EXAMPLES
 from tests.repository.at_night import examples
 
-JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["target=fsdp2"])
+JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["training.backend=fsdp2"])
 
 
 @pytest.fixture(scope="module")

@@ -161,4 +161,8 @@ def test_a_mixture_of_experts_is_refused() -> None:
 def test_other_targets_refuse_it(tmp_path: Path) -> None:
     base = {"base_path": qwen_in_awq(tmp_path / "awq")}
     with pytest.raises(SpecError, match=r"rollout\.base_path with FSDP2"):
-        best_plan(job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "target": "fsdp2", "rollout": base}))
+        best_plan(
+            job_from(
+                {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "training": {"backend": "fsdp2"}, "rollout": base}
+            )
+        )

@@ -13,7 +13,7 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
-from rlplan.memory.model.logits import loss_named
+
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole
@@ -88,7 +88,7 @@ class Oracle(RawSeconds):
 
     def _can_run(self, arrangement: Arrangement, engine: EngineChoice, sync_mode: WeightSyncMode) -> bool:
         """Whether rlplan's own runtime runs it: whole hosts, engines within one."""
-        if self.spec.target != "rlplan" or not sync_mode:
+        if self.spec.backend != "deepspeed" or not sync_mode:
             return True
         hosts = self.spec.hardware.num_hosts
         count, per_host = arrangement.num_devices, -(-self.spec.hardware.num_devices // hosts)
@@ -117,7 +117,7 @@ class Oracle(RawSeconds):
             self.spec.rollout.dtype.num_bytes,
             self.spec.placement.sync_bucket,
         )
-        comes = Incoming(sync_staging(model, bytes_each, bucket, self.spec.target))
+        comes = Incoming(sync_staging(model, bytes_each, bucket, self.spec.backend))
         if engine.adapter_versions and (lora := self.spec.training.lora):
             adapters = EngineAdapters(lora, engine.adapter_versions, bytes_each)
             comes = Incoming(adapters.staging_bytes(model, bucket), adapters)
@@ -136,19 +136,19 @@ class Oracle(RawSeconds):
         if name.startswith("scorer"):
             role = Role(name.split("/")[1])
             ranks = arrangement.num_scoring or arrangement.num_training
-            if spec.target == "rlplan":  # a frozen role's rank has whole sequences, whatever the trainer does
+            if spec.backend == "deepspeed":  # a frozen role's rank has whole sequences, whatever the trainer does
                 micro_batch = self._micro_batch_of(arrangement, replace(choice, ulysses=1), response)
             return ScorerOnGpu(
                 FrozenRole(
                     role,
                     setting.model_of(role),
                     spec.training.dtype.num_bytes,
-                    loss_named(spec.training.logits, spec.target),
+                    spec.training.loss,
                     micro_batch,
                     ranks,
                     setting.overheads,
                     is_sharded=choice.zero_stage == 3 and ranks > 1,
-                    target=spec.target,
+                    backend=spec.backend,
                     cut=choice,
                 )
             )
@@ -164,8 +164,8 @@ class Oracle(RawSeconds):
                 setting.overheads,
                 spec.placement.sync_bucket,
                 in_transfer_group=arrangement.placement is Placement.DISAGGREGATED and role is Role.POLICY,
-                target=spec.target,
-                puts_states_away=spec.target != "rlplan" and arrangement.offloaded == "all",
+                backend=spec.backend,
+                puts_states_away=spec.backend != "deepspeed" and arrangement.offloaded == "all",
             )
         )
 

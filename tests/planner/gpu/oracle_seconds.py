@@ -140,7 +140,7 @@ class RawSeconds(RawAxes):
         role, is_frozen, training = action.role, action.role in self.spec.frozen_roles, self.spec.training
         if role is not Role.POLICY:
             training = training.model_copy(update={"lora": None})
-        model, target, rollouts = self.setting.model_of(role), self.spec.target, self.work.rollouts_per_mini_batch
+        model, backend, rollouts = self.setting.model_of(role), self.spec.backend, self.work.rollouts_per_mini_batch
         if action.kind is ActionKind.SCORE:
             all_of_them = self._mini_batch_shape(self.work.num_rollouts_per_step, trainer)
             lora = self.spec.training.lora
@@ -148,11 +148,11 @@ class RawSeconds(RawAxes):
                 training = training.model_copy(update={"lora": lora.model_copy(update={"target_modules": ()})})
             if is_frozen:
                 ranks = arrangement.num_scoring or arrangement.num_training
-                trainer = replace(trainer, tp=1, ulysses=1) if target == "rlplan" else trainer
-                return score_cost(TrainSetting(model, role, training, trainer, ranks, target), all_of_them, scoring)
-            one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
+                trainer = replace(trainer, tp=1, ulysses=1) if backend == "deepspeed" else trainer
+                return score_cost(TrainSetting(model, role, training, trainer, ranks, backend), all_of_them, scoring)
+            one = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
             return score_cost(one, all_of_them, here)
-        one = TrainSetting(model, role, training, trainer, arrangement.num_training, target)
+        one = TrainSetting(model, role, training, trainer, arrangement.num_training, backend)
         times = self.work.num_mini_batches - 1 if action.mini_batch == 1 else 1
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(one, here).times(times)
@@ -180,7 +180,7 @@ class RawSeconds(RawAxes):
         tokens = dp * pool.num_tokens(pool.num_blocks(kv_cache), self.work.max_prompt_len + self.lengths.longest)
         samples, prompt = max(1, self.work.num_samples_per_prompt // dp), float(self.work.usual_prompt_len)
         one = EngineRollouts(share, prompt, samples, self.lengths, engine.max_num_seqs, tokens)
-        is_own = self.spec.target == "rlplan"  # its engines are emitted without vLLM's custom all-reduce
+        is_own = self.spec.backend == "deepspeed"  # its engines are emitted without vLLM's custom all-reduce
         cluster = self._cluster(arrangement, GENERATION)
         speed = EngineSpeed(self.setting.policy, self.spec.rollout, engine, cluster, has_custom_all_reduce=not is_own)
         return speed, one, num_engines
@@ -204,7 +204,7 @@ class RawSeconds(RawAxes):
             self.spec.placement.sync_bucket,
             adapters,
             arrangement.placement is not Placement.DISAGGREGATED,
-            self.spec.target,
+            self.spec.backend,
             attention_dp=engine.attention_dp,
         )
         return sync_cost(

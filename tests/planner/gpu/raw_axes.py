@@ -81,17 +81,17 @@ class RawAxes:
     @property
     def selects_rows(self) -> bool:
         """Whether logits are of responses alone: in rlplan's runtime, and TRL's fused head."""
-        return self.spec.target == "rlplan" and self.spec.training.logits in ("auto", "by_rows", "fused")
+        return self.spec.backend == "deepspeed" and self.spec.training.logits in ("auto", "by_rows", "fused")
 
     def _trainers(self, arrangement: Arrangement) -> Iterator[TrainerChoice]:
-        wants, target, heads = self.spec.training, self.spec.target, self.setting.policy.num_heads
+        wants, backend, heads = self.spec.training, self.spec.backend, self.setting.policy.num_heads
         experts = self.setting.policy.experts.num_experts if self.setting.policy.experts else 1
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
         opens = {
-            "rlplan": (contexts, 8, 1, 1, 1),
+            "deepspeed": (contexts, 8, 1, 1, 1),
             "fsdp2": (1, 8, 1, contexts, 1),
             "megatron": (1, 8, 16, contexts, 64),
-        }[target]
+        }[backend]
         given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
         ranges = [
             [size for size in POWERS if size <= most] if sync_mode == "auto" else [sync_mode]
@@ -99,7 +99,7 @@ class RawAxes:
         ]
         for ulysses, tp, pp, cp, ep in product(*ranges):
             ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
-            if target == "rlplan" and not self._can_share(ulysses, tp):
+            if backend == "deepspeed" and not self._can_share(ulysses, tp):
                 continue
             if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
                 continue
@@ -113,7 +113,7 @@ class RawAxes:
             ):
                 continue
             size, groups = self.work.rollouts_per_mini_batch, ranks // ways
-            if groups > size if target == "rlplan" else size % groups:
+            if groups > size if backend == "deepspeed" else size % groups:
                 continue
             share = -(-size // groups)
             for stage, again, optimizer, parameters in product(range(4), FLAGS, FLAGS, FLAGS):
@@ -128,7 +128,7 @@ class RawAxes:
 
     def _lacks_rows(self, experts: int) -> bool:
         """Whether Megatron refuses to train experts behind tensor parallel ranks."""
-        return self.spec.target == "megatron" and experts > 1 and not self.spec.training.sequence_parallel
+        return self.spec.backend == "megatron" and experts > 1 and not self.spec.training.sequence_parallel
 
     def _leaves_frozen_uncut(self, arrangement: Arrangement, sizes: tuple[int, int, int]) -> bool:
         """Whether frozen roles on GPUs of their own, which other trainers cut like the policy, cannot be cut so.
@@ -136,7 +136,7 @@ class RawAxes:
         sizes: ranks that share a sequence, and, of which one must divide, ranks that hold all experts.
         """
         alone, (ways, across, whole) = arrangement.num_scoring, sizes
-        return self.spec.target != "rlplan" and bool(alone % ways or (alone % across and alone % whole))
+        return self.spec.backend != "deepspeed" and bool(alone % ways or (alone % across and alone % whole))
 
     def _can_share(self, ulysses: int, tp: int) -> bool:
         """Whether DeepSpeed's ranks can share the policy's micro_batch: with as many heads, and AutoTP as much of
@@ -150,22 +150,22 @@ class RawAxes:
         return tp == 1 or (model.experts is None and divides and ulysses == 1 and self.spec.training.lora is None)
 
     def _has_stage(self, stage: int, ranks: int, tp: int) -> bool:
-        wants, target = self.spec.training.zero_stage, self.spec.target
-        if target == "rlplan" and tp > 1 and stage == 3:
+        wants, backend = self.spec.training.zero_stage, self.spec.backend
+        if backend == "deepspeed" and tp > 1 and stage == 3:
             return False
         if wants != "auto":
             return stage == wants
-        if target != "rlplan":
-            return stage == {"fsdp2": 3, "megatron": 1}[target]
+        if backend != "deepspeed":
+            return stage == {"fsdp2": 3, "megatron": 1}[backend]
         return stage in ((0, 1, 2, 3) if ranks > 1 else (0, 3))
 
     def _has_offload(self, stage: int, tp: int, optimizer: bool, parameters: bool) -> bool:
         wants = self.spec.training
         if wants.offloads_optimizer not in ("auto", optimizer) or wants.offloads_parameters not in ("auto", parameters):
             return False
-        if self.spec.target == "fsdp2":
+        if self.spec.backend == "fsdp2":
             return optimizer == parameters
-        if self.spec.target == "megatron":
+        if self.spec.backend == "megatron":
             return not parameters
         if parameters and stage < 3:
             return False
@@ -176,7 +176,7 @@ class RawAxes:
         return not (wants.lora is not None and wants.lora.base_dtype == "nf4" and stage == 3)
 
     def _passes(self, share: int, ways: int) -> Iterator[tuple[int, int]]:
-        work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.target == "rlplan"
+        work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.backend == "deepspeed"
         if tokens != "auto":
             yield max(1, tokens // work.max_seq_len), tokens
             return
@@ -234,7 +234,7 @@ class RawAxes:
     def _adapter_versions(self, arrangement: Arrangement) -> int:
         """Of what is under way, each with its own, and the next; other stacks take one in the place of another."""
         place = self.spec.placement
-        is_beside = arrangement.is_async and place.partial_rollouts and self.spec.target == "rlplan"
+        is_beside = arrangement.is_async and place.partial_rollouts and self.spec.backend == "deepspeed"
         return 1 + place.max_staleness if is_beside else 1
 
     def _may_share_attention(self, tp: int, dp: int, whole: bool) -> bool:
@@ -246,7 +246,7 @@ class RawAxes:
             return True
         divides = wants.max_num_seqs == "auto" or wants.max_num_seqs % dp == 0
         divides = divides and wants.max_num_batched_tokens % dp == 0
-        return self.spec.target != "rlplan" and whole and tp <= 8 and tp * dp <= 64 and divides
+        return self.spec.backend != "deepspeed" and whole and tp <= 8 and tp * dp <= 64 and divides
 
     def _num_seqs(self, num_engines: int, dp: int) -> list[int]:
         """As many on each group that attends by itself; of several no more than a step's tokens."""
@@ -271,7 +271,7 @@ class RawAxes:
             content = {"adapter": SyncContent.ADAPTER, "delta": SyncContent.DELTA}.get(sync_mode, SyncContent.FULL)
             if place.sync_content not in ("auto", content):
                 continue
-            is_own = self.spec.target == "rlplan"  # nobody else's export says it
+            is_own = self.spec.backend == "deepspeed"  # nobody else's export says it
             if sync_mode == "delta" and place.sync_content == "auto" and (arrangement.shares_devices or not is_own):
                 continue
             if sync_mode == "adapter" and (self.spec.training.lora is None or engine.sleep_level == 2):

@@ -26,8 +26,8 @@ OPEN = (*(f"training.{axis}=auto" for axis in ("ulysses", "tp", "pp", "cp", "ep"
 CASES = (
     ("Qwen/Qwen2.5-7B", "8xH100", "grpo", ()),
     ("Qwen/Qwen2.5-7B", "8xL40S", "ppo", ("workload.response_lengths={kind: lognormal, median: 900, sigma: 0.9}",)),
-    ("Qwen/Qwen3-30B-A3B", "16xH200", "grpo", ("target=megatron",)),
-    ("meta-llama/Llama-3.1-8B", "16xA100", "grpo", ("target=fsdp2", "workload.mini_batch_size=256")),
+    ("Qwen/Qwen3-30B-A3B", "16xH200", "grpo", ("training.backend=megatron",)),
+    ("meta-llama/Llama-3.1-8B", "16xA100", "grpo", ("training.backend=fsdp2", "workload.mini_batch_size=256")),
     ("meta-llama/Llama-3.2-1B", "4xRTX4090", "grpo", ("training.lora={rank: 16}", "training.offload_device=nvme")),
     ("Qwen/Qwen2.5-1.5B", "1xgb10", "ppo", ("training.offloads_parameters=auto",)),
 )
@@ -194,10 +194,10 @@ def test_order_of_equals_is_total() -> None:
     assert len({simplicity(candidate) for candidate in candidates}) == len(candidates)
 
 
-@pytest.mark.parametrize("target", at_night(["rlplan", "megatron"], but=1))
-def test_work_hardly_grows_with_the_cluster(target: str) -> None:
+@pytest.mark.parametrize("backend", at_night(["deepspeed", "megatron"], but=1))
+def test_work_hardly_grows_with_the_cluster(backend: str) -> None:
     def scored(gpus: str, prompts: int) -> int:
-        spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={target}")
+        spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={backend}")
         search = GpuSearch(spec, read_setting(spec))
         stats = search.run(with_others=False).stats
         return stats.num_scored + len(search.roles._bytes)

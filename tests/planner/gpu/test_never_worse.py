@@ -106,7 +106,7 @@ def test_a_batch_that_divides_keeps_the_answers_of_a_prompt_together_where_the_a
 
 
 def test_where_rows_must_divide_the_nearest_batch_that_does_is_named_with_its_step() -> None:
-    asked = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "5xH100", "target": "fsdp2"}
+    asked = {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "5xH100", "training": {"backend": "fsdp2"}}
     note, *_ = best_plan(job_from(asked)).notes
     assert note.startswith("uses 4 of 5 GPUs: ")
     assert "with workload.num_prompts_per_step=130 it fits, " in note or "=125 it fits, " in note

@@ -20,11 +20,11 @@ WORK = {
 }
 
 
-def plan(link: str, target: str = "fsdp2", num_generation: int = 8, **placement: Any) -> Plan:
+def plan(link: str, backend: str = "fsdp2", num_generation: int = 8, **placement: Any) -> Plan:
     job = {
         "policy": "Qwen/Qwen2.5-7B",
         "algorithm": {"name": "grpo", "kl_coef": 0},
-        "target": target,
+        "training": {"backend": backend},
         "hardware": f"8xH100 + {num_generation}xH100 over {link}",
         "workload": WORK,
         "training": {"gradient_checkpointing": True, "offloads_optimizer": False, "offloads_parameters": False},
@@ -69,4 +69,4 @@ def test_staleness_is_the_least_that_the_link_asks_for() -> None:
 
 
 def test_the_runtime_refuses_a_link_with_its_reason() -> None:
-    assert any(reason.startswith("hardware.link") for reason in plan("590Mb/s", target="rlplan").refusals)
+    assert any(reason.startswith("hardware.link") for reason in plan("590Mb/s", backend="deepspeed").refusals)

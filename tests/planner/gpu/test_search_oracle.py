@@ -76,7 +76,7 @@ def test_the_search_finds_it_where_attention_may_be_data_parallel(asked: tuple[s
     policy, gpus, *overrides = asked
     given = {key.partition("=")[0] for key in overrides}
     alone = [f"training.{axis}=1" for axis in ("tp", "pp", "cp", "ep") if f"training.{axis}" not in given]
-    top = {"policy": policy, "hardware": gpus, "algorithm": "grpo", "target": "megatron"}
+    top = {"policy": policy, "hardware": gpus, "algorithm": "grpo", "training": {"backend": "megatron"}}
     _compare_job(gpu_job(top, [*alone, "workload.num_prompts_per_step=32", *overrides]), 500)
 
 
@@ -145,8 +145,8 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
     yield "policy", random.choice(MODELS)
     yield "hardware", f"{random.choice((2, 4, 4, 6, 8, 8, 16))}x{random.choice(GPUS)}"
     yield "algorithm", random.choice(("grpo", "grpo", "ppo", "rloo", "dapo"))
-    target = random.choice(("rlplan", "rlplan", "rlplan", "fsdp2", "megatron"))
-    yield "target", target
+    backend = random.choice(("deepspeed", "deepspeed", "deepspeed", "fsdp2", "megatron"))
+    yield "backend", backend
     prompts, samples = random.choice((8, 16, 32, 48, 128)), random.choice((2, 4, 8))
     yield "workload.num_prompts_per_step", str(prompts)
     yield "workload.num_samples_per_prompt", str(samples)
@@ -165,7 +165,7 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
     yield "rollout.has_expert_parallel", random.choice(("auto", "false"))
     yield from sometimes("rollout.attention_dp", 1, 2, 4, chance=0.1)
     yield from sometimes("rollout.quantization", "auto")
-    yield from sometimes("training.zero_stage", *((2, 3) if target == "rlplan" else ("auto",)))
+    yield from sometimes("training.zero_stage", *((2, 3) if backend == "deepspeed" else ("auto",)))
     yield from sometimes("training.offloads_parameters", "auto")
     yield from sometimes("training.gradient_checkpointing", "false", "true")
     yield from sometimes("training.lora", "{rank: 16}", "{rank: 64, base_dtype: nf4}", chance=0.2)

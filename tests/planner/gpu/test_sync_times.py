@@ -23,8 +23,8 @@ SLOW, FASTER = "2xrtx-4090-4x", "2xrtx-4090-8x"
 WORDS = "what has changed travels (3% of the elements, assumed)"
 
 
-def job_of(gpus: str, *more: str, target: str = "rlplan") -> SettledJob:
-    top = {"policy": POLICY, "hardware": gpus, "algorithm": "grpo", "target": target}
+def job_of(gpus: str, *more: str, backend: str = "deepspeed") -> SettledJob:
+    top = {"policy": POLICY, "hardware": gpus, "algorithm": "grpo", "training": {"backend": backend}}
     return gpu_job(top, ["placement.placement=disaggregated", *more])
 
 
@@ -67,20 +67,20 @@ def test_over_a_faster_one_all_weights_travel_and_asking_for_changes_costs_time(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "more", "target", "may"),
+    ("gpus", "more", "backend", "may"),
     [
-        (SLOW, (), "rlplan", True),
-        (FASTER, (), "rlplan", False),
-        ("16xH100", (), "rlplan", False),
-        (SLOW, ("rollout.dtype=float32",), "rlplan", False),
+        (SLOW, (), "deepspeed", True),
+        (FASTER, (), "deepspeed", False),
+        ("16xH100", (), "deepspeed", False),
+        (SLOW, ("rollout.dtype=float32",), "deepspeed", False),
         (SLOW, (), "fsdp2", False),
         ("8xH100 + 8xH100 over 590Mb/s", (), "fsdp2", True),
     ],
 )
 def test_changes_are_looked_at_only_where_they_can_win(
-    gpus: str, more: tuple[str, ...], target: str, may: bool
+    gpus: str, more: tuple[str, ...], backend: str, may: bool
 ) -> None:
-    job = job_of(gpus, *more, target=target)
+    job = job_of(gpus, *more, backend=backend)
     setting = read_setting(job)
     half = setting.num_gpus // 2
     assert changes_may_win(job, setting, half, half) is may
@@ -138,9 +138,9 @@ def test_every_sync_that_is_compared_takes_a_whole_update_more(more: tuple[str, 
 
 
 def test_stacks_that_do_not_compare_engines_are_neither_charged_nor_asked() -> None:
-    job = job_of("8xh100", target="fsdp2")
+    job = job_of("8xh100", backend="fsdp2")
     assert best_plan(job, with_others=False).not_counted == ()
     with pytest.raises(SpecError, match="sync_verification is every, which FSDP2 does not have") as caught:
-        best_plan(job_of("8xh100", "placement.sync_verification=every", target="fsdp2"), with_others=False)
+        best_plan(job_of("8xh100", "placement.sync_verification=every", backend="fsdp2"), with_others=False)
     change = caught.value.way_out.split(",")[0]
-    assert best_plan(job_of("8xh100", change, target="fsdp2"), with_others=False).not_counted == ()
+    assert best_plan(job_of("8xh100", change, backend="fsdp2"), with_others=False).not_counted == ()

@@ -39,7 +39,7 @@ def cluster(num_gpus: int, name: str = "dgx-h100") -> Cluster:
 
 
 def setting(num_ranks: int = 8, choice: TrainerChoice = PLAIN, **changes: object) -> TrainSetting:
-    given = {"model": MODEL, "role": Role.POLICY, "training": SettledTraining(), "target": "rlplan"} | changes
+    given = {"model": MODEL, "role": Role.POLICY, "training": SettledTraining(), "backend": "deepspeed"} | changes
     return TrainSetting(choice=choice, num_ranks=num_ranks, **given)  # type: ignore[arg-type]
 
 
@@ -127,13 +127,13 @@ def test_adapters_cost_what_they_read_and_write_and_a_4_bit_base_what_it_takes_t
 
 def test_a_pipeline_waits_for_stages_less_one_passes():
     deep = TrainerChoice(1, True, False, False, 1, pp=4)
-    cost = train_cost(setting(8, deep, target="megatron"), EVEN, cluster(8))
+    cost = train_cost(setting(8, deep, backend="megatron"), EVEN, cluster(8))
     num = micro_batches(setting(8, deep), EVEN)[0]
     assert num == 256
     waits = cost.parts[Resource.IDLE]
     assert waits < (cost.seconds - waits) * 3 / 256  # the stages that it waits for have no head
     inner = stage_costs(
-        setting(8, deep, target="megatron"),
+        setting(8, deep, backend="megatron"),
         micro_batches(setting(8, deep), EVEN)[1],
         training_times(Recompute.FULL),
         cluster(8),
@@ -144,7 +144,7 @@ def test_a_pipeline_waits_for_stages_less_one_passes():
 
 def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
     """Of sixteen stages of three layers the last has the head: 2 h V a token, forward and twice that backward."""
-    deep = setting(64, TrainerChoice(1, True, False, False, 1, pp=16), model=MIXTURE, target="megatron")
+    deep = setting(64, TrainerChoice(1, True, False, False, 1, pp=16), model=MIXTURE, backend="megatron")
     deep = replace(deep, kernels=replace(deep.runs, waits_per_expert_layer=0.0))
     host, times = cluster(64), training_times(deep.recompute)
     num, batch = micro_batches(deep, EVEN)
@@ -187,7 +187,7 @@ def test_an_optimizer_reads_and_writes_its_states_once():
 def test_megatron_s_step_goes_over_the_whole_buffer_of_gradients_beside_a_rank_s_share():
     """In 16 bits: searched, divided, set to zero 4 * 2 a parameter; of the share 2 + 4 to have them in fp32, 4 for the
     norm, 8 to scale, 4 to step, 24 of states, 2 of the new weight. In fp32 4 * 4, and no copy."""
-    one = setting(target="megatron")
+    one = setting(backend="megatron")
     assert step_bytes_per_parameter(one) == 6 + 4 + 8 + 4 + 24 + 4 + 2
     moved = 52 * MODEL.num_parameters / 8 + 8 * MODEL.num_parameters
     assert optimizer_cost(one, cluster(8)).seconds == pytest.approx(moved / (3.35e12 * 0.8), rel=0.01)
@@ -200,7 +200,7 @@ def test_megatron_s_step_goes_over_the_whole_buffer_of_gradients_beside_a_rank_s
 def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
     """9 ms forward and backward, a third of it forward alone; with recomputation a third more."""
     small = MicroBatch(1, Lengths(8, 64), 8)
-    one = setting(8, model=MIXTURE, target="megatron")
+    one = setting(8, model=MIXTURE, backend="megatron")
     never = replace(one, kernels=replace(one.runs, waits_per_expert_layer=0.0))
     for recompute, thirds in ((None, 1), (Recompute.NONE, 3), (Recompute.FULL, 4)):
         times = FORWARD if recompute is None else training_times(recompute)
@@ -210,7 +210,7 @@ def test_a_layer_of_experts_waits_for_its_host_by_the_passes_that_launch_it():
 
 def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
     batch, host = MicroBatch(1, Lengths(2048, 2048**2), 2048), cluster(8)
-    one, times = setting(8, target="megatron"), training_times(Recompute.NONE)
+    one, times = setting(8, backend="megatron"), training_times(Recompute.NONE)
     ahead = times.with_ahead(2, 3 / MODEL.num_layers)
     plain, more = (passes.matmul_cost(one, batch, each, host).seconds for each in (times, ahead))
     head = 3 * head_flops(MODEL) * 2048 / kernels.matmul_flops_per_s(host)
@@ -219,7 +219,7 @@ def test_tokens_that_are_predicted_ahead_take_layers_and_the_head_once_more():
 
 
 def test_gradients_that_are_added_apart_move_bytes_of_every_weight():
-    one = setting(8, model=MODEL, target="megatron")
+    one = setting(8, model=MODEL, backend="megatron")
     added = replace(one, kernels=replace(one.runs, dense_gradient_bytes=6))
     batch, times = MicroBatch(1, Lengths(2048, 2048**2), 2048), training_times(Recompute.NONE)
     more = passes.elementwise_cost(added, batch, times, cluster(8)) + passes.elementwise_cost(

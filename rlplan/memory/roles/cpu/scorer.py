@@ -10,7 +10,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import FLOAT_BYTES, Loss, largest_micro_batch, rows_on_cpu
+from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, rows_on_cpu
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
@@ -20,7 +20,7 @@ from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, MemoryKind
+from rlplan.vocabulary import ActionKind, Loss, MemoryKind
 
 
 def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, ulysses: int = 1) -> int:

@@ -51,7 +51,7 @@ def incoming(job: SettledJob, model: ModelSpec, choice: EngineChoice) -> Incomin
     """The same of a choice."""
     e, bucket, lora = job.rollout.dtype.num_bytes, job.placement.sync_bucket, job.training.lora
     if not choice.adapter_versions or lora is None:
-        return Incoming(sync_staging(model, e, bucket, job.target))
+        return Incoming(sync_staging(model, e, bucket, job.backend))
     adapters = EngineAdapters(lora, choice.adapter_versions, e)
     return Incoming(adapters.staging_bytes(model, bucket) if bucket else 0, adapters)
 

@@ -17,7 +17,7 @@ def engine_class(job: SettledJob, num_training: int) -> type[EngineOnGpu]:
     """What generates: an engine, or the trainer, which gathers weights that lie in parts on its GPUs or on the host."""
     if not job.rollout.generates_in_trainer:
         return EngineOnGpu
-    is_cut = num_training > 1 and (job.target == "fsdp2" or job.training.zero_stage == 3)
+    is_cut = num_training > 1 and (job.backend == "fsdp2" or job.training.zero_stage == 3)
     return GatheredGeneration if is_cut or job.training.offloads_parameters is True else GenerationInTrainer
 
 

@@ -10,9 +10,8 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
 from rlplan.memory.weight_sync.resharding import bridge_bucket
 from rlplan.spec.hardware.profile import GpuOverheads
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
-from rlplan.vocabulary import MemoryKind
+from rlplan.vocabulary import Backend, MemoryKind
 
 Bytes = dict[MemoryKind, int]
 
@@ -47,10 +46,10 @@ def process_overheads(
 
 
 @lru_cache(maxsize=64)
-def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int, target: Target) -> int:
+def sync_staging(model: ModelSpec, element_bytes: int, bucket_bytes: int, backend: Backend) -> int:
     """Bytes of the bucket through which weights pass from the trainer to the engine; 0 without one."""
     if not bucket_bytes:
         return 0
-    if target != "rlplan":
-        return bridge_bucket(model, target, element_bytes, bucket_bytes)
+    if backend != "deepspeed":
+        return bridge_bucket(model, backend, element_bytes, bucket_bytes)
     return staging_bytes(plan_buckets(model.parameters, element_bytes, bucket_bytes))

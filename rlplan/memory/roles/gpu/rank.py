@@ -10,12 +10,12 @@ from functools import cached_property
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
+from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut, layer_cut
-from rlplan.memory.model.logits import Loss, loss_named
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.roles.gpu.states import FixedStates
@@ -33,13 +33,12 @@ from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_parts
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import trained_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
-from rlplan.vocabulary import ActionKind, MemoryKind, Role
+from rlplan.vocabulary import ActionKind, Backend, Loss, MemoryKind, Role
 
 _STATES = (MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)
 _WITHOUT_STATES = (
@@ -67,6 +66,16 @@ class MicroBatchTokens:
 
 
 @dataclass(frozen=True)
+class ScoringPass:
+    """A pass without gradient that takes log-probs or values of finished rollouts."""
+
+    role: Role
+    micro_batch: MicroBatchTokens
+    scored_words: ScoredWords | None
+    """What it holds of the vocabulary; None where it holds what the loss does without gradient."""
+
+
+@dataclass(frozen=True)
 class TrainedRole:
     """A trained role, as all its ranks have it in common. in_transfer_group: it hands weights to other devices."""
 
@@ -79,13 +88,17 @@ class TrainedRole:
     overheads: GpuOverheads
     sync_bucket: int
     in_transfer_group: bool = False
-    target: Target = "rlplan"
+    backend: Backend = "deepspeed"
     puts_states_away: bool = False
     """Outside of training only its weights are there: gradients are dropped, states lie on the host. Source: verl's
     `offload_megatron_optimizer` and `load_grad=False` after update_actor; NeMo-RL's `offload_before_refit`; slime's
     sleep."""
     frozen_adapters: tuple[LoraSpec, ...] = ()
     """Of roles that compute with them on the policy's base."""
+    scoring: tuple["ScoringPass", ...] = ()
+    """The scoring passes that its ranks make, by role."""
+    scored_words: ScoredWords | None = None
+    """What a pass without gradient holds of the vocabulary; None where it holds what the loss does."""
 
     @property
     def lora(self) -> LoraSpec | None:
@@ -106,8 +119,8 @@ class TrainedRole:
         return layer_cut(
             choice.tp,
             choice.expert_tp,
-            is_megatron=self.target == "megatron",
-            has_sequence_parallel=self.training.shares_rows(self.target),
+            is_megatron=self.backend == "megatron",
+            has_sequence_parallel=self.training.shares_rows(self.backend),
         )
 
     @property
@@ -163,8 +176,8 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
     is_value = trained.role in (Role.VALUE, Role.REWARD) or model.head_width == 1
     layers = stage.layers if choice.pp > 1 else None
     cut = trained.layer_cut
-    first, *more = cut_layers(model, layers, cut, is_fused=trained.target == "megatron")
-    exported = trained.target != "rlplan"
+    first, *more = cut_layers(model, layers, cut, is_fused=trained.backend == "megatron")
+    exported = trained.backend != "deepspeed"
     vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
     return MicroBatchShape(
         first.block,
@@ -184,8 +197,9 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         passes_keys_on=choice.cp > 1,
         micro_batches_in_flight=stage.in_flight,
         softcaps_logits=model.architecture in CAPPED,
-        selects_rows=trained.target == "rlplan",
+        selects_rows=trained.backend == "deepspeed",
         dequantised=fixed.dequantised,
+        scored_words=trained.scored_words,
     )
 
 
@@ -194,8 +208,8 @@ def loss_of(trained: TrainedRole) -> Loss:
 
     Source: torch 2.13 distributed/tensor/parallel/loss.py.
     """
-    stated = loss_named(trained.training.logits, trained.target)
-    is_torchs = trained.target == "fsdp2" and trained.choice.tp > 1 and stated is not Loss.FUSED
+    stated = trained.training.loss
+    is_torchs = trained.backend == "fsdp2" and trained.choice.tp > 1 and stated is not Loss.FUSED
     return Loss.PARALLEL if is_torchs else stated
 
 
@@ -223,7 +237,7 @@ class RankOnGpu(Forecast):
             return self.resident(action, run_phase)
         held = self._with_overheads(self._waiting.device, run_phase)
         if action.kind is ActionKind.SCORE:
-            held[MemoryKind.LOGITS] = score_peak_bytes(self.shape)
+            held[MemoryKind.LOGITS] = score_peak_bytes(self._scoring_shape(action.role))
             held[MemoryKind.COMM_BUFFERS] = held.get(MemoryKind.COMM_BUFFERS, 0) + self.fixed.gathered
         elif action.kind is ActionKind.SYNC_WEIGHTS:
             held = add(held, {MemoryKind.SYNC_STAGING: self.staging, MemoryKind.COMM_BUFFERS: self.gathered_for_sync})
@@ -255,6 +269,14 @@ class RankOnGpu(Forecast):
         """What the rank computes in one micro-batch."""
         return shape_of(self.trained, self.stage, self.fixed)
 
+    def _scoring_shape(self, role: Role) -> MicroBatchShape:
+        """What the rank computes in one scoring pass of a role."""
+        for asked in self.trained.scoring:
+            if asked.role is role:
+                scoring = replace(self.trained, micro_batch=asked.micro_batch, scored_words=asked.scored_words)
+                return shape_of(scoring, self.stage, self.fixed)
+        return self.shape
+
     @cached_property
     def rank_state(self) -> RankState:
         """What the rank holds whatever the tokens."""
@@ -269,16 +291,16 @@ class RankOnGpu(Forecast):
     def staging(self) -> int:
         """Bytes of the bucket through which weights pass to the engine."""
         trained = self.trained
-        return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket, trained.target)
+        return sync_staging(trained.model, trained.training.dtype.num_bytes, trained.sync_bucket, trained.backend)
 
     @property
     def gathered_for_sync(self) -> int:
         """Bytes of other ranks' parts of what is in the bucket. FSDP2 gathers master weights, and casts them then."""
         trained, training = self.trained, self.trained.training
-        if not trained.is_cut or trained.target == "rlplan" or not trained.sync_bucket:
+        if not trained.is_cut or trained.backend == "deepspeed" or not trained.sync_bucket:
             return self.staging if trained.is_cut else 0
-        kept = training.stored_dtype(trained.target).num_bytes
-        return gathered_parts(trained.model, trained.target, kept, trained.choice.ep)
+        kept = training.stored_dtype(trained.backend).num_bytes
+        return gathered_parts(trained.model, trained.backend, kept, trained.choice.ep)
 
     @property
     def moved(self) -> Bytes:

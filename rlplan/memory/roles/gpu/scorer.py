@@ -12,9 +12,9 @@ from typing import Literal
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
+from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.logits import Loss
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
@@ -25,10 +25,9 @@ from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
-from rlplan.spec.job_parts import Target
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledTraining
-from rlplan.vocabulary import ActionKind, Dtype, MemoryKind, Role
+from rlplan.vocabulary import ActionKind, Backend, Dtype, Loss, MemoryKind, Role
 
 
 @lru_cache(maxsize=256)
@@ -68,11 +67,13 @@ class FrozenRole:
     overheads: GpuOverheads
     is_sharded: bool
     """Whether the weights are cut over all ranks."""
-    target: Target = "rlplan"
+    backend: Backend = "deepspeed"
     cut: TrainerChoice | None = None
     """How the policy is cut, which a frozen role follows where another trainer than rlplan's runs it."""
     kept_bytes: int = 0
     """Of a weight as it is kept; 0: as passes have it."""
+    scored_words: ScoredWords | None = None
+    """What a pass holds of the vocabulary; None where it holds what the loss does without gradient."""
 
 
 class ScorerOnGpu(Forecast):
@@ -80,14 +81,14 @@ class ScorerOnGpu(Forecast):
 
     def __init__(self, frozen: FrozenRole) -> None:
         self.role, self.model, self.overheads = frozen.role, frozen.model, frozen.overheads
-        self.num_ranks = frozen.num_ranks if frozen.is_sharded or frozen.target != "rlplan" else 1
+        self.num_ranks = frozen.num_ranks if frozen.is_sharded or frozen.backend != "deepspeed" else 1
         self.has_head = frozen.role is Role.REFERENCE
         self.element_bytes, self.loss, self.micro_batch = (
             frozen.element_bytes,
             frozen.loss if self.has_head else Loss.NONE,
             frozen.micro_batch,
         )
-        self.target, self.cut = frozen.target, frozen.cut
+        self.backend, self.cut, self.scored_words = frozen.backend, frozen.cut, frozen.scored_words
         self.kept_bytes = frozen.kept_bytes or frozen.element_bytes
         self.largest_layer = self.kept_bytes * (frozen.model.num_parameters // frozen.model.num_layers)
 
@@ -122,7 +123,7 @@ class ScorerOnGpu(Forecast):
     @cached_property
     def shares(self) -> tuple[FrozenShare, ...]:
         """What a rank holds: of a pipeline, one of each stage that may be the fullest."""
-        if self.target == "rlplan" or self.cut is None:
+        if self.backend == "deepspeed" or self.cut is None:
             settings = ZeroSettings(
                 stage=3 if self.num_ranks > 1 else 0, num_ranks=self.num_ranks, weight_bytes=self.kept_bytes
             )
@@ -133,7 +134,7 @@ class ScorerOnGpu(Forecast):
     def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
         model, training, choice = trained.model, trained.training, trained.choice
-        if trained.target == "fsdp2":
+        if trained.backend == "fsdp2":
             fsdp = fsdp_settings(training, choice, trained.num_ranks)
             parts = fsdp_parts(model, self.role, None, fsdp)
         else:
@@ -156,7 +157,8 @@ class ScorerOnGpu(Forecast):
             self.num_ranks,
             self.overheads,
             1,
-            target=self.target,
+            backend=self.backend,
+            scored_words=self.scored_words,
         )
 
     def _whole_shape(self) -> MicroBatchShape:
@@ -170,10 +172,11 @@ class ScorerOnGpu(Forecast):
             element_bytes=self.element_bytes,
             loss=self.loss,
             more=tuple(more),
+            scored_words=self.scored_words,
         )
 
     def _overheads(self) -> Bytes:
-        cut = self.cut if self.target != "rlplan" else None
+        cut = self.cut if self.backend != "deepspeed" else None
         axes = (cut.tp, cut.pp, cut.cp, cut.ep) if cut is not None else ()
         return process_overheads(self.overheads, self.num_ranks, axes=axes)
 

@@ -59,7 +59,7 @@ class KeepsSentWeights(Forecast):
 def keeping_sent_weights(rank: Forecast, job: SettledJob) -> Forecast:
     """A rank of the policy's trainer or of an engine with the copy that it keeps, if any; another rank as it is."""
     trainer = rank.rank if isinstance(rank, StagedOnHost) else rank
-    element_bytes, is_own = job.rollout.dtype.num_bytes, job.target == "rlplan"
+    element_bytes, is_own = job.rollout.dtype.num_bytes, job.is_for_rlplan
     if isinstance(trainer, EngineOnGpu) and is_own:
         return KeepsSentWeights(rank, sent_weights_bytes(trainer.model, element_bytes, job.placement.sync_bucket))
     if not isinstance(trainer, TrainerOnGpu) or trainer.trained.role is not Role.POLICY:
@@ -93,7 +93,7 @@ def sent_shard_bytes(trainer: TrainerOnGpu, element_bytes: int) -> int:
     Source: verl docs/advance/delta_weight_sync.md. Assumes: Megatron's ranks likewise, which verl has announced.
     """
     trained, training = trainer.trained, trainer.trained.training
-    if trained.target == "fsdp2":
+    if trained.backend == "fsdp2":
         fsdp = fsdp_settings(training, trained.choice, trained.num_ranks)
         ranks = fsdp.num_ranks * fsdp.tp_size
         return sum(pinned_bytes(element_bytes * ceil_div(one.numel, ranks)) for one in trained.model.parameters)

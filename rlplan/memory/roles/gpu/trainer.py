@@ -82,10 +82,10 @@ class TrainerOnGpu(Forecast):
 def parts_of(trained: TrainedRole, stage: PipelineStage) -> FixedStates:
     """What a rank of a stage holds whatever the tokens, by who trains it. Raises: SpecError."""
     model, role, training, choice = trained.model, trained.role, trained.training, trained.choice
-    if trained.target == "megatron":
+    if trained.backend == "megatron":
         megatron = megatron_settings(training, choice, trained.num_ranks)
         return megatron_parts(model, role, trained.lora, megatron, stage.index)
-    if trained.target == "fsdp2":
+    if trained.backend == "fsdp2":
         return fsdp_parts(model, role, trained.lora, fsdp_settings(training, choice, trained.num_ranks))
     settings = zero_settings(training, choice, trained.num_ranks)
     return fixed_states(model, role, trained.lora, settings, choice.tp, trained.frozen_adapters)

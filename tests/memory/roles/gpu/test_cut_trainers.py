@@ -10,7 +10,7 @@ from rlplan.accuracy.training.points import shapes_of
 from rlplan.accuracy.training.run import read_run
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.model.logits import Loss
+
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
@@ -20,7 +20,7 @@ from rlplan.memory.trainers.micro_batch import Place, layer_bytes
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuOverheads
-from rlplan.spec.job_parts import Target
+from rlplan.vocabulary import Loss, Backend
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledRollout, SettledTraining
@@ -52,7 +52,7 @@ def trainer(
     overheads: GpuOverheads,
     one: TrainerChoice,
     ranks: int,
-    target: Target = "megatron",
+    backend: Backend = "megatron",
     model=SEVEN,  # type: ignore[no-untyped-def]
     micro_batch: MicroBatchTokens = ONE,
     lora: LoraSpec | None = None,
@@ -60,7 +60,7 @@ def trainer(
 ) -> TrainerOnGpu:
     training = SettledTraining.model_validate({"logits": "plain", "lora": lora, **(given or {})})
     return TrainerOnGpu(
-        TrainedRole(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, target=target)
+        TrainedRole(Role.POLICY, model, training, one, micro_batch, ranks, overheads, 1 << 29, backend=backend)
     )
 
 
@@ -159,10 +159,10 @@ def test_the_last_stage_has_the_logits(overheads: GpuOverheads) -> None:
     assert peak(one) == max(sum(rank.peak(TRAIN, "steady").values()) for rank in one.ranks)
 
 
-@pytest.mark.parametrize("target", ["fsdp2", "megatron"])
-def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOverheads, target: Target) -> None:
-    stage = 3 if target == "fsdp2" else 1
-    whole, cut = (trainer(overheads, choice(stage, cp=cp), 8, target) for cp in (1, 2))
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOverheads, backend: Backend) -> None:
+    stage = 3 if backend == "fsdp2" else 1
+    whole, cut = (trainer(overheads, choice(stage, cp=cp), 8, backend) for cp in (1, 2))
     assert states(whole) == states(cut)
     ring = 2 * 2 * 2 * SEVEN.num_kv_heads * SEVEN.head_dim * 4096
     more = [cut.snapshots[name][MemoryKind.ACTIVATIONS] - whole.snapshots[name][MemoryKind.ACTIVATIONS]
@@ -264,15 +264,15 @@ def test_adapters_under_megatron_have_states_of_their_own_alone(overheads: GpuOv
     assert held[MemoryKind.GRADIENTS] < 0.01 * P7
 
 
-@pytest.mark.parametrize(("target", "stage", "share"), [("fsdp2", 3, 8), ("megatron", 1, 4)])
-def test_frozen_models_follow_the_policy(overheads: GpuOverheads, target: Target, stage: int, share: int) -> None:
+@pytest.mark.parametrize(("backend", "stage", "share"), [("fsdp2", 3, 8), ("megatron", 1, 4)])
+def test_frozen_models_follow_the_policy(overheads: GpuOverheads, backend: Backend, stage: int, share: int) -> None:
     one = choice(stage, tp=4)
     scorer = ScorerOnGpu(
-        FrozenRole(Role.REFERENCE, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, target=target, cut=one)
+        FrozenRole(Role.REFERENCE, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=one)
     )
     assert scorer.resident(SCORE, "steady")[MemoryKind.WEIGHTS] == pytest.approx(2 * P7 / share, rel=0.001)
     reward = ScorerOnGpu(
-        FrozenRole(Role.REWARD, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, target=target, cut=one)
+        FrozenRole(Role.REWARD, SEVEN, 2, Loss.PLAIN, ONE, 8, overheads, is_sharded=False, backend=backend, cut=one)
     )
     assert sum(reward.peak(SCORE, "steady").values()) < sum(scorer.peak(SCORE, "steady").values())
 
@@ -304,7 +304,7 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
 
     def rank(**options: bool) -> TrainerOnGpu:
         training = SettledTraining(logits="plain")
-        role = TrainedRole(Role.POLICY, V3, training, one, ONE, 96, overheads, 512 << 20, target="megatron", **options)
+        role = TrainedRole(Role.POLICY, V3, training, one, ONE, 96, overheads, 512 << 20, backend="megatron", **options)
         return TrainerOnGpu(role)
 
     stays, leaves = rank(), rank(puts_states_away=True)

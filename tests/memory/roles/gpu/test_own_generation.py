@@ -8,7 +8,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import MemoryKind
 
 LORA = (
-    "target=fsdp2",
+    "training.backend=fsdp2",
     "training.lora.rank=16",
     "training.master_dtype=bfloat16",
     "training.gradient_checkpointing=true",
@@ -60,5 +60,5 @@ def test_weights_that_are_sharded_or_on_the_host_are_gathered_for_it(gpus: str, 
 
 
 def test_rlplan_s_own_runtime_has_an_engine() -> None:
-    refusals = planned("rollout.engine=transformers", "target=rlplan").refusals
+    refusals = planned("rollout.engine=transformers", "framework=rlplan").refusals
     assert any("rollout.engine transformers" in one for one in refusals)

@@ -22,9 +22,9 @@ COPY = 2 * P + 2 * TABLE
 """In bf16, every tensor whole cache lines; beside it the largest packet, a table that is larger than a layer."""
 
 
-def search_of(target: str = "rlplan", gpus: str = "16xH100", policy: str = POLICY, *more: str) -> GpuSearch:
+def search_of(backend: str = "deepspeed", gpus: str = "16xH100", policy: str = POLICY, *more: str) -> GpuSearch:
     asked = ("placement.placement=disaggregated", "rollout.tp=1", "placement.sync_content=delta", *more)
-    job = gpu_job({"policy": policy, "hardware": gpus, "algorithm": "ppo", "target": target}, asked)
+    job = gpu_job({"policy": policy, "hardware": gpus, "algorithm": "ppo", "training": {"backend": backend}}, asked)
     return GpuSearch(job, read_setting(job))
 
 

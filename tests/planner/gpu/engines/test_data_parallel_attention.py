@@ -19,25 +19,27 @@ MIXTURE = "Qwen/Qwen3-30B-A3B"
 LATENT = "deepseek-ai/DeepSeek-V2-Lite"
 
 
-def planned(policy: str, gpus: str, *overrides: str, target: str = "megatron") -> Plan:
-    job = gpu_job({"policy": policy, "hardware": gpus, "algorithm": "grpo", "target": target}, list(overrides))
+def planned(policy: str, gpus: str, *overrides: str, backend: str = "megatron") -> Plan:
+    job = gpu_job(
+        {"policy": policy, "hardware": gpus, "algorithm": "grpo", "training": {"backend": backend}}, list(overrides)
+    )
     return best_plan(job, with_others=False)
 
 
 @pytest.mark.parametrize(
-    ("policy", "target", "overrides"),
+    ("policy", "backend", "overrides"),
     [
         ("Qwen/Qwen2.5-7B", "megatron", ()),
-        ("Qwen/Qwen2.5-7B", "rlplan", ()),
-        (MIXTURE, "rlplan", ()),
+        ("Qwen/Qwen2.5-7B", "deepspeed", ()),
+        (MIXTURE, "deepspeed", ()),
         (MIXTURE, "megatron", ("rollout.attention_dp=1",)),
         (MIXTURE, "fsdp2", ("rollout.has_expert_parallel=false",)),
     ],
 )
 def test_who_cannot_have_it_is_offered_the_same_engines_as_without(
-    policy: str, target: str, overrides: tuple[str, ...]
+    policy: str, backend: str, overrides: tuple[str, ...]
 ) -> None:
-    top = {"policy": policy, "hardware": "8xH100", "algorithm": "grpo", "target": target}
+    top = {"policy": policy, "hardware": "8xH100", "algorithm": "grpo", "training": {"backend": backend}}
     job = gpu_job(top, list(overrides))
     sizes = engine_sizes(job, read_setting(job).policy)
     assert {axes.attention_dp for axes in sizes} == {1}
@@ -46,7 +48,9 @@ def test_who_cannot_have_it_is_offered_the_same_engines_as_without(
 
 
 def test_engines_of_up_to_64_gpus_share_experts_in_layers_of_one_host() -> None:
-    job = gpu_job({"policy": MIXTURE, "hardware": "128xH100", "algorithm": "grpo", "target": "megatron"}, [])
+    job = gpu_job(
+        {"policy": MIXTURE, "hardware": "128xH100", "algorithm": "grpo", "training": {"backend": "megatron"}}, []
+    )
     shared = [axes for axes in engine_sizes(job, read_setting(job).policy) if axes.attention_dp > 1]
     assert {(axes.tp, axes.tp * axes.attention_dp) for axes in shared} == {
         (tp, ranks) for tp in (1, 2, 4, 8) for ranks in (2, 4, 8, 16, 32, 64) if ranks > tp
@@ -131,7 +135,7 @@ def test_a_number_that_the_gpus_do_not_divide_by_says_so() -> None:
 
 
 def test_target_rlplan_refuses_it_with_the_verdict() -> None:
-    plan = planned(MIXTURE, "8xH200", "rollout.attention_dp=4", "rollout.tp=1", target="rlplan")
+    plan = planned(MIXTURE, "8xH200", "rollout.attention_dp=4", "rollout.tp=1", backend="deepspeed")
     assert plan.verdict is Verdict.REFUSED
     assert any("rollout.attention_dp 4" in reason for reason in plan.refusals)
 
@@ -147,7 +151,8 @@ def test_explain_asks_for_more_of_it_and_for_less() -> None:
 
 def test_space_counts_the_engines_that_it_lists() -> None:
     job = gpu_job(
-        {"policy": LATENT, "hardware": "8xH100", "algorithm": "grpo", "target": "megatron"}, ["training.pp=1"]
+        {"policy": LATENT, "hardware": "8xH100", "algorithm": "grpo", "training": {"backend": "megatron"}},
+        ["training.pp=1"],
     )
     space = GpuSpace(job, read_setting(job))
     assert space.num_candidates == sum(1 for _ in space)

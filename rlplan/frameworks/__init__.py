@@ -1,0 +1,1 @@
+"""Framework profiles: what each RL stack does in a step, by release, as data."""

@@ -1,0 +1,201 @@
+"""FrameworkRelease: what one release of a framework does in a step, and what its passes materialize.
+
+In: a name such as `verl@0.9`, and the profiles `rlplan/frameworks/NAME.yaml`. Out: a frozen FrameworkRelease.
+Left out: the framework's own configuration keys (keys/, read by rlplan/foreign).
+
+A profile lists releases from the oldest to the newest. Each entry states only what changed since the entry before it,
+so that a release has the values of the last entry that is not newer than it.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlplan.errors import did_you_mean
+from rlplan.vocabulary import Backend, Role
+
+FOLDER = Path(__file__).parent
+KEYS_FOLDER = FOLDER / "keys"
+"""One file of configuration keys a stack, which rlplan/foreign reads and writes."""
+NAMES = ("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deepspeed")
+"""Frameworks that have a profile."""
+LogProbs = Literal["always", "never", "later_updates", "later_updates_or_correction"]
+
+
+class Facts(BaseModel):
+    """Frozen, and strict about keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScoredWords(Facts):
+    """Tensors of [tokens, vocabulary] that a pass without gradient holds at its largest moment."""
+
+    in_model_type: int = 0
+    """Of the model's type, mostly 2 bytes an element."""
+    in_fp32: int = 0
+    """Of 4 bytes an element."""
+
+    def bytes_per_word(self, element_bytes: int) -> int:
+        """Bytes of one token and word of the vocabulary.
+
+        >>> ScoredWords(in_model_type=1, in_fp32=1).bytes_per_word(2)
+        6
+        """
+        return self.in_model_type * element_bytes + self.in_fp32 * 4
+
+
+class Logits(Facts):
+    """What a backend's passes materialize of the vocabulary."""
+
+    train: str
+    """The loss with gradient, as `training.logits` names it (memory/model/logits.py, Loss)."""
+    score: ScoredWords | None = None
+    """A pass that takes log-probs alone. None where it takes them as the loss does."""
+    score_with_entropy: ScoredWords | None = None
+    """A pass that takes entropies beside log-probs. None where they add nothing."""
+
+
+class Step(Facts):
+    """Which passes a step has beside generation and training."""
+
+    policy_log_probs: LogProbs
+    """When the trainer recomputes the policy's log-probs of a finished rollout.
+
+    later_updates: when a step has several optimizer steps, or the KL is part of the reward.
+    later_updates_or_correction: also when the engine's log-probs are corrected for (`algorithm.importance`).
+    """
+    has_entropy: bool = False
+    """Whether that pass takes entropies too."""
+    reference: Literal["with_kl", "always"] = "with_kl"
+    """When the reference scores: where the job has a KL coefficient, or in every step."""
+    order: tuple[Role, ...] = (Role.POLICY, Role.VALUE, Role.REFERENCE, Role.REWARD, Role.TEACHER)
+    """The order of the passes, which follow one another on shared devices."""
+
+
+class FrameworkRelease(Facts):
+    """One release of a framework."""
+
+    name: str
+    """As NAMES has it."""
+    title: str
+    """As people write it."""
+    repository: str
+    version: str
+    """The release that was read. Of a release between two that were read, the earlier one."""
+    date: str = ""
+    """The day of the release."""
+    backends: tuple[Backend, ...]
+    """Trainers that it has. The first trains dense models unless a job says otherwise."""
+    step: Step
+    logits: Mapping[Backend, Logits]
+    """By backend."""
+    head_rows: Literal["all", "responses", "by_loss"] = "all"
+    """Tokens that are multiplied with the head: all of a pass, those of the responses, or as the loss needs them."""
+    sources: Mapping[str, str] = Field(default={})
+    """Where each statement was read: files of the repository at this release."""
+
+    @property
+    def is_rlplan(self) -> bool:
+        """Whether it is rlplan's own runtime."""
+        return self.name == "rlplan"
+
+    @property
+    def label(self) -> str:
+        """The name and the release, as `framework` is typed; rlplan's own runtime has no releases.
+
+        >>> find_release("verl").label
+        'verl@0.9'
+        """
+        return self.name if self.is_rlplan else f"{self.name}@{self.version}"
+
+    def backend_for(self, *, has_experts: bool) -> Backend:
+        """The trainer where a job leaves it open: for a mixture of experts Megatron-Core where the framework has it."""
+        return "megatron" if has_experts and "megatron" in self.backends else self.backends[0]
+
+
+def switch_to(backend: Backend) -> str:
+    """Overrides with which a job is planned for a trainer, whatever framework it names.
+
+    >>> switch_to("megatron")
+    'framework=verl training.backend=megatron'
+    """
+    name = next(name for name in ("rlplan", "verl") if backend in find_release(name).backends)
+    return "framework=rlplan" if name == "rlplan" else f"framework={name} training.backend={backend}"
+
+
+class UnknownFrameworkError(ValueError):
+    """The name is no framework's, or its version is no version."""
+
+
+def find_release(label: str) -> FrameworkRelease:
+    """The release that `NAME` or `NAME@VERSION` names: the newest, or the last that is not newer than VERSION.
+
+    Raises: UnknownFrameworkError.
+
+    >>> find_release("nemo-rl@0.5.1").version, find_release("verl").is_rlplan
+    ('0.5', False)
+    """
+    return _find_release(*split_label(label))
+
+
+def split_label(label: str) -> tuple[str, str]:
+    """(name as in NAMES, version or nothing) of a label. Raises: UnknownFrameworkError."""
+    word, _, version = label.partition("@")
+    name = word.strip().lower().replace("-", "_").replace(" ", "_")
+    if name not in NAMES:
+        raise UnknownFrameworkError(f"no framework is named {word!r}: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}")
+    if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}([a-z.]\w*)?", version):
+        raise UnknownFrameworkError(f"{version!r} is no version: write {name}@0.9, or {name} for the newest release")
+    return name, version.removeprefix("v")
+
+
+def known_versions(name: str) -> tuple[str, ...]:
+    """Releases of a framework that were read, the oldest first.
+
+    >>> known_versions("openrlhf")[0]
+    '0.5'
+    """
+    return tuple(str(entry["version"]) for entry in _read_profile(name)["releases"])
+
+
+@cache
+def _find_release(name: str, version: str) -> FrameworkRelease:
+    profile = _read_profile(name)
+    asked, merged = _as_numbers(version), dict[str, Any]()
+    for index, entry in enumerate(profile["releases"]):
+        if index and version and _as_numbers(str(entry["version"])) > asked:
+            break
+        merged = _merged(merged, entry)
+    shared = {key: value for key, value in profile.items() if key != "releases"}
+    return FrameworkRelease.model_validate({"name": name, **shared, **merged})
+
+
+@cache
+def _read_profile(name: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML  # thirty modules, which a command without a framework's release does not need
+
+    read: dict[str, Any] = YAML(typ="safe", pure=True).load((FOLDER / f"{name}.yaml").read_text("utf-8"))
+    return read
+
+
+def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """The statements of two entries, of which the newer one's hold; mappings are merged key by key."""
+    both = dict(older)
+    for key, value in newer.items():
+        before = both.get(key)
+        both[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that can be compared.
+
+    >>> _as_numbers("0.10.0.post1") > _as_numbers("0.9.9")
+    True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition(".post")[0])[:3])
