@@ -122,28 +122,6 @@ def test_every_key_that_was_renamed_is_answered_with_its_new_name(old: str, new:
     assert new in caught.value.what
 
 
-def test_an_old_budget_is_answered_with_the_job_that_says_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "budget.yaml"
-    path.write_text(
-        "model: Qwen/Qwen2.5-7B\nalgorithm: ppo\nvalue_model: Qwen/Qwen2.5-0.5B\nkl_coef: 0.01\ngpus: 8xH100\n"
-        "memory: 70GiB\nworkload: {num_prompts_per_step: 64, max_tokens_per_micro_batch: 9000}\n"
-        "training: {recompute: full, lora: {rank: 8, targets: all-linear, base: nf4}}\n"
-        "placement: {parks: frozen, reward_latency_s: 2}\n"
-        "job: {name: mine, workload: {prompts: a.jsonl, heldout_prompts: b.jsonl}, rewards: [{kind: answer_matcher}]}\n"
-    )
-    with pytest.raises(SpecError) as caught:
-        load_job(path)
-    (tmp_path / "job.yaml").write_text(caught.value.way_out.partition("\n")[2])
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text("{}")
-    job = load_job(tmp_path / "job.yaml")
-    assert (job.name, job.algorithm.name, job.algorithm.kl_coef, job.hardware.num_devices) == ("mine", "ppo", 0.01, 8)
-    assert job.training.lora is not None
-    assert (job.training.gradient_checkpointing, job.training.lora.base_dtype) == (True, "nf4")
-    assert (job.training.max_tokens_per_micro_batch, job.workload.reward_latency_s) == (9000, 2)
-    assert (job.placement.offload, job.placement.offload_roles, job.hardware.memory) == ("host", "frozen", 70 << 30)
-
-
 def test_a_job_comes_back_from_json_as_it_was() -> None:
     job = job_from(ASKED, ["workload.response_lengths={kind: lognormal, median: 500, sigma: 1}"])
     assert JobSpec.model_validate_json(job.model_dump_json()) == job

@@ -14,14 +14,13 @@ from rlplan.memory.model.activations import (
 )
 from rlplan.memory.model.block_families import block_of, cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.vocabulary import Loss
-
 from rlplan.memory.trainers.micro_batch import forward_end_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
 from rlplan.runtime.rollout.experience import TrainSample
 from rlplan.spec.model import model_from_config
+from rlplan.vocabulary import Loss
 from tests.factories import config_data, make_model
 
 FAMILIES = {

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rlplan.memory.model.block_families import blocks_of
-
 from rlplan.memory.trainers.micro_batch import forward_end_bytes, score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.step_peak import RankState, step_peak

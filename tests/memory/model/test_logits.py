@@ -3,7 +3,6 @@
 import pytest
 
 from rlplan.memory.model.block import Block
-from rlplan.vocabulary import Loss
 from rlplan.memory.model.logits import (
     ROWS_ON_CPU,
     ROWS_ON_GPU,
@@ -16,6 +15,7 @@ from rlplan.memory.model.logits import (
 )
 from rlplan.memory.trainers.micro_batch import HeldAt, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
+from rlplan.vocabulary import Loss
 
 
 def test_logits_are_fp32_for_at_most_so_many_rows_and_every_word_with_their_exponentials_as_large() -> None:

@@ -7,7 +7,6 @@ import pytest
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
-
 from rlplan.memory.trainers.micro_batch import Place, entry_bytes, kept_layer_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.step_peak import RankState, snapshots, step_peak

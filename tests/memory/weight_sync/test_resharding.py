@@ -16,7 +16,7 @@ def test_megatron_s_bucket_is_the_largest_tensor_and_no_layer_of_experts() -> No
     assert bridge_bucket(V3, "megatron", 2, BUCKET) == 2 * 129280 * 7168  # the vocabulary's table, 1.7 GiB
     assert bridge_bucket(MIXTURE, "megatron", 2, BUCKET) == 2 * 151936 * 4096
     assert (
-        sync_staging(V3, 2, BUCKET, "rlplan") > 20 << 30
+        sync_staging(V3, 2, BUCKET, "deepspeed") > 20 << 30
     )  # a layer of 256 experts, which rlplan's runtime sends whole
 
 

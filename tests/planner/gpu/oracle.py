@@ -13,7 +13,6 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
-
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.process import sync_staging
 from rlplan.memory.roles.gpu.rank import TrainedRole

@@ -144,7 +144,7 @@ class ScorerOnGpu(Forecast):
 
     def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
-        logits = "auto" if self.loss is Loss.NONE else self.loss.value
+        logits = "plain" if self.loss is Loss.NONE else self.loss.value  # of no use where there is no vocabulary
         dtype, kept = _type_of(self.element_bytes), _type_of(self.kept_bytes)
         training = SettledTraining.model_validate({"dtype": dtype, "master_dtype": kept, "logits": logits})
         stays = replace(cut, offloads_optimizer=False, offloads_parameters=False)

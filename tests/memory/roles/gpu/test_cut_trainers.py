@@ -10,7 +10,6 @@ from rlplan.accuracy.training.points import shapes_of
 from rlplan.accuracy.training.run import read_run
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
 from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
@@ -20,11 +19,10 @@ from rlplan.memory.trainers.micro_batch import Place, layer_bytes
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.spec.hardware.catalogue import get_gpu
 from rlplan.spec.hardware.profile import GpuOverheads
-from rlplan.vocabulary import Loss, Backend
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledRollout, SettledTraining
-from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Placement, Role, Stream
+from rlplan.vocabulary import ActionKind, Backend, Loss, MemoryKind, Phase, Placement, Role, Stream
 
 SEVEN = find_model("Qwen/Qwen2.5-7B")
 P7 = SEVEN.num_parameters
@@ -247,12 +245,14 @@ def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverhea
     table, norms = SEVEN.vocab_size * 3584, 57 * 3584
     share = sum(tensor.numel for tensor in autotp_parameters(SEVEN, 2))
     assert share == 2 * table + norms + (P7 - 2 * table - norms) // 2
-    held = states(trainer(overheads, choice(2, tp=2), 8, "rlplan"))
+    held = states(trainer(overheads, choice(2, tp=2), 8, "deepspeed"))
     assert sum(held.values()) == pytest.approx(2 * share + 12 * share / 4, rel=1e-6)
 
 
 def test_every_rank_of_autotp_has_the_logits_of_all_words(overheads: GpuOverheads) -> None:
-    one, two = (trainer(overheads, choice(2, tp=tp), 8, "rlplan").snapshots["loss"][MemoryKind.LOGITS] for tp in (1, 2))
+    one, two = (
+        trainer(overheads, choice(2, tp=tp), 8, "deepspeed").snapshots["loss"][MemoryKind.LOGITS] for tp in (1, 2)
+    )
     assert one == two
     megatron = trainer(overheads, choice(tp=2), 8).snapshots["loss"][MemoryKind.LOGITS]
     assert megatron == 3072 * SEVEN.vocab_size // 2 * 12

@@ -5,7 +5,6 @@ import pytest
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.machine.host import pinned_bytes
-
 from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.gpu.rank import TrainedRole
 from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
@@ -14,7 +13,7 @@ from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledRollout, SettledTraining
-from rlplan.vocabulary import Loss, ActionKind, MemoryKind, Phase, Placement, Role, Stream
+from rlplan.vocabulary import ActionKind, Loss, MemoryKind, Phase, Placement, Role, Stream
 
 MODEL = find_model("Qwen/Qwen2.5-0.5B")
 P = MODEL.num_parameters

@@ -88,7 +88,7 @@ def test_a_rank_of_megatron_keeps_as_much_as_it_has_of_the_weights() -> None:
 
 
 def test_eight_engine_ranks_of_70b_need_more_than_a_terabyte_of_their_host() -> None:
-    search = search_of("rlplan", "24xH100", "meta-llama/Llama-3.1-70B", "rollout.tp=8")
+    search = search_of("deepspeed", "24xH100", "meta-llama/Llama-3.1-70B", "rollout.tp=8")
     arrangement = next(one for one in search.space.arrangements if one.num_training == 16 and one.offloaded == "none")
     trainer, engine = search.space.sweeps(arrangement)[-1].choices[-1], search.space.engines(arrangement)[0]
     choice = search.space.choice(arrangement, trainer, engine, "delta")
