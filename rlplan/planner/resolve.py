@@ -121,7 +121,18 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
     }
     placement |= _offload(job, choice) | _transport(job, choice)
     values = {"workload": sizes, "training": training, "rollout": rollout, "placement": placement}
+    if not job.is_for_rlplan:
+        values["scoring"] = _scoring(job, trainer)
     return with_values(_on(job, arrangement), values)
+
+
+def _scoring(job: SettledJob, trainer: TrainerChoice) -> dict[str, Any]:
+    """Sizes of scoring passes that the job leaves open: those of the training passes, in the unit that was chosen."""
+    size = {"micro_batch_size_per_gpu": trainer.micro_batch}
+    if trainer.max_tokens:
+        size = {"max_tokens_per_micro_batch": trainer.max_tokens}
+    asked = {role: job.scoring.pass_of(role) for role in job.scored_roles}
+    return {role.value: sizes.model_copy(update=size) for role, sizes in asked.items() if not sizes.is_stated}
 
 
 def plain(job: JobSpec) -> JobSpec:

@@ -23,6 +23,7 @@ from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
+from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import LossName, TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import MIB, ceil_div
@@ -384,6 +385,7 @@ def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJ
         "workload": ResolvedWorkload,
         "training": ResolvedTraining,
         "rollout": ResolvedRollout,
+        "scoring": ScoringSpec,
         "placement": ResolvedPlacement,
         "limits": ResolvedLimits,
     }

@@ -150,6 +150,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         found[_ROLLOUTS] = _even_passes(plan, table)
+    found = {key: value for key, value in found.items() if not (key.startswith("scoring.") and value == "auto")}
     if found["rollout.quantization"] == "none":
         found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:

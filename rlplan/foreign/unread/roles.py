@@ -13,13 +13,13 @@ from rlplan.records import dataclass
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.vocabulary import Role
 
-_OF_MEMORY = ("target", "training.", "workload.micro_batch", "placement.offload")
+_OF_MEMORY = ("training.", "workload.micro_batch", "placement.offload")
 """Beginnings of our keys that change a role's memory or time."""
 _SAVING = ("offload", "checkpointing", "distributed_optimizer", "sequence_parallel")
 """Parts of the names of switches that save memory when they are on."""
 _SIZES = ("micro_batch", "token")
 """Parts of the names of sizes of a pass."""
-_NAMES = {Role.VALUE: "the critic", Role.REFERENCE: "the reference", Role.POLICY: "the policy's scoring pass"}
+_NAMES = {Role.VALUE: "the critic", Role.REFERENCE: "the reference"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ def differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
     present = {
         Role.VALUE: _trains_value(converted.get("algorithm.name")),
         Role.REFERENCE: (converted.get("algorithm.kl_coef") or 0) > 0,
-        Role.POLICY: True,
     }
     by_role = {role: tuple(dict.fromkeys(_differences(settings, role))) for role in _NAMES if present[role]}
     return tuple(DifferingRole(_NAMES[role], differences) for role, differences in by_role.items() if differences)
