@@ -18,6 +18,7 @@ from rlplan.foreign.export.refusals import ADAPTERS, ReadBackError, list_overrid
 from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings, matches, word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
+from rlplan.frameworks.profile import find_release
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
@@ -71,6 +72,7 @@ def exported(plan: Plan, target: str) -> Export:
     """The settings of a stack that say what a plan chose. Raises: EmitError."""
     is_given = not plan.job.has_rollouts and f"{target}_given" in SOURCES
     table = load_table(f"{target}_given" if is_given else target)
+    _check_framework(table, plan)
     _check_devices(table, plan)
     wanted = _wanted(plan, table)
     settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
@@ -89,6 +91,12 @@ def exported(plan: Plan, target: str) -> Export:
     said |= settings.required()
     count = count_settings(settings, plan)
     return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len, count)
+
+
+def _check_framework(table: Table, plan: Plan) -> None:
+    """Raises: UnsaidError where the plan is for another framework, whose step has other passes."""
+    if table.trains and find_release(table.framework).name != plan.job.release.name:
+        raise _unsaid_error(table, plan, {"framework": table.framework}, {"framework": plan.job.framework})
 
 
 def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
