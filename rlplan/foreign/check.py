@@ -21,6 +21,7 @@ from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings, matches, typed
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, Served, serve
+from rlplan.frameworks.profile import known_versions
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
@@ -33,6 +34,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.training import given_ranks
+from rlplan.spec.resolved import settle
 from rlplan.units import ceil_div
 
 SCHEMA_VERSION = 1
@@ -71,19 +73,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class InOtherReleases:
-    """The plan of a configuration in releases that have another default for a key which the file leaves out.
+    """A plan of the same configuration in other releases of its stack, in which it does not fit."""
 
-    plan: with that default; it does not fit.
-    """
-
-    default: ReleasedDefault
-    title: str
+    words: str
+    """The releases, and what they do otherwise."""
     plan: Plan
-
-    @property
-    def words(self) -> str:
-        """The releases and their default."""
-        return f"with {self.title} {self.default.versions}, whose default of {self.default.key} is {self.default.value}"
 
 
 @dataclass(frozen=True)
@@ -205,24 +199,49 @@ def _released_note(settings: Settings, default: ReleasedDefault) -> str:
 
 
 def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, plan: Plan) -> Checked:
-    """The verdict on what fits with the table's own version: it has to fit with the defaults of other releases too.
+    """The verdict on what fits with the table's own version: it has to fit in other releases too, for a file does not
+    say which one runs it.
 
-    The first change gives the key that is left out, so that every release takes what was counted.
+    The first change gives the key that is left out, where there is one, so that every release takes what was counted.
     """
-    for default in _released_defaults(settings, asked, plan.job.load_model()):
-        as_released = settings.with_values({default.key: default.value})
-        other = _tried(as_released, asked, {})
-        if not isinstance(other, Plan) or other.fits:
+    for words, other, with_release, pinned in _other_releases(settings, asked, plan):
+        answer = _tried(other, with_release, {})
+        if not isinstance(answer, Plan) or answer.fits:
             continue
-        elsewhere = InOtherReleases(default, settings.table.title, other)
-        needs = f"{elsewhere.words}: " + " and ".join(short.needs for short in other.shortages)
+        elsewhere = InOtherReleases(words, answer)
+        needs = f"{words}: " + " and ".join(short.needs for short in answer.shortages)
         unsure = plan.model_copy(update={"fit": Verdict.IN_EXPECTATION, "notes": (*plan.notes, needs)})
         if unsure.fits:  # the job accepts that risk
             return Checked(imported, unsure, None, ())
-        pinned = Change({default.key: settings.value(default.follows)}, plan)
-        others = islice(_changes(as_released, asked), MOST_REMEDIES - 1)
-        return Checked(imported, unsure, None, (pinned, *others), elsewhere=elsewhere)
+        first = (Change(pinned, plan),) if pinned else ()
+        others = islice(_changes(other, with_release), MOST_REMEDIES - len(first))
+        return Checked(imported, unsure, None, (*first, *others), elsewhere=elsewhere)
     return Checked(imported, plan, None, ())
+
+
+def _other_releases(
+    settings: Settings, asked: Asked, plan: Plan
+) -> Iterator[tuple[str, Settings, Asked, dict[str, Any]]]:
+    """Other releases that may take more memory: (words, the file in them, the question of them, keys that make them
+    take what was counted).
+    """
+    title = settings.table.title
+    for default in _released_defaults(settings, asked, plan.job.load_model()):
+        words = f"with {title} {default.versions}, whose default of {default.key} is {default.value}"
+        in_release = settings.with_values({default.key: default.value})
+        yield words, in_release, asked, {default.key: settings.value(default.follows)}
+    if any(word.startswith("framework=") for word in asked.overrides):
+        return
+    counted, newer = plan.job, known_versions(plan.job.release.name)
+    for before, version in zip(reversed(newer), list(reversed(newer))[1:], strict=False):
+        label = f"{counted.release.name}@{version}"
+        settled = settle(plan.asked.model_copy(update={"framework": label}))
+        if settled.training.logits != counted.training.logits:
+            words = (
+                f"{title} {settings.table.version} takes its loss as {counted.training.logits}; before {title} "
+                f"{before} ({settled.training.logits})"
+            )
+            yield words, settings, replace(asked, overrides=(*asked.overrides, f"framework={label}")), {}
 
 
 def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:

@@ -54,6 +54,8 @@ class Logits(Facts):
 
     train: str
     """The loss with gradient, as `training.logits` names it (memory/model/logits.py, Loss)."""
+    train_given: dict[str, str] = Field(default={})
+    """The loss of algorithms whose data hold the answers, by the algorithm's name, where it is another."""
     score: ScoredWords | None = None
     """A pass that takes log-probs alone. None where it takes them as the loss does."""
     score_with_entropy: ScoredWords | None = None

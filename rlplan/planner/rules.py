@@ -191,7 +191,7 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
     if job.scoring.has_entropy is True:
         yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
     if job.scoring.policy_log_probs == "never":
-        yield "scoring.policy_log_probs never: later updates need the log-probs before them (scoring.policy_log_probs=auto)"
+        yield "scoring.policy_log_probs never: later updates need old log-probs (scoring.policy_log_probs=auto)"
     if training.offloads_activations:
         yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
     if training.logits not in ("auto", "by_rows"):

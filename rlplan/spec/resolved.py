@@ -329,7 +329,8 @@ def settle(job: JobSpec) -> SettledJob:
     backend = _backend(job)
     found["training"] = {"backend": backend}
     if job.training.logits == "auto":
-        found["training"]["logits"] = release.logits[backend].train
+        logits = release.logits[backend]
+        found["training"]["logits"] = logits.train_given.get(job.algorithm.name, logits.train)
     for key, values in RULES.items():
         part, _, name = key.partition(".")
         if getattr(getattr(job, part), name) == "auto":
