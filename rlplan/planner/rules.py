@@ -188,6 +188,11 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
             f"scoring.{sized[0]}: the runtime scores in passes of training's size "
             f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
         )
+    if job.workload.num_generated_prompts_per_step is not None:
+        yield (
+            "workload.num_generated_prompts_per_step: the runtime draws groups again one by one "
+            "(workload.num_generated_prompts_per_step=null, algorithm.max_refills)"
+        )
     if job.scoring.has_entropy is True:
         yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
     if job.scoring.policy_log_probs == "never":

@@ -32,7 +32,8 @@ class JobRoles(JobParts):
     @property
     def num_generated_per_step(self) -> int:
         """Rollouts of a step that engines make."""
-        return self.workload.num_prompts_per_step * self.num_generated_per_prompt
+        prompts = self.workload.num_generated_prompts_per_step or self.workload.num_prompts_per_step
+        return prompts * self.num_generated_per_prompt
 
     @property
     def has_rollouts(self) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, read_json, validate
-from rlplan.spec.parts.lengths import MAX_LEN, HistogramLengths, Lengths, LogNormalLengths
+from rlplan.spec.parts.lengths import MAX_LEN, HistogramLengths, Lengths, LengthSpec, LogNormalLengths
 
 
 class PromptLengths(Spec):
@@ -60,8 +60,17 @@ def lengths_of_run(folder: Path) -> tuple[str, ...]:
     return tuple(f"workload.{key}={json.dumps(value)}" for key, value in said.items())
 
 
-def fitted_lengths(mean: float, cap: int, *, cut_share: float | None, longest: float | None, num_rollouts: int) -> str:
-    """An override: lengths with a measured mean and a measured tail, cut at `cap`; without a tail the mean alone.
+def fitted_lengths(
+    mean: float,
+    cap: int,
+    *,
+    cut_share: float | None,
+    longest: float | None,
+    num_rollouts: int,
+    shape: LengthSpec | None = None,
+) -> str:
+    """An override: lengths with a measured mean and a measured tail, cut at `cap`; without a tail the mean alone, of
+    the shape that the job has.
 
     Counts: the log-normal of which a share `cut_share` reaches the cap, or 1 in `num_rollouts` the longest answer, and
     whose mean, once cut, is the measured one. Its deviation is found by halving; what no deviation gives is met as near
@@ -73,6 +82,8 @@ def fitted_lengths(mean: float, cap: int, *, cut_share: float | None, longest: f
     share, at = cut_share or 0.0, float(cap)
     if not share and longest:
         share, at = 1 / max(2, num_rollouts), longest
+    if not share and isinstance(shape, LogNormalLengths) and mean < cap:
+        return _with_mean(mean, cap, shape.sigma)
     if not 0 < share < 1 or mean >= at:
         return f"workload.response_lengths={{kind: constant, value: {max(1, round(min(mean, cap)))}}}"
     deviations = NormalDist().inv_cdf(1 - share)
@@ -85,8 +96,21 @@ def fitted_lengths(mean: float, cap: int, *, cut_share: float | None, longest: f
     for _ in range(24):
         middle = (low + high) / 2
         low, high = (middle, high) if Lengths(lengths(middle), cap).mean > mean else (low, middle)
-    found = lengths(high)
-    return f"workload.response_lengths={{kind: lognormal, median: {found.median:.4g}, sigma: {found.sigma:.3g}}}"
+    return _as_override(lengths(high))
+
+
+def _with_mean(mean: float, cap: int, sigma: float) -> str:
+    """The override of log-normal lengths of that deviation whose mean, once cut at `cap`, is the given one."""
+    low, high = 1.0, 1e3 * cap
+    for _ in range(60):
+        median = math.sqrt(low * high)
+        is_short = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=sigma), cap).mean < mean
+        low, high = (median, high) if is_short else (low, median)
+    return _as_override(LogNormalLengths(kind="lognormal", median=min(float(MAX_LEN), high), sigma=sigma))
+
+
+def _as_override(lengths: LogNormalLengths) -> str:
+    return f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
 
 
 def _part(file: Path, key: str) -> Any:

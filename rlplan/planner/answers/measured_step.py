@@ -228,6 +228,7 @@ def _measured_lengths(asked: JobSpec, lengths: Mapping[str, float]) -> tuple[str
                 cut_share=lengths.get("cut_share"),
                 longest=lengths.get("longest_response_len"),
                 num_rollouts=work.num_rollouts_per_step,
+                shape=work.response_lengths,
             )
         )
     return tuple(words)

@@ -369,7 +369,7 @@ class GpuSpace:
         wanted = self.job.rollout.max_num_seqs
         if wanted != "auto":
             return (wanted,)
-        share = ceil_div(self.job.workload.num_rollouts_per_step, num_engines * attention_dp)
+        share = ceil_div(self.job.num_generated_per_step, num_engines * attention_dp)
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
             most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])

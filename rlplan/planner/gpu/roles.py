@@ -205,7 +205,7 @@ class GpuRoles:
         key = arrangement.num_generation, self.batches_under_way(arrangement), cut
         if key not in self.demands:
             engine = self.engine(Choice(arrangement, NO_TRAINER, choice))
-            under_way = workload.num_rollouts_per_step * self.batches_under_way(arrangement)
+            under_way = self.job.num_generated_per_step * self.batches_under_way(arrangement)
             share = ceil_div(under_way, self.num_engines(arrangement, choice))
             demand = KvDemand(
                 engine.pool,
