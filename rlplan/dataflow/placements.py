@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rlplan.dataflow.async_rollouts import with_async_rollouts
-from rlplan.dataflow.choice import Arrangement, Choice
+from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
 from rlplan.dataflow.graph import StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.time_sharing import TimeSharing, offload_between, share_time
@@ -51,7 +51,7 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
     groups = _groups(job.device_kind, choice.arrangement, has_engine=bool(choice.sync_mode))
     training, scoring, generation = groups[0], groups[-2 if len(groups) > 1 else 0], groups[-1]
     trainer = choice.trainer
-    layouts = [_trainer(choice, Role.POLICY, "policy_trainer", training)]
+    layouts = [_trainer(job, choice, Role.POLICY, "policy_trainer", training)]
     if choice.sync_mode:
         count, ranks = choice.engines, choice.engine.ranks
         layouts.append(
@@ -59,7 +59,7 @@ def place(job: SettledJob, choice: Choice) -> tuple[tuple[DeviceGroup, ...], tup
                 Role.POLICY, "rollout_engine", generation.name, generation.devices[-count * ranks :], dp=count, tp=ranks
             )
         )
-    layouts += [_trainer(choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
+    layouts += [_trainer(job, choice, role, "value_trainer", training) for role in job.trained_roles[1:]]
     on = scoring.devices if job.placement.spreads_scoring else scoring.devices[:1]
     shared = 3 if trainer.zero_stage == 3 and len(on) > 1 else 0
     for role in job.frozen_roles:
@@ -72,9 +72,26 @@ def representative(layout: RoleLayout) -> RoleLayout:
     return replace(layout, devices=layout.devices[:1], dp=1, tp=1)
 
 
-def _trainer(choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> RoleLayout:
+def trainer_of(job: SettledJob, role: Role, trainer: TrainerChoice) -> TrainerChoice:
+    """The choice for a trained role: the policy's, or the value model's own where the job has it."""
+    asked = job.roles.value.training
+    if role is not Role.VALUE:
+        return trainer
+    own = {key: getattr(asked, key) for key in _OF_VALUE if getattr(asked, key) != "auto"}
+    tokens, size, longest = asked.max_tokens_per_micro_batch, asked.micro_batch_size_per_gpu, job.workload.max_seq_len
+    if tokens != "auto":
+        own |= {"max_tokens": tokens, "micro_batch": max(1, tokens // longest)}
+    elif size != "auto":
+        own |= {"micro_batch": size, "max_tokens": size * longest if trainer.max_tokens else 0}
+    return replace(trainer, **own) if own else trainer
+
+
+_OF_VALUE = ("zero_stage", "gradient_checkpointing", "ulysses", "tp", "pp", "cp", "ep")
+
+
+def _trainer(job: SettledJob, choice: Choice, role: Role, worker: Worker, group: DeviceGroup) -> RoleLayout:
     """A rank on each device; some of them compute a pass together."""
-    trainer = choice.trainer
+    trainer = trainer_of(job, role, choice.trainer)
     replicas = len(group.devices) // trainer.ranks_per_sequence
     return RoleLayout(role, worker, group.name, group.devices, replicas, trainer.tp, trainer.zero_stage)
 

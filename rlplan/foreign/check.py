@@ -456,11 +456,11 @@ def check_fits(checked: Checked) -> None:
         assert error is not None, "what has no plan has a reason"
         raise replace_way_out(error, way_out if changes else error.way_out or OTHERS)
     if checked.elsewhere is not None:
-        error = does_not_fit(checked.elsewhere.plan)
+        error, title = does_not_fit(checked.elsewhere.plan), checked.imported.settings.table.title
         raise NoFeasiblePlanError(
             f"{Verdict.IN_EXPECTATION.value}: {checked.elsewhere.words}, {error.what}",
             where=error.where,
-            rule=f"it fits with every release of {checked.elsewhere.title}, of which the file does not say one",
+            rule=f"it fits with every release of {title}, of which the file does not say one",
             way_out=way_out,
         )
     raise replace_way_out(does_not_fit(checked.plan), way_out)

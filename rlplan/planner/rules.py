@@ -20,6 +20,7 @@ from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
 from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
+from rlplan.spec.parts.roles import ValueTrainingSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
@@ -182,12 +183,23 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
         yield "roles.reference.dtype: a reference has the policy's type (roles.reference.dtype=auto)"
     if job.roles.reference.is_precomputed:
         yield "roles.reference.is_precomputed: references score in every step (roles.reference.is_precomputed=false)"
+    yield from _passes_of_others(job)
+    if training.offloads_activations:
+        yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
+    if training.logits not in ("auto", "by_rows"):
+        yield f"training.logits {training.logits}: the runtime takes its loss by rows (training.logits=auto)"
+
+
+def _passes_of_others(job: SettledJob) -> Iterator[str]:
+    """Passes and batches that other frameworks have, and rlplan's own runtime does not."""
     sized = [role for role in Role if role is not Role.VERIFIER and job.scoring.pass_of(role).is_stated]
     if sized:
         yield (
             f"scoring.{sized[0]}: the runtime scores in passes of training's size "
             f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
         )
+    if job.roles.value.training != ValueTrainingSpec():
+        yield "roles.value.training: the runtime lays the value model out as the policy (roles.value.training={})"
     if job.workload.num_generated_prompts_per_step is not None:
         yield (
             "workload.num_generated_prompts_per_step: the runtime draws groups again one by one "
@@ -197,10 +209,6 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
         yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
     if job.scoring.policy_log_probs == "never":
         yield "scoring.policy_log_probs never: later updates need old log-probs (scoring.policy_log_probs=auto)"
-    if training.offloads_activations:
-        yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
-    if training.logits not in ("auto", "by_rows"):
-        yield f"training.logits {training.logits}: the runtime takes its loss by rows (training.logits=auto)"
 
 
 def _gpus(job: SettledJob) -> Iterator[str]:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION, group_size
+from rlplan.dataflow.placements import GENERATION, group_size, trainer_of
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
@@ -290,6 +290,8 @@ class GpuRoles:
                 )
             )
         role = Role(worker.removesuffix("_trainer"))
+        candidate = replace(candidate, trainer=trainer_of(job, role, candidate.trainer))
+        micro_batch = self.micro_batch(candidate, response_len)
         rank = TrainerOnGpu(
             TrainedRole(
                 role,
@@ -324,7 +326,8 @@ class GpuRoles:
 
     def saved_bytes(self, role: Role, candidate: Choice) -> int:
         """Bytes that a rank of a trained role writes of itself into a checkpoint."""
-        job, model, trainer = self.job, self.setting.model_of(role), candidate.trainer
+        job, model = self.job, self.setting.model_of(role)
+        trainer = trainer_of(job, role, candidate.trainer)
         parameters = held_parameters(model, trainer.tp, job.trained_parameters(role, model))
         training = resolve(job, candidate, 0).training
         shards = candidate.arrangement.num_training // trainer.tp
@@ -348,6 +351,7 @@ class GpuRoles:
 
     def scoring_choice(self, role: Role, choice: TrainerChoice) -> TrainerChoice:
         """The choice with the size of a role's scoring passes in place of the training passes' size."""
+        choice = trainer_of(self.job, role, choice)
         asked, longest = self.job.scoring.pass_of(role), self.job.workload.max_seq_len
         if asked.max_tokens_per_micro_batch != "auto":
             tokens = int(asked.max_tokens_per_micro_batch)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
-from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group
+from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group, trainer_of
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
 from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
@@ -225,6 +225,7 @@ class GpuTimes:
 
     def _train(self, action: Action, arrangement: Arrangement, choice: TrainerChoice) -> Cost:
         """A mini-batch forward and backward, or an optimizer step."""
+        choice = trainer_of(self.job, action.role, choice)
         setting, cluster = self._train_setting(action.role, arrangement, choice), self._cluster(arrangement, TRAINING)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return optimizer_cost(setting, cluster)

@@ -7,13 +7,15 @@ Left out: which roles an algorithm trains (algorithm.py), and how a role compute
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.model import Component, ModelSpec, Parameter, load_model, load_scalar_base
+from rlplan.spec.parts.training import Ranks
+from rlplan.spec.parts.workload import Count
 from rlplan.vocabulary import Dtype, Role
 
 SCALAR_HEAD = "score.weight"
@@ -61,6 +63,29 @@ class RewardModelSpec(Spec):
     """Tokens that it reads where it has another tokenizer than the policy; longer texts lose their beginning."""
 
 
+class ValueTrainingSpec(Spec):
+    """How the value model is laid out and trained where that is not as the policy; `auto` is as the policy."""
+
+    zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
+    """The ZeRO stage of its states, as training.zero_stage counts it."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Whether its activations are computed again in the backward pass."""
+    micro_batch_size_per_gpu: Count | Auto = "auto"
+    """Rollouts of a training pass of a rank, counted at their longest."""
+    max_tokens_per_micro_batch: Count | Auto = "auto"
+    """Tokens that are packed into one training pass."""
+    ulysses: Ranks = "auto"
+    """Ranks that share a pass, each with a part of its tokens."""
+    tp: Ranks = "auto"
+    """Ranks that share a pass, each with a part of every layer."""
+    pp: Ranks = "auto"
+    """Pipeline stages."""
+    cp: Ranks = "auto"
+    """Ranks that share a sequence's attention."""
+    ep: Ranks = "auto"
+    """Ranks that share the experts of a layer."""
+
+
 class ValueSpec(Spec):
     """The value model."""
 
@@ -68,11 +93,15 @@ class ValueSpec(Spec):
     """Where it starts; None for the policy's start weights."""
     shares_backbone: bool = False
     """It is one more head on the policy, trained with it."""
+    training: ValueTrainingSpec = ValueTrainingSpec.by_default()
+    """Its own layout and passes."""
 
     @model_validator(mode="after")
     def _one_backbone(self) -> "ValueSpec":
         if self.path is not None and self.shares_backbone:
             raise ValueError("a value head on the policy's backbone has no path of its own: drop one of the two keys")
+        if self.shares_backbone and self.training != ValueTrainingSpec():
+            raise ValueError("a value head on the policy's backbone is trained with it: drop roles.value.training")
         return self
 
 
