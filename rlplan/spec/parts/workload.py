@@ -26,8 +26,8 @@ class WorkloadSpec(Spec):
     num_prompts_per_step: Count = 128
     """Prompts of a step."""
     num_generated_prompts_per_step: Count | None = None
-    """Prompts that a step generates for, where it trains on some groups alone (dynamic sampling and over-sampling of other
-    frameworks). None: those of the step.
+    """Prompts that a step generates for, where it trains on some groups alone: dynamic sampling and over-sampling in
+    other frameworks. None: those of the step.
     """
     num_samples_per_prompt: Count = 8
     """Rollouts of a prompt; 1 or 2 of an algorithm that is given its answers."""
