@@ -98,6 +98,8 @@ class FrameworkRelease(Facts):
     """By backend."""
     head_rows: Literal["all", "responses", "by_loss"] = "all"
     """Tokens that are multiplied with the head: all of a pass, those of the responses, or as the loss needs them."""
+    host_copies: Literal["pinned", "pageable"] = "pinned"
+    """The host memory to which waiting roles are offloaded. Copies to pageable memory are several times slower."""
     sources: Mapping[str, str] = Field(default={})
     """Where each statement was read: files of the repository at this release."""
 

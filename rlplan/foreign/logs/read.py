@@ -52,6 +52,8 @@ class Stack(NamedTuple):
     name: str
     meanings: dict[str, str]
     instead: dict[str, str]
+    covers: dict[str, Phase]
+    """Our actions whose seconds the timer of another phase includes, and that phase."""
 
 
 @cache
@@ -60,8 +62,13 @@ def stacks() -> tuple[Stack, ...]:
     path = Path(__file__).with_name("names.yaml")
     table = parse_yaml(path.read_text("utf-8"), where=str(path), what="names of metrics")
     return tuple(
-        Stack(name, {one: what for what, ones in told["meanings"].items() for one in ones}, told.get("instead", {}))
-        for name, told in table.items()
+        Stack(
+            name,
+            {metric: meaning for meaning, metrics in facts["meanings"].items() for metric in metrics},
+            facts.get("instead", {}),
+            {action: Phase(phase) for action, phase in facts.get("covers", {}).items()},
+        )
+        for name, facts in table.items()
     )
 
 
@@ -104,6 +111,7 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         step_s=found.get(STEP),
         phases={phase: found[phase.value] for phase in Phase if phase.value in found},
         lengths={name: found[name] for name in LENGTHS if name in found},
+        covers=stack.covers,
         unread=tuple(unread),
     )
 

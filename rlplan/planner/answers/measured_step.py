@@ -9,12 +9,13 @@ workload, and no fault of the runtime. Normal is what nine of ten measured steps
 
 import math
 from collections.abc import Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
 from rlplan.planner.answers.changes import bottleneck_of
-from rlplan.planner.answers.plan_results import phase_costs
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import StepError, nearest_error
 from rlplan.planner.plan import Plan
@@ -22,6 +23,7 @@ from rlplan.records import dataclass
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fitted_lengths
+from rlplan.timing.step import StepTiming
 from rlplan.units import format_seconds
 from rlplan.vocabulary import Phase
 
@@ -48,6 +50,8 @@ class MeasuredStep:
     """Seconds; those that were written."""
     lengths: dict[str, float]
     """mean_response_len, longest_response_len, mean_prompt_len in tokens, cut_share from 0 to 1; what was written."""
+    covers: dict[str, Phase] = field(default_factory=dict)
+    """Patterns of actions whose seconds the timer of another phase includes, and that phase."""
     unread: tuple[str, ...] = ()
     """Fields that look like timers and that no table names."""
 
@@ -182,13 +186,23 @@ def explain_step(asked: JobSpec, measured: MeasuredStep, made: Plan | None = Non
         plan, overrides = made, ()
     if plan.timing is None or not plan.verdict.may_fit:
         raise _no_prediction(plan)
-    predicted = {phase: cost.seconds for phase, cost in phase_costs(plan.timing.step).items()}
+    predicted = _as_timed(plan.timing.step, measured)
     gaps = tuple(_gaps(plan, measured, predicted))
     wrong = [one for one in gaps if not one.is_normal and one.gap_s >= LEAST_SHARE * measured.seconds]
     phases = [one for one in wrong if one.phase != "step"]
     largest = max(phases or wrong, key=lambda one: one.gap_s, default=None)
     causes = () if largest is None or plan is made else list_causes(job, plan, largest.phase, largest.measured_s)
     return StepReport(plan, overrides, measured, gaps, largest, causes)
+
+
+def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
+    """Predicted seconds by the phases that were timed; an action that another phase's timer includes counts there."""
+    seconds: dict[Phase, float] = {}
+    for action in timing.actions:
+        timers = (phase for pattern, phase in measured.covers.items() if fnmatchcase(action.action_id, pattern))
+        phase = next((phase for phase in timers if phase in measured.phases), action.phase)
+        seconds[phase] = seconds.get(phase, 0.0) + action.cost.seconds
+    return {phase: taken for phase, taken in seconds.items() if taken > 0}
 
 
 def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:

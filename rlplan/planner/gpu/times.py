@@ -303,7 +303,7 @@ class GpuTimes:
             num_bytes = forecast.weights
         move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
         group = scoring_group(arrangement) if action.role in self._frozen else TRAINING
-        return move(num_bytes, self._cluster(arrangement, group))
+        return move(num_bytes, self._cluster(arrangement, group), is_pinned=self.job.release.host_copies == "pinned")
 
     def _of_engine(self, kind: ActionKind, arrangement: Arrangement, choice: EngineChoice, kv_cache: int) -> Cost:
         if kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
