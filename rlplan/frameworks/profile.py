@@ -98,6 +98,10 @@ class FrameworkRelease(Facts):
     """By backend."""
     head_rows: Literal["all", "responses", "by_loss"] = "all"
     """Tokens that are multiplied with the head: all of a pass, those of the responses, or as the loss needs them."""
+    reference_dtype: Mapping[Backend, Literal["float32", "bfloat16"]] = Field(default={})
+    """The type in which a reference's weights are kept, by backend, where it is not that of the passes."""
+    sync_bucket: int = 0
+    """Bytes of the bucket through which weights pass to the engines; 0 where the machine's default holds."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """The host memory to which waiting roles are offloaded. Copies to pageable memory are several times slower."""
     sources: Mapping[str, str] = Field(default={})

@@ -192,8 +192,12 @@ class SettledJob(JobSpec):
 
     def frozen_dtype(self, role: Role) -> Dtype:
         """What the weights of a frozen role are kept in."""
-        of_reference = self.roles.reference.dtype if role is Role.REFERENCE else "auto"
-        return self.training.dtype if of_reference == "auto" else of_reference
+        if role is not Role.REFERENCE:
+            return self.training.dtype
+        if self.roles.reference.dtype != "auto":
+            return self.roles.reference.dtype
+        kept = self.release.reference_dtype.get(self.backend)
+        return self.training.dtype if kept is None else Dtype(kept)
 
     def load_gpu(self, group: str = "training") -> GpuProfile:
         """The GPU that the job names, by itself or by its node, for a group of its devices. Raises: SpecError."""
@@ -335,6 +339,8 @@ def settle(job: JobSpec) -> SettledJob:
         part, _, name = key.partition(".")
         if getattr(getattr(job, part), name) == "auto":
             found.setdefault(part, {})[name] = values[kind]
+    if release.sync_bucket and job.placement.sync_bucket == "auto":
+        found["placement"]["sync_bucket"] = release.sync_bucket
     if kind == "cpu" and job.rollout.max_num_batched_tokens == "auto":
         seqs = job.rollout.max_num_seqs
         least = max(job.workload.max_seq_len, 0 if seqs == "auto" else seqs)

@@ -53,7 +53,7 @@ def test_one_sequence_of_26_thousand_tokens_runs_and_two_do_not(size: int, fits:
 
 
 def test_eight_answers_of_a_small_model_do_not_fit_twenty_gigabytes(tmp_path: Path) -> None:
-    """huggingface/trl issue 3678: 0.6B in fp32 on an A5000 of which 20 GB are free, in the release of then and today."""
+    """huggingface/trl issue 3678: 0.6B in fp32 on an A5000 of which 20 GB are free, in releases of then and today."""
     script = tmp_path / "train.py"
     script.write_text(SMALL_GRPO)
     for release in ((), ("framework=trl@0.19",)):
