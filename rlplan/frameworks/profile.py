@@ -9,13 +9,13 @@ so that a release has the values of the last entry that is not newer than it.
 
 import re
 from collections.abc import Mapping
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from rlplan.errors import did_you_mean
+from rlplan.records import dataclass
 from rlplan.vocabulary import Backend, Role
 
 FOLDER = Path(__file__).parent
@@ -26,13 +26,8 @@ NAMES = ("rlplan", "verl", "trl", "openrlhf", "slime", "nemo_rl", "vllm", "deeps
 LogProbs = Literal["always", "never", "later_updates", "later_updates_or_correction"]
 
 
-class Facts(BaseModel):
-    """Frozen, and strict about keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ScoredWords(Facts):
+@dataclass(frozen=True)
+class ScoredWords:
     """Tensors of [tokens, vocabulary] that a pass without gradient holds at its largest moment."""
 
     in_model_type: int = 0
@@ -49,12 +44,13 @@ class ScoredWords(Facts):
         return self.in_model_type * element_bytes + self.in_fp32 * 4
 
 
-class Logits(Facts):
+@dataclass(frozen=True)
+class Logits:
     """What a backend's passes materialize of the vocabulary."""
 
     train: str
     """The loss with gradient, as `training.logits` names it (memory/model/logits.py, Loss)."""
-    train_given: dict[str, str] = Field(default={})
+    train_given: dict[str, str] = field(default_factory=dict)
     """The loss of algorithms whose data hold the answers, by the algorithm's name, where it is another."""
     score: ScoredWords | None = None
     """A pass that takes log-probs alone. None where it takes them as the loss does."""
@@ -62,7 +58,8 @@ class Logits(Facts):
     """A pass that takes entropies beside log-probs. None where they add nothing."""
 
 
-class Step(Facts):
+@dataclass(frozen=True)
+class Step:
     """Which passes a step has beside generation and training."""
 
     policy_log_probs: LogProbs
@@ -79,7 +76,8 @@ class Step(Facts):
     """The order of the passes, which follow one another on shared devices."""
 
 
-class FrameworkRelease(Facts):
+@dataclass(frozen=True)
+class FrameworkRelease:
     """One release of a framework."""
 
     name: str
@@ -89,22 +87,22 @@ class FrameworkRelease(Facts):
     repository: str
     version: str
     """The release that was read. Of a release between two that were read, the earlier one."""
-    date: str = ""
-    """The day of the release."""
     backends: tuple[Backend, ...]
     """Trainers that it has. The first trains dense models unless a job says otherwise."""
     step: Step
     logits: Mapping[Backend, Logits]
     """By backend."""
+    date: str = ""
+    """The day of the release."""
     head_rows: Literal["all", "responses", "by_loss"] = "all"
     """Tokens that are multiplied with the head: all of a pass, those of the responses, or as the loss needs them."""
-    reference_dtype: Mapping[Backend, Literal["float32", "bfloat16"]] = Field(default={})
+    reference_dtype: Mapping[Backend, Literal["float32", "bfloat16"]] = field(default_factory=dict)
     """The type in which a reference's weights are kept, by backend, where it is not that of the passes."""
     sync_bucket: int = 0
     """Bytes of the bucket through which weights pass to the engines; 0 where the machine's default holds."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """The host memory to which waiting roles are offloaded. Copies to pageable memory are several times slower."""
-    sources: Mapping[str, str] = Field(default={})
+    sources: Mapping[str, str] = field(default_factory=dict)
     """Where each statement was read: files of the repository at this release."""
 
     @property
@@ -140,13 +138,14 @@ class UnknownFrameworkError(ValueError):
     """The name is no framework's, or its version is no version."""
 
 
+@cache
 def find_release(label: str) -> FrameworkRelease:
     """The release that `NAME` or `NAME@VERSION` names: the newest, or the last that is not newer than VERSION.
 
     Raises: UnknownFrameworkError.
 
     >>> find_release("nemo-rl@0.5.1").version, find_release("verl").is_rlplan
-    ('0.5', False)
+    ('0.4', False)
     """
     return _find_release(*split_label(label))
 
@@ -179,8 +178,17 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
         if index and version and _as_numbers(str(entry["version"])) > asked:
             break
         merged = _merged(merged, entry)
-    shared = {key: value for key, value in profile.items() if key != "releases"}
-    return FrameworkRelease.model_validate({"name": name, **shared, **merged})
+    facts = {"name": name} | {key: value for key, value in profile.items() if key != "releases"} | merged
+    facts["backends"] = tuple(facts["backends"])
+    step = facts["step"]
+    facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
+    facts["logits"] = {backend: _logits_of(words) for backend, words in facts["logits"].items()}
+    return FrameworkRelease(**facts)
+
+
+def _logits_of(facts: dict[str, Any]) -> Logits:
+    words: dict[str, Any] = {key: ScoredWords(**facts[key]) for key in ("score", "score_with_entropy") if key in facts}
+    return Logits(**(facts | words))
 
 
 @cache

@@ -11,6 +11,7 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, group_size, trainer_of
 from rlplan.dataflow.schedule import HOST_DEVICE, Schedule
+from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
@@ -307,15 +308,21 @@ class GpuRoles:
                 puts_states_away=job.backend != "deepspeed" and arrangement.offloaded == "all",
                 frozen_adapters=tuple(job.frozen_adapters.values()) if role is Role.POLICY else (),
                 scoring=tuple(
-                    ScoringPass(
-                        scored, self.scoring_micro_batch(scored, candidate, response_len), job.scored_words(scored)
-                    )
-                    for scored in job.scored_roles
-                    if job.holder_of(scored) is role
+                    ScoringPass(scored, self.scoring_micro_batch(scored, candidate, response_len), words)
+                    for scored, words in self._scored_by[role]
                 ),
             )
         )
         return StagedOnHost(rank, self.saved_bytes(role, candidate)) if self._copies(arrangement, process) else rank
+
+    @cached_property
+    def _scored_by(self) -> dict[Role, list[tuple[Role, ScoredWords | None]]]:
+        """The roles that each trained role's ranks score, with what such a pass holds of the vocabulary."""
+        by_holder: dict[Role, list[tuple[Role, ScoredWords | None]]] = {role: [] for role in self.job.trained_roles}
+        for role in self.job.scored_roles:
+            if (holder := self.job.holder_of(role)) in by_holder:
+                by_holder[holder].append((role, self.job.scored_words(role)))
+        return by_holder
 
     def _copies(self, arrangement: Arrangement, process: str) -> bool:
         """Whether a trained role copies its states for checkpoints, and the copy stays."""
