@@ -118,7 +118,9 @@ class GpuTimes:
         return NOTHING
 
     def trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """Everything of a step but rollouts, the engine's switches and the weight sync."""
+        """Everything of a step but rollouts, the engine's switches, the weight sync, and what may run beside all of it:
+        a value model's states are saved beside the policy's passes.
+        """
         return self.pass_seconds(arrangement, choice) + self._sum_of("moves", (*MOVES, *SAVES), arrangement, choice)
 
     def pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
@@ -141,7 +143,11 @@ class GpuTimes:
         groups = where.num_training, where.num_scoring
         key = name, groups, where.offloaded, where.placement
         if key not in self._actions:
-            mine = tuple(each for each in self.roles.view(where).step if each.kind in kinds and each.every == 1)
+            mine = tuple(
+                each
+                for each in self.roles.view(where).step
+                if each.kind in kinds and each.every == 1 and (each.kind not in SAVES or each.role is Role.POLICY)
+            )
             passes = groups, tuple((each.kind, each.id, each.role, each.repeat) for each in mine)
             self._actions[key] = mine, self._alike.setdefault(passes if name == "passes" else key, len(self._alike))
         return self._actions[key]

@@ -271,3 +271,14 @@ def test_a_candidate_counts_the_gpus_of_its_groups() -> None:
     search = search_of(0)
     assert {candidate.arrangement.num_devices for _, candidate in zip(range(20_000), search.space, strict=False)} == {8}
     assert isinstance(next(iter(search.space)), Choice)
+
+
+def test_states_that_are_saved_beside_passes_leave_bounds_below_what_they_bound() -> None:
+    """A value model's states are saved while the policy's passes run, so that a step is shorter than its actions."""
+    spec = budget("Qwen/Qwen2.5-1.5B", "2xH100", "ppo", "checkpoints.every=1", "placement.placement=hybrid")
+    search = GpuSearch(spec, read_setting(spec))
+    best = next(iter(search.stream(0)))
+    assert best.timing.seconds < sum(action.cost.seconds for action in best.timing.actions)
+    limited = search.stream(0)
+    limited.limit = best.timing.seconds * (1 + 1e-6)  # keys are rounded
+    assert next(iter(limited)).choice == best.choice
