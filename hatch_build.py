@@ -1,7 +1,8 @@
-"""What a wheel holds beside files of the repository: each hardware profile once more as JSON.
+"""What a wheel holds beside files of the repository: each profile of hardware and of a framework once more as JSON.
 
-In: hardware_profiles/*/*.yaml. Out: the same data beside them, as ruamel.yaml reads it. An estimate reads two profiles:
-20 ms as YAML, with the parser's import, half a millisecond as JSON. An editable install has none and reads the YAML.
+In: hardware_profiles/*/*.yaml and rlplan/frameworks/*.yaml. Out: the same data beside them, as ruamel.yaml reads it. An
+estimate reads two profiles of hardware and one of a framework: 20 ms as YAML, with the parser's import, half a
+millisecond as JSON. An editable install has none and reads the YAML.
 """
 
 import json
@@ -11,7 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "hardware_profiles"
+PLACES = {"hardware_profiles/*/*.yaml": "rlplan/_", "rlplan/frameworks/*.yaml": ""}
+"""Files that are written as JSON too, and what stands before their path in a wheel."""
 
 
 class ProfilesAsJson(BuildHookInterface):
@@ -23,12 +25,13 @@ class ProfilesAsJson(BuildHookInterface):
         from ruamel.yaml import YAML
 
         self.made = tempfile.TemporaryDirectory()
-        for number, path in enumerate(sorted(Path(self.root, FOLDER).glob("*/*.yaml"))):
+        files = [(path, place) for pattern, place in PLACES.items() for path in Path(self.root).glob(pattern)]
+        for number, (path, place) in enumerate(sorted(files)):
             made = Path(self.made.name, f"{number}.json")
             data = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
             made.write_text(json.dumps(data, ensure_ascii=False), "utf-8")
             name = path.relative_to(self.root).with_suffix(".json")
-            build_data["force_include"][str(made)] = f"rlplan/_{name.as_posix()}"
+            build_data["force_include"][str(made)] = f"{place}{name.as_posix()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if version != "editable":

@@ -32,7 +32,7 @@ RENT_COLUMNS = (
     "tokens_per_dollar", "is_on_front",
 )  # fmt: skip
 LINES = ("#1c2630", "#33508f", "#c8702a", "#b3261e")
-COLUMNS = ("model", "target", "gpus", "shell_s", "search_s", "candidates", "rated")
+COLUMNS = ("model", "trainer", "gpus", "shell_s", "search_s", "candidates", "rated")
 
 
 def main() -> None:
@@ -75,9 +75,9 @@ def _measure(model: str, gpus: str, count: int, words: tuple[str, ...]) -> Row:
     prompts = f"workload.num_prompts_per_step={max(128, count)}"
     case = Case(model, "grpo", gpus, 5.0, (prompts, *words))
     seconds, stats = search_seconds(case)
-    target = "megatron" if words else "rlplan"
+    trainer = "megatron" if words else "deepspeed"
     shell = round(shell_seconds(case), 3)
-    return model, target, count, shell, round(seconds, 3), stats.num_candidates, stats.num_scored
+    return model, trainer, count, shell, round(seconds, 3), stats.num_candidates, stats.num_scored
 
 
 def draw() -> None:
@@ -88,13 +88,13 @@ def draw() -> None:
         figure = new_figure(7.2, 3.6)
         figure.set_layout_engine("constrained")
         axes, lowest = figure.add_subplot(), -1.0
-        for (model, target), color in zip(
-            dict.fromkeys((row["model"], row["target"]) for row in rows), LINES, strict=True
+        for (model, trainer), color in zip(
+            dict.fromkeys((row["model"], row["trainer"]) for row in rows), LINES, strict=True
         ):
-            mine = [row for row in rows if (row["model"], row["target"]) == (model, target)]
+            mine = [row for row in rows if (row["model"], row["trainer"]) == (model, trainer)]
             seconds = [float(row["shell_s"]) for row in mine]
             axes.plot([int(row["gpus"]) for row in mine], seconds, color=color, linewidth=1.8, marker="o", markersize=4)
-            label = model.split("/")[1] + (" on Megatron" if target == "megatron" else "")
+            label = model.split("/")[1] + (" on Megatron" if trainer == "megatron" else "")
             lowest = max(seconds[-1], lowest + 0.28)
             axes.annotate(label, (int(mine[-1]["gpus"]), lowest), (8, 0), textcoords="offset points",
                           color=color, va="center")  # fmt: skip

@@ -3,7 +3,7 @@
     RlplanError
       SpecError            the job, profile or data is wrong        exit 2
       NoFeasiblePlanError  a correct, negative answer               exit 1
-      EmitError            the target refuses the job or plan      exit 3
+      EmitError            the framework refuses the job or plan   exit 3
       HostError            missing extra, version, device, memory   exit 4
       RunError             a launched process or a disk failed      exit 5
       InterruptedRunError  stopped by Ctrl-C, SIGTERM or SIGHUP    exit 130, 143 or 129, 75 if resumable
@@ -71,7 +71,7 @@ class NoFeasiblePlanError(RlplanError):
 
 
 class EmitError(RlplanError):
-    """The target does not run the job, or the plan says something that it cannot express."""
+    """The framework does not run the job, or the plan says something that it cannot express."""
 
     exit_code = 3
 

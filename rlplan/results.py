@@ -79,7 +79,7 @@ class OfPlan(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits and its target runs it: at the high end, or as expected with `limits.accepts_oom_risk`."""
+        """Whether it fits and its framework runs it: at the high end, or as expected with `limits.accepts_oom_risk`."""
         return self.plan.fits
 
     @property

@@ -71,18 +71,21 @@ def design_time() -> str:
     return table(("phase", "seconds", "part of the step", "mostly"), rows)
 
 
-TARGETS = ("rlplan", "fsdp2", "megatron")
+FRAMEWORKS = (
+    ("rlplan, DeepSpeed", ("framework=rlplan",)),
+    ("verl, FSDP2", ("framework=verl", "training.backend=fsdp2")),
+    ("verl, Megatron-Core", ("framework=verl", "training.backend=megatron", "training.tp=auto", "training.pp=auto")),
+)
 
 
-def design_targets() -> str:
-    """The same question for each target that could run it."""
+def design_frameworks() -> str:
+    """The same question for each framework and trainer that could run it."""
     rows = []
-    for target in TARGETS:
-        axes = ("training.tp=auto", "training.pp=auto") if target == "megatron" else ()
-        found = example(EXAMPLE, f"target={target}", *axes)
-        if isinstance(found, str):
-            rows.append((target, found, "-", "-"))
+    for name, overrides in FRAMEWORKS:
+        plan = example(EXAMPLE, *overrides)
+        if isinstance(plan, str):
+            rows.append((name, plan, "-", "-"))
             continue
-        peak = f"{format_bytes(found.binding.num_bytes)}, {found.verdict.value}"
-        rows.append((target, choice(found), peak, format_seconds(found.seconds)))
-    return table(("target", "plan", "fullest GPU", "a step"), rows)
+        peak = f"{format_bytes(plan.binding.num_bytes)}, {plan.verdict.value}"
+        rows.append((name, choice(plan), peak, format_seconds(plan.seconds)))
+    return table(("framework", "plan", "fullest GPU", "a step"), rows)

@@ -23,7 +23,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "design": design.design,
     "design-memory": design.design_memory,
     "design-time": design.design_time,
-    "design-targets": design.design_targets,
+    "design-frameworks": design.design_frameworks,
     "left-out": one_card.left_out,
     "left-out-answer": one_card.left_out_answer,
     "variants": one_card.variants,

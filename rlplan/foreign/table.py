@@ -1,6 +1,6 @@
 """The mapping table: for each of our keys the foreign key that says it, the conversion, and the version it is of.
 
-In: `rlplan/frameworks/keys/SOURCE.yaml`, data alone, one file a stack. Out: a frozen Table.
+In: `rlplan/frameworks/keys/*.yaml`, data alone, one file a stack. Out: a frozen Table.
 Left out: conversions (convert.py), syntax (shell/script.py, source.py).
 
 A row of ours has alternatives in order: the first whose `when` holds and that has a value is taken. `when` may ask for

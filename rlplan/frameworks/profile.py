@@ -1,12 +1,13 @@
 """FrameworkRelease: what one release of a framework does in a step, and what its passes materialize.
 
-In: a name such as `verl@0.9`, and the profiles `rlplan/frameworks/NAME.yaml`. Out: a frozen FrameworkRelease.
+In: a name such as `verl@0.9`, and the profiles `rlplan/frameworks/*.yaml`. Out: a frozen FrameworkRelease.
 Left out: the framework's own configuration keys (keys/, read by rlplan/foreign).
 
 A profile lists releases from the oldest to the newest. Each entry states only what changed since the entry before it,
 so that a release has the values of the last entry that is not newer than it.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -135,7 +136,14 @@ def switch_to(backend: Backend) -> str:
 
 
 class UnknownFrameworkError(ValueError):
-    """The name is no framework's, or its version is no version."""
+    """The name is no framework's, or its version is no version.
+
+    instead: the nearest label that names a release.
+    """
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(what)
+        self.instead = instead
 
 
 @cache
@@ -155,10 +163,31 @@ def split_label(label: str) -> tuple[str, str]:
     word, _, version = label.partition("@")
     name = word.strip().lower().replace("-", "_").replace(" ", "_")
     if name not in NAMES:
-        raise UnknownFrameworkError(f"no framework is named {word!r}: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}")
+        near = did_you_mean(name, NAMES)
+        instead = near.split("'")[1] if near else "verl"
+        raise UnknownFrameworkError(f"no framework is named {word!r}: {', '.join(NAMES)}.{near}", instead)
     if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}([a-z.]\w*)?", version):
-        raise UnknownFrameworkError(f"{version!r} is no version: write {name}@0.9, or {name} for the newest release")
+        newest = known_versions(name)[-1]
+        raise UnknownFrameworkError(f"{version!r} is no version: write {name}@{newest}, or {name} alone", name)
     return name, version.removeprefix("v")
+
+
+def note_unread_release(label: str) -> str:
+    """The note of a plan whose job names a release that was not read; empty where it was read or none is named.
+
+    >>> note_unread_release("verl@0.5.3")
+    'framework verl@0.5.3: planned as verl 0.4, the last release before it that was read'
+    >>> note_unread_release("trl@0.9"), note_unread_release("verl@v0.9.0")
+    ('framework trl@0.9: planned as TRL 0.14, the earliest release that was read', '')
+    """
+    _, version = split_label(label)
+    asked = _as_numbers(version)
+    release = find_release(label)
+    read = _as_numbers(release.version)
+    if not version or asked == read or release.is_rlplan:
+        return ""
+    which = "the earliest release that was read" if asked < read else "the last release before it that was read"
+    return f"framework {label}: planned as {release.title} {release.version}, {which}"
 
 
 def known_versions(name: str) -> tuple[str, ...]:
@@ -193,9 +222,16 @@ def _logits_of(facts: dict[str, Any]) -> Logits:
 
 @cache
 def _read_profile(name: str) -> dict[str, Any]:
-    from ruamel.yaml import YAML  # thirty modules, which a command without a framework's release does not need
+    """The statements of a profile. A wheel holds each as JSON too, made when it is built (hatch_build.py)."""
+    path = FOLDER / f"{name}.yaml"
+    as_json = path.with_suffix(".json")
+    read: dict[str, Any]
+    if as_json.is_file():
+        read = json.loads(as_json.read_text("utf-8"))
+        return read
+    from ruamel.yaml import YAML  # its import takes as long as the rest of a short command
 
-    read: dict[str, Any] = YAML(typ="safe", pure=True).load((FOLDER / f"{name}.yaml").read_text("utf-8"))
+    read = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))
     return read
 
 
@@ -209,9 +245,11 @@ def _merged(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that can be compared.
+    """A version as numbers that can be compared: without zeros at its end, and without `.post1` or `rc1`.
 
-    >>> _as_numbers("0.10.0.post1") > _as_numbers("0.9.9")
-    True
+    >>> _as_numbers("0.10.0.post1") > _as_numbers("0.9.9"), _as_numbers("0.9.0") == _as_numbers("0.9")
+    (True, True)
     """
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition(".post")[0])[:3])
+    numbers = re.match(r"[\d.]*", version.removeprefix("v"))
+    text = re.sub(r"(\.0+)+$", "", numbers[0].strip(".")) if numbers else ""
+    return tuple(map(int, text.split("."))) if text else ()

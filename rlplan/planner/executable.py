@@ -26,7 +26,7 @@ WITHOUT = "estimate, plan, explain and simulate do not"
 
 
 def check_fits(plan: Plan) -> None:
-    """Raises: EmitError where the job's target refuses it, NoFeasiblePlanError where it does not fit."""
+    """Raises: EmitError where the job's framework refuses it, NoFeasiblePlanError where it does not fit."""
     for reason in plan.refusals:
         raise rules.refused(reason)
     check_memory(plan)
@@ -41,11 +41,11 @@ def check_memory(plan: Plan) -> None:
 def executable_plan(plan: Plan) -> Plan:
     """The plan itself, where it can run.
 
-    Raises: NoFeasiblePlanError where it does not fit, EmitError where its target or rlplan's own runtime refuses it.
+    Raises: NoFeasiblePlanError where it does not fit, EmitError where its framework or rlplan's own runtime refuses it.
     """
     check_fits(plan)
     for reason in chain(rules.job_refusals(plan.job), rules.choice_refusals(plan.job, plan.choice)):
-        raise rules.refused(reason)  # of a plan for another target
+        raise rules.refused(reason)  # of a plan for another framework
     return plan
 
 

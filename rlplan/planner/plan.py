@@ -67,7 +67,7 @@ class Plan(Spec):
     swap_bytes: int = 0
     """On the disks of one host, of states that are swapped; 0 without NVMe offload."""
     refusals: tuple[str, ...] = ()
-    """Why the job's target does not run it (rules.py); empty where it does."""
+    """Why the job's framework does not run it (rules.py); empty where it does."""
     not_counted: tuple[str, ...] = ()
     """What of the job these numbers leave out, for people."""
     notes: tuple[str, ...] = ()
@@ -87,12 +87,12 @@ class Plan(Spec):
 
     @property
     def verdict(self) -> Verdict:
-        """Of the bytes; `refused` where the target does not run it, whatever they are."""
+        """Of the bytes; `refused` where the framework does not run it, whatever they are."""
         return Verdict.REFUSED if self.refusals else self.fit
 
     @property
     def fits(self) -> bool:
-        """Whether the plan may be emitted and run: its memory fits, and its target runs it.
+        """Whether the plan may be emitted and run: its memory fits, and its framework runs it.
 
         Every command's exit code, every remedy and `--json` follow from this predicate.
         """

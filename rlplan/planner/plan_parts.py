@@ -23,7 +23,7 @@ from rlplan.vocabulary import Placement
 
 
 class Verdict(Enum):
-    """Whether a plan fits: at the high end of every interval, as expected only, or not; or its target refuses it.
+    """Whether a plan fits: at the high end of every interval, as expected only, or not; or its framework refuses it.
 
     `Plan.fits` is the one predicate for what exits 0, is emitted and run.
     """

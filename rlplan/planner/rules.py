@@ -13,7 +13,7 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
-from rlplan.planner.checks.targets import missing_axes, sharded_copies
+from rlplan.planner.checks.trainers import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
@@ -75,10 +75,10 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
         yield from _sync_on_a_host(job, choice)
 
 
-def of_target(job: SettledJob, choice: Choice) -> tuple[str, ...]:
+def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     """Why the framework that a job names refuses a choice of it; nothing where it runs.
 
-    What other frameworks lack is said before a search (checks/targets.py).
+    What other frameworks lack is said before a search (checks/trainers.py).
     """
     return (*job_refusals(job), *choice_refusals(job, choice)) if job.is_for_rlplan else ()
 

@@ -99,7 +99,7 @@ def with_deadlines(plan: Plan) -> Plan:
 def find_plan(asked: JobSpec) -> Plan:
     """The plan of a job that can run.
 
-    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (its target refuses it).
+    Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing fits), EmitError (its framework refuses it).
     """
     return executable_plan(best_plan(asked))
 

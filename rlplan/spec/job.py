@@ -231,8 +231,25 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _a_cpu_host_runs_rlplan(self) -> Self:
+        framework, backend = self.framework, self.training.backend
+        is_for_another = not self.release.is_rlplan or backend not in ("auto", "deepspeed")
+        if is_for_another and self.is_on_cpu_host:
+            named = f"training.backend = {backend}" if framework == "auto" else f"framework = {framework}"
+            raise PydanticCustomError(
+                "value_error",
+                "{named}: on a CPU host rlplan's own runtime alone trains; hardware.profile is {profile}",
+                {
+                    "named": named,
+                    "profile": self.hardware.profile,
+                    "way_out": "framework=rlplan training.backend=auto, or GPUs such as hardware=8xH100",
+                },
+            )
+        return self
+
+    @model_validator(mode="after")
     def _trainer_can_combine(self) -> Self:
-        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/targets.py says where
+        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/trainers.py says where
             for one in self.training.combination().contradictions():
                 raise ValueError(one.reason)
         return self

@@ -6,6 +6,7 @@ In: the keys of a job file. Out: frozen fields. Left out: whether they go togeth
 from typing import Literal
 
 from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from rlplan.frameworks.profile import UnknownFrameworkError, find_release
 from rlplan.spec.base import Spec
@@ -80,5 +81,6 @@ class JobParts(Spec):
             try:
                 find_release(label)
             except UnknownFrameworkError as error:
-                raise ValueError(str(error)) from None
+                way_out = f"framework={error.instead}, or framework=auto"
+                raise PydanticCustomError("value_error", "{why}", {"why": str(error), "way_out": way_out}) from None
         return label

@@ -304,7 +304,16 @@ class JobRoles(JobParts):
     @property
     def is_on_gpus(self) -> bool:
         """Whether devices are GPUs; of an unknown profile, which is said where it is read, not."""
+        return self._known_device_kind == "cuda"
+
+    @property
+    def is_on_cpu_host(self) -> bool:
+        """Whether devices are slots of a CPU host; of an unknown profile not."""
+        return self._known_device_kind == "cpu"
+
+    @property
+    def _known_device_kind(self) -> Literal["cpu", "cuda", ""]:
         try:
-            return self.device_kind == "cuda"
+            return self.device_kind
         except SpecError:
-            return False
+            return ""

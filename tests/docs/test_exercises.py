@@ -19,7 +19,7 @@ SUGGESTED = {
     (row["gpu"], row["size"], row["training"]): row
     for row in csv.DictReader(suggest_settings.CSV.read_text("utf-8").splitlines())
 }
-SLOW = ("placed", "placed-answer", "handed", "handed-answer", "design-targets")
+SLOW = ("placed", "placed-answer", "handed", "handed-answer", "design-frameworks")
 SAMPLE = (("rtx-4090", "7B", "QLoRA"), ("h100-sxm", "14B", "full"))
 MORE = (("rtx-4090", "70B", "full"), ("a100-sxm-40gb", "7B", "LoRA"), ("h200-sxm", "32B", "LoRA"))
 

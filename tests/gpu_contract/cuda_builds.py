@@ -50,9 +50,8 @@ WITH_DATA = (
     "rewards=[{kind: answer_matcher}]",
 )
 """For jobs that are planned alone."""
-RUN_BY_OTHERS = ("fsdp2", "megatron")
-"""Targets of examples that another framework trains; `auto` is rlplan's runtime, which the fixture makes sure of."""
-RUN_BY_US = [path for path in JOBS if load_job(path).target not in RUN_BY_OTHERS]
+RUN_BY_US = [path for path in JOBS if load_job(path).release.is_rlplan]
+"""Jobs that leave the framework open, too, are run by rlplan's own runtime here, which the fixture makes sure of."""
 CASES = [(path, () if load_job(path).data else WITH_DATA) for path in RUN_BY_US]
 CASES += [(EXAMPLES / "grpo-7b-8xh100.yaml", variant) for variant in VARIANTS]
 NUM_CASES = 14

@@ -14,7 +14,7 @@ from rlplan.spec.files.job_file import job_from
 from rlplan.vocabulary import ActionKind, Placement
 from tests.factories import make_job, make_plan
 from tests.memory.serving.test_shared_base import SHARED
-from tests.planner.test_refused_by_the_target import asked
+from tests.planner.test_rules import asked
 
 SHARES = SHARED | {"rollout.shares_base": True}
 ON_GPUS = {

@@ -175,6 +175,7 @@ OPENED_OTHERWISE = {
     "rlplan/emit/flags.py": "comes with rlplan",
     "rlplan/foreign/logs/read.py": "names.yaml, which comes with rlplan",
     "rlplan/foreign/table.py": "comes with rlplan",
+    "rlplan/frameworks/profile.py": "comes with rlplan",
     "rlplan/report/html.py": "comes with rlplan",
     "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",
     "rlplan/spec/models/catalogue.py": "comes with rlplan",

@@ -1,6 +1,6 @@
 """Hand-over by the bridges of exported trainers (Megatron's, FSDP2's): weights pass tensor by tensor.
 
-In: a model, a target, ranks, the bucket. Out: bytes that a trainer's rank holds beside its weights. Left out: rlplan's
+In: a model, a trainer, ranks, the bucket. Out: bytes that a trainer's rank holds beside its weights. Left out: rlplan's
 own runtime (buckets.py), quantising on the way.
 
 Source: verl's `per_tensor_generator` (utils/megatron_utils.py; "per tensor weight resharding", docs/perf/dpsk.md),

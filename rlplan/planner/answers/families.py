@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rlplan.planner.answers.changes import Change
 from rlplan.planner.answers.plan_results import choice_words
-from rlplan.planner.checks.targets import AXES
+from rlplan.planner.checks.trainers import AXES
 from rlplan.planner.gpu.axes import ENGINE_TP, MAX_BESIDE, MAX_EP, MAX_PP, quantizations, zero_stages
 from rlplan.planner.gpu.candidates import MAX_AUTO_SEQS, MAX_AUTO_TOKENS
 from rlplan.planner.machine import DRAFTS

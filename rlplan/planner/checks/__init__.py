@@ -1,1 +1,1 @@
-"""Jobs that are refused before anything is counted: by target, by model and by GPU."""
+"""Jobs that are refused before anything is counted: by trainer, by model and by GPU."""

@@ -1,7 +1,7 @@
 """Checks of who may lie where, of transports and engines: combinations that contradict each other are refused.
 
 In: a SettledJob and its setting. Out: nothing, or what is wrong as (what, where, rule, way out).
-Left out: what a target can run (targets.py); sizes and types (gpus.py).
+Left out: what a trainer can run (trainers.py); sizes and types (gpus.py).
 """
 
 from collections.abc import Iterator

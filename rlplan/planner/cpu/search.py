@@ -172,7 +172,7 @@ class HostSearch:
             fit=one.verdict,
             timing=one.timing,
             kv=self._kv,
-            refusals=rules.of_target(job, one.choice),
+            refusals=rules.list_refusals(job, one.choice),
             not_counted=plan_parts.list_uncounted(job, ()),
             checkpoint_bytes=job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
         )

@@ -1,4 +1,4 @@
-"""Parallel layouts that a target can run: which ranks share a sequence, a layer, the layers, the experts.
+"""Parallel layouts that a trainer can run: which ranks share a sequence, a layer, the layers, the experts.
 
 In: a SettledJob, models, GPUs. Out: `Axes` of trainers, ZeRO stages, offload, sizes of engines.
 Left out: whether a layout fits (roles.py) and how fast it is (times.py).
@@ -69,7 +69,7 @@ def powers(largest: int) -> tuple[int, ...]:
 
 
 def parallel_axes(job: SettledJob, models: Sequence[ModelSpec], training: int) -> tuple[Axes, ...]:
-    """Every layout over at most `training` GPUs that the target has and the policy, the first model, divides by.
+    """Every layout over at most `training` GPUs that the trainer has and the policy, the first model, divides by.
 
     All roles are cut alike: an open tp divides every model's heads.
     """

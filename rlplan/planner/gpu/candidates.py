@@ -1,4 +1,4 @@
-"""Candidates on GPUs: every combination of choices that a job leaves open, that its target can run and that divides.
+"""Candidates on GPUs: every combination of choices that a job leaves open, that its framework can run and that divides.
 
 In: a SettledJob, the number of GPUs, the models' shapes. Out: the axes of a candidate, each by itself (`GpuSpace`), so
 that a search need not build their product, and the whole list where somebody wants it.

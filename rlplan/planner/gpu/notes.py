@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlplan.dataflow.choice import Choice
+from rlplan.frameworks.profile import note_unread_release
 from rlplan.planner.gpu.scored_candidates import ScoredCandidate
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
@@ -29,6 +30,8 @@ def notes_of(search: "GpuSearch", plan: Plan) -> Iterator[str]:
     elif is_part and search.job.objective not in ("gpus", "cost"):
         yield f"uses {plan.num_devices} of {search.setting.num_gpus} GPUs: {_why_fewer(search, plan)}"
     yield from search.chosen_words
+    if unread := note_unread_release(search.job.framework):
+        yield unread
     drafted = search.job.rollout.speculative_tokens
     if drafted and search.job.rollout.acceptance_rate is None:
         yield (

@@ -296,7 +296,7 @@ class CandidateScorer:
             )
 
     def can_run(self, candidate: Choice) -> bool:
-        """Whether the target runs it."""
+        """Whether the framework runs it."""
         return not any(rules.choice_refusals(self.job, candidate))
 
     def score(self, candidate: Choice) -> ScoredCandidate:

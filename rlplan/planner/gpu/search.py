@@ -337,7 +337,7 @@ class GpuSearch:
             oom_risk=0.0 if fit is Verdict.FITS else self.roles.oom_risk(candidate, one.kv_cache),
             checkpoint_bytes=job_checkpoint_bytes(self.job, self.setting.models),
             swap_bytes=self.scorer.swap_bytes(candidate),
-            refusals=rules.of_target(self.job, candidate),
+            refusals=rules.list_refusals(self.job, candidate),
             notes=tuple(list_cut_passes(self.job, candidate)),
             not_counted=list_uncounted(self.job, self.setting.models.values()),
         )

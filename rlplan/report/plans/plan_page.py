@@ -22,7 +22,7 @@ _SENTENCES = {
     Verdict.IN_EXPECTATION: "Fits in expectation only: not at the high end of its interval, or not with the longest "
     "responses. emit and run refuse it unless limits.accepts_oom_risk is true.",
     Verdict.DOES_NOT_FIT: "Does not fit.",
-    Verdict.REFUSED: "Refused by its target.",
+    Verdict.REFUSED: "Refused by its framework.",
 }
 
 

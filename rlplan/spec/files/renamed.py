@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlplan.errors import SpecError
+from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 
 RENAMED = {
-    "target": "framework (rlplan, verl, nemo_rl, ...) and training.backend (deepspeed, fsdp2 or megatron)",
+    "target": "framework (rlplan, verl@0.9, ...) and training.backend (deepspeed, fsdp2 or megatron)",
     "source": "framework, such as verl@0.9",
     "workload.prompts": "data.prompts",
     "workload.heldout_prompts": "data.heldout",
@@ -49,7 +50,7 @@ def refuse_old_keys(data: Any) -> None:
             f"unknown key '{old}': it is {new} now",
             where=old,
             rule="keys of a job: docs/job.md",
-            way_out=f"write {new}",
+            way_out=_framework_settings(data, old) if old in ("target", "source") else f"write {new}",
         )
     version = data.get("schema_version")
     if version == 1:
@@ -59,6 +60,25 @@ def refuse_old_keys(data: Any) -> None:
             rule="this rlplan reads jobs of version 2; CHANGELOG.md says what was renamed",
             way_out="schema_version: 2, or leave it out",
         )
+
+
+def _framework_settings(data: Mapping[str, Any], old: str) -> str:
+    """The overrides that say what the old keys `target` and `source` said, as they are typed."""
+    trainer, stack = (str(data.get(key) or "") for key in ("target", "source"))
+    backends = {"rlplan": "", "fsdp": "fsdp2", "fsdp2": "fsdp2", "megatron": "megatron", "deepspeed": "deepspeed"}
+    names = [_known_name(stack), _known_name(trainer) if trainer not in ("", "deepspeed") else ""]
+    name, backend = next(filter(None, names), ""), backends.get(trainer, "")
+    settings = [f"framework={name}"] if name else []
+    settings += [f"training.backend={backend}"] if backend else []
+    return f"write {' '.join(settings)}" if settings else f"leave {old} out, or write framework=verl"
+
+
+def _known_name(label: str) -> str:
+    """The framework that a label names; empty where it names none."""
+    try:
+        return split_label(label)[0]
+    except UnknownFrameworkError:
+        return ""
 
 
 def _old_keys(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ class TrainSetting:
     """All of its GPUs."""
     backend: Backend = "deepspeed"
     kernels: Kernels | None = None
-    """None as the target has them."""
+    """None as the trainer has them."""
 
     @cached_property
     def runs(self) -> Kernels:

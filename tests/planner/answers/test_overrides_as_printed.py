@@ -27,7 +27,7 @@ from rlplan.spec.parts.training import Combination
 from rlplan.spec.resolved import settle
 from tests.emit.test_goldens import GOLDENS
 from tests.factories import EXAMPLES, ROOT, gpu_job, job_data
-from tests.planner.checks.test_targets import REFUSED
+from tests.planner.checks.test_trainers import REFUSED
 from tests.repository.at_night import at_night
 
 LORA = "training.lora={rank: 8, target_modules: [q_proj, v_proj]}"

@@ -20,7 +20,7 @@ from rlplan.vocabulary import MemoryKind, Placement
 from tests.factories import gpu_job, make_job, make_plan
 from tests.memory.model.packed_base import packed_base
 from tests.memory.serving.test_shared_base import held
-from tests.planner.test_refused_by_the_target import asked
+from tests.planner.test_rules import asked
 from tests.runtime.live.four_bits import METHODS
 
 ASKED: dict[str, Any] = {

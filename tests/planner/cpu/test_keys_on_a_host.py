@@ -12,11 +12,18 @@ from rlplan.errors import RlplanError
 from rlplan.planner.search import find_plan
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
+from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import TrainingSpec
 from tests.factories import make_job
 
-PARTS = {"training": TrainingSpec, "rollout": RolloutSpec, "placement": PlacementSpec, "hardware": HardwareSpec}
-ALL_KEYS = [f"{part}.{key}" for part, spec in PARTS.items() for key in spec.model_fields]
+PARTS = {
+    "training": TrainingSpec,
+    "rollout": RolloutSpec,
+    "scoring": ScoringSpec,
+    "placement": PlacementSpec,
+    "hardware": HardwareSpec,
+}
+ALL_KEYS = ["framework", *(f"{part}.{key}" for part, spec in PARTS.items() for key in spec.model_fields)]
 
 APART = {"placement.placement": "disaggregated"}
 COLOCATED = {"placement.placement": "colocated"}
@@ -41,6 +48,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rollout.max_num_seqs": (4, {}),
     "rollout.max_num_batched_tokens": (64, {"rollout.max_num_seqs": 4}),
     "rollout.block_size": (128, {}),
+    "scoring.policy_log_probs": ("always", {}),
     "placement.placement": ("colocated", {}),
     "placement.num_generation_devices": (2, APART | {"hardware.num_devices": 4}),
     "placement.num_scoring_devices": (1, APART | {"hardware.num_devices": 4, "algorithm.kl_coef": 0.1}),
@@ -61,6 +69,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 """A value that changes the plan, and the job in which it does."""
 
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "framework": ("verl@0.9", {}),
+    "training.backend": ("fsdp2", {}),
     "training.pp": (2, {}),
     "training.cp": (2, {}),
     "training.ep": (2, {}),
@@ -79,6 +89,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "rollout.has_cuda_graphs": (True, {}),
     "rollout.has_expert_parallel": (True, {}),
     "rollout.sleep_level": (1, COLOCATED),
+    "scoring.has_entropy": (True, {}),
+    "scoring.policy": ({"micro_batch_size_per_gpu": 2}, {}),
+    "scoring.reference": ({"max_tokens_per_micro_batch": 400}, {"algorithm.kl_coef": 0.1}),
+    "scoring.value": ({"micro_batch_size_per_gpu": 2}, {"algorithm.name": "ppo"}),
+    "scoring.reward": ({"micro_batch_size_per_gpu": 2}, {}),
+    "scoring.teacher": ({"micro_batch_size_per_gpu": 2}, {}),
     "hardware.profile": ("no-such-host", {}),
     "hardware.generation": ({"profile": "H100", "num_devices": 2}, {}),
     "hardware.link": ({"bandwidth": "1Gb/s"}, {}),

@@ -12,7 +12,7 @@ from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
 
 GPUS = sorted(name for name, profile in load_profiles().items() if isinstance(profile, GpuProfile | NodeProfile))
 COUNTS = (1, 2, 3, 4, 6, 8, 16, 24, 64)
-TARGETS = ("deepspeed", "fsdp2", "megatron")
+TRAINERS = ("deepspeed", "fsdp2", "megatron")
 MODELS = (
     *("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B"),
     *("Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-4b-it", "openai/gpt-oss-20b"),
@@ -56,7 +56,7 @@ def test_a_few_jobs_on_a_few_of_all_gpus_are_answered() -> None:
     random = Random(1)
     for gpu in random.sample(GPUS, 8):
         gpus = f"{random.choice(COUNTS[:6])}x{gpu}"
-        assert answers(gpus, random.choice(MODELS[:3]), random.choice(TARGETS), *random.choice(CHANGES))
+        assert answers(gpus, random.choice(MODELS[:3]), random.choice(TRAINERS), *random.choice(CHANGES))
 
 
 @pytest.mark.nightly
@@ -64,6 +64,6 @@ def test_a_few_jobs_on_a_few_of_all_gpus_are_answered() -> None:
 def test_jobs_on_every_gpu_are_answered(count: int) -> None:
     random = Random(count)
     for gpu in GPUS:
-        for backend in TARGETS:
+        for backend in TRAINERS:
             asked = f"{count}x{gpu}", random.choice(MODELS), backend, *random.choice(CHANGES)
             assert answers(*asked, algorithm=random.choice(ALGORITHMS))

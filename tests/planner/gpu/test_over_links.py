@@ -24,10 +24,14 @@ def plan(link: str, backend: str = "fsdp2", num_generation: int = 8, **placement
     job = {
         "policy": "Qwen/Qwen2.5-7B",
         "algorithm": {"name": "grpo", "kl_coef": 0},
-        "training": {"backend": backend},
         "hardware": f"8xH100 + {num_generation}xH100 over {link}",
         "workload": WORK,
-        "training": {"gradient_checkpointing": True, "offloads_optimizer": False, "offloads_parameters": False},
+        "training": {
+            "backend": backend,
+            "gradient_checkpointing": True,
+            "offloads_optimizer": False,
+            "offloads_parameters": False,
+        },
         "rollout": {"tp": 1, "max_num_seqs": 64, "quantization": "none"},
         "placement": {"sync_content": "full", **placement},
     }

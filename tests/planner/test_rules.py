@@ -1,4 +1,4 @@
-"""What a job's backend refuses is said with the verdict `refused` and its reason, never with `fits`; what fits is taken.
+"""What a job's framework refuses has the verdict `refused` with its reason, never `fits`; what fits is taken.
 
 The rules stand in planner/rules.py; the search, the verdict, `emit` and the loader of a bundle read them there.
 """
@@ -11,6 +11,7 @@ import pytest
 
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.errors import EmitError, NoFeasiblePlanError, SpecError
+from rlplan.frameworks.profile import find_release
 from rlplan.planner import rules
 from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.plan_results import estimate_as_json
@@ -25,7 +26,7 @@ from tests.planner.test_planned_is_executed import ALGORITHMS, DATA, GPUS
 from tests.repository.at_night import at_night
 
 SHORT = {"num_prompts_per_step": 32, "num_samples_per_prompt": 8, "max_prompt_len": 512, "max_response_len": 512}
-TARGETS = ("megatron", "fsdp2")
+OTHER_TRAINERS = ("megatron", "fsdp2")
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200"}, "Qwen3MoeForCausalLM"),
     "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
@@ -68,19 +69,21 @@ def asked(parts: dict[str, Any]) -> JobSpec:
 @pytest.mark.parametrize(
     ("policy", "hardware", "backend"),
     [
-        ("Qwen/Qwen2.5-1.5B", "8xH100", "auto"),
+        ("Qwen/Qwen2.5-1.5B", "8xH100", "deepspeed"),
         ("Qwen/Qwen3-30B-A3B", "16xH200", "megatron"),
         ("google/gemma-2-9b", "8xH100", "fsdp2"),
     ],
 )
-def test_a_job_that_names_no_target_is_planned_for_one_that_runs_its_policy(
+def test_a_job_that_names_no_framework_is_planned_for_one_that_runs_its_policy(
     policy: str, hardware: str, backend: str
 ) -> None:
     parts = {"policy": policy, "hardware": hardware, "framework": "auto"}
     found = best_plan(asked(parts), with_others=False)
     assert (found.job.backend, found.verdict) == (backend, Verdict.FITS)
-    said = [note for note in found.notes if note.startswith(f"target auto is {backend}: policy.path ")]
-    assert bool(said) is (backend != "deepspeed")
+    newest_verl = find_release("verl").label
+    notes = [note for note in found.notes if note.startswith(f"framework auto is {newest_verl}: policy.path ")]
+    assert bool(notes) is (backend != "deepspeed")
+    assert found.job.framework == ("rlplan" if backend == "deepspeed" else newest_verl)
     if backend != "deepspeed":
         with pytest.raises(
             EmitError, match=r"framework=rlplan\); that refuses policy.path .*proved on CPU hosts alone"
@@ -104,10 +107,10 @@ def test_what_the_runtime_refuses_whatever_is_chosen_is_refused_and_says_why(par
         find_plan(found.asked)
 
 
-@pytest.mark.parametrize("backend", TARGETS)
+@pytest.mark.parametrize("backend", OTHER_TRAINERS)
 @pytest.mark.parametrize("name", ["experts", "two kinds of GPUs"])
-def test_a_target_that_has_it_does_not_refuse_it(name: str, backend: str) -> None:
-    found = best_plan(asked({**REFUSED[name][0], "training": {"backend": backend}}))
+def test_a_framework_that_has_it_does_not_refuse_it(name: str, backend: str) -> None:
+    found = best_plan(asked({**REFUSED[name][0], "framework": "verl", "training": {"backend": backend}}))
     assert found.verdict is found.fit
     assert not found.refusals
 
@@ -184,15 +187,14 @@ def any_job(seed: int) -> JobSpec:
         "num_samples_per_prompt": samples,
         "mini_batch_size": one(None, prompts * samples // 2, prompts * samples // 4),
     }
-    backend = one("deepspeed", seldom=TARGETS)
+    backend = one("deepspeed", seldom=OTHER_TRAINERS)
     return job_from(
         {
             "policy": one(*DENSE, seldom=OTHERS),
             "algorithm": algorithm,
             "hardware": one(*GPUS, seldom=("8xH100 + 8xL40S", "8xMI300X")),
-            "training": {"backend": backend},
             "workload": {**SHORT, **sizes, "max_response_len": one(1024, 3072)},
-            "training": training if backend == "deepspeed" else {},
+            "training": training if backend == "deepspeed" else {"backend": backend},
             "rollout": rollout,
             "placement": placement,
             "checkpoints": {"every": one(0, 1, 20)},

@@ -25,15 +25,16 @@ def test_a_placement_of_an_algorithm_that_generates_nothing_is_refused() -> None
         check(DENSE, "8xH100", "placement.placement=disaggregated", algorithm="dpo")
 
 
-UNSHARED = ("training.backend=megatron", "training.sequence_parallel=false")
+MEGATRON, FSDP2 = "training.backend=megatron", "training.backend=fsdp2"
+UNSHARED = (MEGATRON, "training.sequence_parallel=false")
 REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.pp=2",), "training.pp", "does not have"),
     (DENSE, "8xH100", ("training.cp=2",), "training.cp", "does not have"),
-    (DENSE, "8xH100", ("training.ulysses=2", "training.backend=megatron"), "training.ulysses", "does not have"),
-    (DENSE, "8xH100", ("training.pp=2", "training.backend=fsdp2"), "training.pp", "does not have"),
+    (DENSE, "8xH100", ("training.ulysses=2", MEGATRON), "training.ulysses", "does not have"),
+    (DENSE, "8xH100", ("training.pp=2", FSDP2), "training.pp", "does not have"),
     (DENSE, "8xH100", ("training.tp=3",), "training.tp", "4 key heads"),
-    (DENSE, "8xH100", ("training.tp=3", "training.backend=megatron"), "training.tp", "does not divide"),
-    (DENSE, "8xH100", ("training.tp=16", "training.backend=megatron"), "training.tp", "one micro-batch takes 16 GPUs"),
+    (DENSE, "8xH100", ("training.tp=3", MEGATRON), "training.tp", "does not divide"),
+    (DENSE, "8xH100", ("training.tp=16", MEGATRON), "training.tp", "one micro-batch takes 16 GPUs"),
     (DENSE, "8xH100", ("training.tp=7",), "training.tp", "4 key heads"),
     ("Qwen/Qwen2.5-3B", "8xH100", ("training.tp=4",), "training.tp", "2 key heads"),
     (MIXTURE, "8xH100", ("training.tp=2",), "training.tp", "AutoTP does not cut"),
@@ -43,20 +44,20 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.tp=2", "training.offloads_optimizer=true"), "training.tp", "offloads_optimizer"),
     (DENSE, "8xH100", ("training.zero_stage=1", "training.offloads_optimizer=true"), "offloads_optimizer", "stage 1"),
     ("microsoft/phi-4", "8xH100", ("training.ulysses=4",), "training.ulysses", "10 key heads"),
-    (DENSE, "64xH100", ("training.pp=64", "training.backend=megatron"), "training.pp", "28 layers"),
-    (DENSE, "8xH100", ("training.ep=2", "training.backend=megatron"), "training.ep", "has no experts"),
-    (MIXTURE, "8xH100", ("training.ep=3", "training.backend=megatron"), "training.ep", "128 experts"),
+    (DENSE, "64xH100", ("training.pp=64", MEGATRON), "training.pp", "28 layers"),
+    (DENSE, "8xH100", ("training.ep=2", MEGATRON), "training.ep", "has no experts"),
+    (MIXTURE, "8xH100", ("training.ep=3", MEGATRON), "training.ep", "128 experts"),
     (MIXTURE, "8xH100", (*UNSHARED, "training.tp=2"), "training.sequence_parallel", "the model has experts"),
-    (MIXTURE, "8xH100", ("training.ep=8", "training.pp=2", "training.backend=megatron"), "training.ep", "2 pipeline stages"),
-    (DENSE, "8xH100", ("training.zero_stage=3", "training.backend=megatron"), "training.zero_stage", "target is megatron"),
-    (DENSE, "8xH100", ("training.zero_stage=2", "training.backend=fsdp2"), "training.zero_stage", "target is fsdp2"),
-    (DENSE, "8xH100", ("training.fsdp_size=2", "training.backend=megatron"), "training.fsdp_size", "target is megatron"),
-    (DENSE, "8xH100", ("training.optimizer=muon", "training.backend=megatron"), "training.optimizer", "muon"),
-    (DENSE, "8xH100", ("training.offload_device=nvme", "training.backend=fsdp2"), "training.offload_device", "nvme"),
-    (DENSE, "8xH100", ("training.lora={rank: 8, base_dtype: nf4}", "training.backend=fsdp2"), "training.lora.base_dtype", "nf4"),
-    (DENSE, "8xH100", ("training.offloads_parameters=true", "training.backend=megatron"), "training.offloads_parameters", ""),
-    (DENSE, "8xH100", ("training.offloads_optimizer=true", "training.backend=fsdp2"), "training.offloads_optimizer", "differ"),
-    (DENSE, "8xH100", ("training.ulysses=2", "training.cp=2", "training.backend=fsdp2"), "training.ulysses", "training.cp 2"),
+    (MIXTURE, "8xH100", ("training.ep=8", "training.pp=2", MEGATRON), "training.ep", "2 pipeline stages"),
+    (DENSE, "8xH100", ("training.zero_stage=3", MEGATRON), "training.zero_stage", "the trainer is Megatron-Core"),
+    (DENSE, "8xH100", ("training.zero_stage=2", FSDP2), "training.zero_stage", "the trainer is FSDP2"),
+    (DENSE, "8xH100", ("training.fsdp_size=2", MEGATRON), "training.fsdp_size", "the trainer is Megatron-Core"),
+    (DENSE, "8xH100", ("training.optimizer=muon", MEGATRON), "training.optimizer", "muon"),
+    (DENSE, "8xH100", ("training.offload_device=nvme", FSDP2), "training.offload_device", "nvme"),
+    (DENSE, "8xH100", ("training.lora={rank: 8, base_dtype: nf4}", FSDP2), "training.lora.base_dtype", "nf4"),
+    (DENSE, "8xH100", ("training.offloads_parameters=true", MEGATRON), "training.offloads_parameters", ""),
+    (DENSE, "8xH100", ("training.offloads_optimizer=true", FSDP2), "training.offloads_optimizer", "differ"),
+    (DENSE, "8xH100", ("training.ulysses=2", "training.cp=2", FSDP2), "training.ulysses", "training.cp 2"),
     (DENSE, TWO_KINDS, ("placement.placement=colocated",), "placement.placement", "two groups"),
     (DENSE, TWO_KINDS, ("placement.num_generation_devices=4",), "num_generation_devices", "8 GPUs generate"),
     (DENSE, "8xH100", ("placement.num_scoring_devices=1", "placement.placement=hybrid"), "num_scoring", "hybrid"),
@@ -97,9 +98,9 @@ def test_what_cannot_run_is_refused_with_where_rule_and_way_out(
         ("1xH100 + 1xH100", ()),
         ("8xH100", ("placement.placement=disaggregated", "placement.max_staleness=2", "placement.transport=nccl")),
         ("8xH100", ("training.tp=2",)),
-        ("8xH100", ("training.tp=2", "training.cp=2", "training.backend=fsdp2")),
-        ("8xH100", ("training.tp=2", "training.pp=2", "training.lora={rank: 8}", "training.backend=megatron")),
-        ("8xH100", ("training.offloads_optimizer=true", "training.offloads_parameters=true", "training.backend=fsdp2")),
+        ("8xH100", ("training.tp=2", "training.cp=2", FSDP2)),
+        ("8xH100", ("training.tp=2", "training.pp=2", "training.lora={rank: 8}", MEGATRON)),
+        ("8xH100", ("training.offloads_optimizer=true", "training.offloads_parameters=true", FSDP2)),
         ("8xH100", ("training.lora={rank: 8}", "placement.sync_content=adapter")),
         ("2xdgx-h100", ()),
     ],
@@ -147,4 +148,4 @@ def test_experts_without_sequence_parallelism_are_offered_no_tensor_parallel_ran
         return {axes.tp for axes in parallel_axes(job, [read_setting(job).policy], 8)}
 
     assert offered(*UNSHARED) == {1}
-    assert offered("training.backend=megatron") == {1, 2, 4, 8}
+    assert offered(MEGATRON) == {1, 2, 4, 8}
