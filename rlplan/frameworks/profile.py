@@ -222,7 +222,7 @@ def _logits_of(facts: dict[str, Any]) -> Logits:
 
 @cache
 def _read_profile(name: str) -> dict[str, Any]:
-    """The statements of a profile. A wheel holds each as JSON too, made when it is built (hatch_build.py)."""
+    """The statements of a profile. A wheel holds each as JSON too, made when it is built."""
     path = FOLDER / f"{name}.yaml"
     as_json = path.with_suffix(".json")
     read: dict[str, Any]
