@@ -45,8 +45,8 @@ class Chromium:
         os.close(theirs_in)
         os.close(theirs_out)
         self.number, self.buffer, self.session, self.said = 0, b"", "", list[str]()
-        target = self.ask("Backend.createTarget", url="about:blank")["targetId"]
-        self.session = self.ask("Backend.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
         return self
