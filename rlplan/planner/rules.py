@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlplan.dataflow.choice import Choice
 from rlplan.errors import EmitError, SpecError
+from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
@@ -34,10 +35,6 @@ CPU_EXPERT_MULTIPLE = 32
 """Of a layer's width, which the engine's kernel for experts has. Source: vLLM 0.32.0, experts/cpu_moe.py."""
 MAX_ENGINE_LORA_RANK = max(ENGINE_LORA_RANKS)
 """Source: vLLM 0.32.0, config/lora.py, `MaxLoRARanks`: 1, 8, 16, 32, 64, 128, 256, 320, 512."""
-
-
-_FOR_OTHERS = "rlplan emit JOB --target verl -o FOLDER writes it for a stack with that trainer, as slime and nemo_rl do"
-"""The way out of a plan for another trainer than rlplan's own."""
 
 
 def job_refusals(job: SettledJob) -> Iterator[str]:
@@ -85,14 +82,17 @@ def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
-    where = reason.split(maxsplit=1)[0].rstrip(":")
+    where, value = [word.rstrip(":") for word in (reason.split(maxsplit=2) + [""])[:2]]
     change = keys_in(reason) or "another value of the key (docs/job.md)"
-    others = "framework=verl plans for another framework"
+    way_out = f"{change}; framework=verl plans for another framework"
+    if where == "framework":
+        name = find_release(value).name.replace("_", "-")
+        way_out = f"rlplan emit JOB --target {name} -o FOLDER writes it in the keys of {value}"
     return EmitError(
         f"refused: {reason}",
         where=where,
         rule="a plan must run in its framework, however much memory there is (docs/planning.md, Running it)",
-        way_out=_FOR_OTHERS if where == "framework" else f"{change}; {others}",
+        way_out=way_out,
     )
 
 

@@ -148,7 +148,7 @@ def test_what_a_run_needs_and_a_plan_does_not_is_named(lacks: str, words: str) -
 @pytest.mark.parametrize(
     ("parts", "error", "words"),
     [
-        ({"training": {"backend": "megatron"}}, EmitError, "target megatron"),
+        ({"training": {"backend": "megatron"}}, EmitError, "framework verl@"),
         ({"hardware": "4xH100 + 4xL40S", "placement": {"placement": "disaggregated"}}, EmitError, "hardware"),
         ({"training": {"master_dtype": "bfloat16"}}, EmitError, "master_dtype"),
         ({"training": {"optimizer": "muon"}}, EmitError, "muon"),

@@ -26,7 +26,7 @@ DATA = {key: str(EXAMPLES / place) for key, place in HERE.items()}
 ALL_EXAMPLES = sorted(
     path
     for path in EXAMPLES.rglob("*.yaml")
-    if "policy:" in (text := path.read_text("utf-8")) and "\nstages:" not in text and "\ntarget:" not in text
+    if "policy:" in (text := path.read_text("utf-8")) and "\nstages:" not in text and "backend: " not in text
 )
 """But for those that say of themselves that another trainer runs them, and files with several jobs."""
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B")

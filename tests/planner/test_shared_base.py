@@ -68,10 +68,13 @@ def test_on_gpus_it_is_planned_hybrid_with_an_engine_on_each_trainer_s_gpu() -> 
     assert not found.choice.engine.sleep_level
 
 
-def test_other_targets_refuse_it() -> None:
-    with pytest.raises(SpecError, match=r"rollout\.shares_base with FSDP2"):
+def test_other_frameworks_refuse_it() -> None:
+    with pytest.raises(SpecError, match=r"rollout\.shares_base with verl"):
         best_plan(
-            job_from({"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "training": {"backend": "fsdp2"}, **ON_GPUS})
+            job_from(
+                {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", **ON_GPUS},
+                ["framework=verl", "training.backend=fsdp2"],
+            )
         )
 
 

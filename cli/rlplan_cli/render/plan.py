@@ -9,6 +9,7 @@ from itertools import groupby
 from rich.text import Text
 
 from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, error_words, needed_words, phase_costs
+from rlplan.planner.checks.trainers import NAMES
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
@@ -33,7 +34,6 @@ COLORS = {
     Verdict.DOES_NOT_FIT: "bold red",
     Verdict.REFUSED: "bold red",
 }
-TRAINERS = {"deepspeed": "trainer", "fsdp2": "FSDP2", "megatron": "Megatron"}
 
 
 def show_plan(plan: Plan, *, top: int) -> None:
@@ -127,6 +127,12 @@ def _sequences(plan: Plan, number: int = 2) -> str:
     return ("rollout" if plan.job.has_rollouts else "sequence") + "s" * (number > 1)
 
 
+def _trainer_name(plan: Plan) -> str:
+    """The framework at its release with its trainer; of rlplan's own runtime the trainer alone."""
+    release = plan.job.release
+    return "trainer" if release.is_rlplan else f"{release.title} {release.version}, {NAMES[plan.job.backend]}"
+
+
 def choice_line(plan: Plan) -> str:
     """What was chosen, in a line."""
     step, trainer, engine = plan.choice.arrangement, plan.choice.trainer, plan.choice.engine
@@ -135,7 +141,7 @@ def choice_line(plan: Plan) -> str:
         passes = f"{trainer.max_tokens:,} tokens a pass"
     words = [
         f"{step.placement.value}: " if plan.job.has_rollouts else "",
-        f"{TRAINERS[plan.job.backend]} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
+        f"{_trainer_name(plan)} ZeRO-{trainer.zero_stage} on {step.num_training}, ",
         f"states shared by {size} of them, " if (size := plan.job.training.fsdp_size) else "",
         "".join(f"{name} {getattr(trainer, name)}, " for name in PARALLEL_AXES if getattr(trainer, name) > 1),
         passes,

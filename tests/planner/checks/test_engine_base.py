@@ -158,9 +158,9 @@ def test_a_mixture_of_experts_is_refused() -> None:
     assert any("the policy has experts, which were not tried in 4 bits" in one for one in rules.job_refusals(job))
 
 
-def test_other_targets_refuse_it(tmp_path: Path) -> None:
+def test_other_frameworks_refuse_it(tmp_path: Path) -> None:
     base = {"base_path": qwen_in_awq(tmp_path / "awq")}
-    with pytest.raises(SpecError, match=r"rollout\.base_path with FSDP2"):
+    with pytest.raises(SpecError, match=r"rollout\.base_path with verl"):
         best_plan(
             job_from(
                 {"policy": "Qwen/Qwen2.5-1.5B", "hardware": "8xH100", "training": {"backend": "fsdp2"}, "rollout": base}

@@ -197,7 +197,8 @@ def test_order_of_equals_is_total() -> None:
 @pytest.mark.parametrize("backend", at_night(["deepspeed", "megatron"], but=1))
 def test_work_hardly_grows_with_the_cluster(backend: str) -> None:
     def scored(gpus: str, prompts: int) -> int:
-        spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", f"workload.num_prompts_per_step={prompts}", f"target={backend}")
+        size = f"workload.num_prompts_per_step={prompts}"
+        spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", size, f"training.backend={backend}")
         search = GpuSearch(spec, read_setting(spec))
         stats = search.run(with_others=False).stats
         return stats.num_scored + len(search.roles._bytes)

@@ -121,7 +121,7 @@ def _compare_job(spec: SettledJob, least: int) -> str:
 
 def _job(random: Random, most: int) -> SettledJob:
     """A job that can be asked for and has between LEAST and so many combinations."""
-    while True:
+    for _ in range(10_000):
         overrides = dict(_draw(random))
         try:
             top = {key: overrides.pop(key) for key in ("policy", "algorithm", "hardware")}
@@ -133,6 +133,7 @@ def _job(random: Random, most: int) -> SettledJob:
             continue
         if LEAST <= search.space.num_candidates <= most:
             return spec
+    raise AssertionError("no job that was drawn can be asked for")
 
 
 def _draw(random: Random) -> Iterator[tuple[str, str]]:
@@ -146,7 +147,7 @@ def _draw(random: Random) -> Iterator[tuple[str, str]]:
     yield "hardware", f"{random.choice((2, 4, 4, 6, 8, 8, 16))}x{random.choice(GPUS)}"
     yield "algorithm", random.choice(("grpo", "grpo", "ppo", "rloo", "dapo"))
     backend = random.choice(("deepspeed", "deepspeed", "deepspeed", "fsdp2", "megatron"))
-    yield "backend", backend
+    yield "training.backend", backend
     prompts, samples = random.choice((8, 16, 32, 48, 128)), random.choice((2, 4, 8))
     yield "workload.num_prompts_per_step", str(prompts)
     yield "workload.num_samples_per_prompt", str(samples)

@@ -140,7 +140,7 @@ def test_every_sync_that_is_compared_takes_a_whole_update_more(more: tuple[str, 
 def test_stacks_that_do_not_compare_engines_are_neither_charged_nor_asked() -> None:
     job = job_of("8xh100", backend="fsdp2")
     assert best_plan(job, with_others=False).not_counted == ()
-    with pytest.raises(SpecError, match="sync_verification is every, which FSDP2 does not have") as caught:
+    with pytest.raises(SpecError, match="sync_verification is every, which verl does not have") as caught:
         best_plan(job_of("8xh100", "placement.sync_verification=every", backend="fsdp2"), with_others=False)
     change = caught.value.way_out.split(",")[0]
     assert best_plan(job_of("8xh100", change, backend="fsdp2"), with_others=False).not_counted == ()

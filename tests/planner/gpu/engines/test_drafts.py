@@ -12,8 +12,13 @@ from tests.factories import EXAMPLES
 KIND = MemoryKind.ACTIVATIONS
 
 
-def plan(target: str = "fsdp2", **rollout: Any) -> Plan:
-    keys = ["workload.num_prompts_per_step=16", "rollout.tp=1", "rollout.max_num_seqs=64", f"target={target}"]
+def plan(backend: str = "fsdp2", **rollout: Any) -> Plan:
+    keys = [
+        "workload.num_prompts_per_step=16",
+        "rollout.tp=1",
+        "rollout.max_num_seqs=64",
+        f"training.backend={backend}",
+    ]
     keys += ["training.zero_stage=3", "placement.placement=colocated", "training.gradient_checkpointing=true"]
     overrides = [f"rollout.{key}={value}" for key, value in rollout.items()]
     return best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys + overrides), with_others=False)
