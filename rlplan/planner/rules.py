@@ -82,7 +82,7 @@ def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
 
 def refused(reason: str) -> EmitError:
     """A reason as an error for people."""
-    where, value = [word.rstrip(":") for word in (reason.split(maxsplit=2) + [""])[:2]]
+    where, value = [word.rstrip(":") for word in [*reason.split(maxsplit=2), ""][:2]]
     change = keys_in(reason) or "another value of the key (docs/job.md)"
     way_out = f"{change}; framework=verl plans for another framework"
     if where == "framework":

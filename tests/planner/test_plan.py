@@ -29,7 +29,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "lengths": lambda: on_gpus("workload.response_lengths={kind: lognormal, median: 500, sigma: 0.7}"),
     "adapters": lambda: on_gpus("training.lora={rank: 8, target_modules: [q_proj]}", "rollout.kv_cache_memory=2GiB"),
     "two kinds": lambda: on_gpus(hardware="2xH100 + 2xL40S"),
-    "megatron": lambda: on_gpus(backend="megatron"),
+    "megatron": lambda: on_gpus("training.backend=megatron"),
     "does not fit GPUs": lambda: on_gpus("training.zero_stage=2", policy="Qwen/Qwen2.5-7B", hardware="1xRTX4090"),
 }
 
