@@ -78,8 +78,9 @@ def test_the_wheel_holds_the_library_the_command_line_and_the_profiles_and_nothi
 
 def test_the_wheel_holds_every_profile_as_json_too(wheel: Path):
     with zipfile.ZipFile(wheel) as held:
-        for path in sorted((ROOT / "hardware_profiles").glob("*/*.yaml")):
-            parsed = held.read(f"rlplan/_hardware_profiles/{path.parent.name}/{path.stem}.json")
+        folders = {"hardware_profiles/*/*.yaml": "rlplan/_", "rlplan/frameworks/*.yaml": ""}
+        for path, prefix in ((path, prefix) for files, prefix in folders.items() for path in sorted(ROOT.glob(files))):
+            parsed = held.read(f"{prefix}{path.relative_to(ROOT).with_suffix('.json').as_posix()}")
             assert json.loads(parsed) == json.loads(json.dumps(read_yaml(path, "a profile"), default=str)), path.name
 
 
