@@ -66,9 +66,10 @@ def test_without_a_memo_the_plan_of_a_small_job_is_the_same(seed: int) -> None:
     top = {"policy": random.choice(models), "algorithm": algorithm, "hardware": random.choice(gpus)}
     few = [f"workload.num_prompts_per_step={random.choice((8, 12, 16))}", "workload.max_response_len=512"]
     changes = [random.choice(kind) for kind in random.sample(CHANGES[:6], 2)]
-    target = random.choice(("rlplan", "fsdp2", "megatron"))
-    job = gpu_job(top, [*few, f"target={target}", *(changes if target == "rlplan" else ())])
+    backend = random.choice(("deepspeed", "fsdp2", "megatron"))
+    words = [*few, f"training.backend={backend}", *(changes if backend == "deepspeed" else ())]
     try:
+        job = gpu_job(top, words)
         expected = best_plan(job)
     except RlplanError:
         return  # a change that this job refuses
