@@ -13,6 +13,7 @@ from rlplan.errors import RlplanError
 from rlplan.planner.answers.changes import Listener, bottleneck_of
 from rlplan.planner.answers.clusters import Bill, bill_of, hardware_words, nothing_to_rent, pareto_front, read_clusters
 from rlplan.planner.machine import search_of
+from rlplan.planner.memo import Memo
 from rlplan.records import dataclass
 from rlplan.results import OfPlan, PlanResult, Result
 from rlplan.spec.hardware.prices import Prices, read_prices
@@ -136,12 +137,13 @@ def plan_on(
     """
     found: list[OfPlan] = []
     not_built: list[NotBuilt] = []
+    memo = Memo()
     questions = [(job, cluster) for job in jobs for cluster in clusters.typed]
     for done, (job, cluster) in enumerate(questions):
         if listen is not None:
             listen(done, len(questions), cluster)
         try:
-            found.append(PlanResult(search_of(job(cluster)).run(with_others=False)))
+            found.append(PlanResult(search_of(job(cluster), memo).run(with_others=False)))
         except RlplanError as error:
             not_built.append(NotBuilt(cluster, error))
     if not found:

@@ -110,6 +110,12 @@ class TrainerChoice:
         """One that stands for all that differ in their passes alone."""
         return replace(self, gradient_checkpointing=False, micro_batch=1, max_tokens=0)
 
+    @cached_property
+    def without_gradients(self) -> "TrainerChoice":
+        """One that stands for all whose passes without gradients are the same: of ZeRO, weights in shards matter."""
+        stage = 3 if self.zero_stage == 3 else 0
+        return replace(self, zero_stage=stage, gradient_checkpointing=False, offloads_optimizer=False)
+
 
 @dataclass(frozen=True)
 class EngineChoice:

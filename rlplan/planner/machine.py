@@ -10,6 +10,7 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import SpecError
 from rlplan.frameworks.profile import find_release
 from rlplan.planner.margins import SAME_SPEED
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.hardware.profile import Profile
@@ -64,14 +65,17 @@ class Search(Protocol):
         ...
 
 
-def search_of(asked: JobSpec) -> Search:
-    """The search of a job. Raises: SpecError for the first thing in it that could not run."""
+def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
+    """The search of a job. memo: of searches for jobs like it. Raises: SpecError for the first thing in it that could
+    not run.
+    """
+    memo = memo or Memo()
     if asked.framework == "auto":
-        return _with_its_framework(asked)
+        return _with_its_framework(asked, memo)
     if asked.placement.max_staleness == "auto":
-        return _one_by_one(asked, "placement.max_staleness")
+        return _one_by_one(asked, "placement.max_staleness", memo)
     if asked.rollout.speculative_tokens == "auto":
-        return _one_by_one(asked, "rollout.speculative_tokens")
+        return _one_by_one(asked, "rollout.speculative_tokens", memo)
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
@@ -82,7 +86,7 @@ def search_of(asked: JobSpec) -> Search:
 
     job = settle(asked)
     setting = read_setting(job)
-    search = GpuSearch(job, setting, asked)
+    search = GpuSearch(job, setting, asked, memo)
     try:
         check_job(job, setting)
     except SpecError as error:
@@ -94,42 +98,42 @@ def search_of(asked: JobSpec) -> Search:
     return search
 
 
-def _with_its_framework(asked: JobSpec) -> Search:
+def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:
     """The search for rlplan's own runtime, or for verl where that does not run the policy or the trainer."""
     own = _with(asked, "framework", "rlplan")
     if asked.device_kind == "cpu":
-        return search_of(own)
+        return search_of(own, memo)
     if not asked.release.is_rlplan:
-        return search_of(_with(asked, "framework", asked.release.label))
+        return search_of(_with(asked, "framework", asked.release.label), memo)
     from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.rules import model_refusals
 
     job = settle(own)
     reason = next(model_refusals(job), None)
     if reason is None:
-        return search_of(own)
+        return search_of(own, memo)
     label = find_release("verl").label
-    search = search_of(_with(asked, "framework", label))
+    search = search_of(_with(asked, "framework", label), memo)
     assert isinstance(search, GpuSearch), "models of CPU hosts are for rlplan's own runtime"
     search.chosen_words = (f"framework auto is {label}: {reason}", *search.chosen_words)
     return search
 
 
-def _one_by_one(asked: JobSpec, key: str) -> Search:
+def _one_by_one(asked: JobSpec, key: str, memo: Memo) -> Search:
     """The search with the least value of a key of ONE_BY_ONE with which a step is as fast as with more."""
     from rlplan.planner.gpu.search import GpuSearch
 
     if asked.device_kind == "cpu" or not asked.has_rollouts or not _can_win(asked, key):
-        return search_of(_with(asked, key, 0))
+        return search_of(_with(asked, key, 0), memo)
     found: dict[int, tuple[int, float]] = {}
     for value in ONE_BY_ONE[key]:
-        plan = search_of(_with(asked, key, value)).run(with_others=False)
+        plan = search_of(_with(asked, key, value), memo).run(with_others=False)
         found[value] = plan.verdict.rank, plan.seconds
     best = min(found.values())
     chosen = next(
         one for one, (rank, seconds) in found.items() if rank == best[0] and seconds <= best[1] * (1 + SAME_SPEED)
     )
-    search = search_of(_with(asked, key, chosen))
+    search = search_of(_with(asked, key, chosen), memo)
     assert isinstance(search, GpuSearch), "a CPU host has no such key to search"
     steps = ", ".join(f"{one}: {format_seconds(seconds)}" for one, (_, seconds) in found.items())
     search.chosen_words += (f"{key} auto is {chosen}: a step takes, with {steps}",)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlplan.errors import RlplanError
 from rlplan.planner.machine import search_of
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Remedy, Verdict
 from rlplan.spec.files.job_file import changed
@@ -27,28 +28,29 @@ Kind = list[str]
 """Changes of one kind as they are typed, the mildest first."""
 
 
-def list_remedies(plan: Plan) -> tuple[Remedy, ...]:
-    """Changes, each of which by itself makes the plan's job fit; the mildest first."""
+def list_remedies(plan: Plan, memo: Memo | None = None) -> tuple[Remedy, ...]:
+    """Changes, each of which by itself makes the plan's job fit; the mildest first. memo: of the plan's search."""
+    memo = memo or Memo()
     asked, devices = plan.asked, plan.job.hardware.num_devices
     found: list[Remedy] = []
     smaller = smaller_jobs(asked) if asked.is_on_gpus else iter(())
     for kind in chain(kinds_of_changes(asked, plan.binding.num_bytes), smaller):
-        found += _mildest(asked, kind, found)
+        found += _mildest(asked, kind, found, memo)
     if not any(not one.learns_less and one.num_devices <= devices for one in found):
         for kind in resets(asked) if asked.is_on_gpus else ():
-            found += _mildest(asked, kind, found)
+            found += _mildest(asked, kind, found, memo)
     return tuple(sorted(found, key=lambda remedy: remedy.order(devices)))
 
 
-def _mildest(asked: JobSpec, kind: Kind, found: list[Remedy]) -> Iterator[Remedy]:
+def _mildest(asked: JobSpec, kind: Kind, found: list[Remedy], memo: Memo) -> Iterator[Remedy]:
     """The first change of a kind that helps; of those that give up learning, none that holds one that was found."""
     enough = tuple(f"{one.change} " for one in found if one.learns_less)
-    tried = (_try_remedy(asked, change) for change in kind if not change.startswith(enough))
+    tried = (_try_remedy(asked, change, memo) for change in kind if not change.startswith(enough))
     yield from islice((remedy for remedy in tried if remedy is not None), 1)
 
 
-def _try_remedy(asked: JobSpec, change: str) -> Remedy | None:
-    plan = fitting_plan(asked, change)
+def _try_remedy(asked: JobSpec, change: str, memo: Memo) -> Remedy | None:
+    plan = fitting_plan(asked, change, memo)
     if plan is None:
         return None
     price, count = plan.asked.hardware.price_per_gpu_hour, plan.num_devices
@@ -188,11 +190,13 @@ def _in_yaml(value: Any) -> str:
     return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)
 
 
-def fitting_plan(asked: JobSpec, change: str) -> Plan | None:
-    """The plan of a job after a typed change; None where it does not fit, cannot be built, or is refused."""
+def fitting_plan(asked: JobSpec, change: str, memo: Memo) -> Plan | None:
+    """The plan of a job after a typed change; None where it does not fit, cannot be built, or is refused. memo: of
+    searches for jobs like it.
+    """
     worse = Verdict.DOES_NOT_FIT if asked.limits.accepts_oom_risk else Verdict.IN_EXPECTATION
     try:
-        plan = search_of(changed(asked, shlex.split(change))).better_than(worse)
+        plan = search_of(changed(asked, shlex.split(change)), memo).better_than(worse)
     except RlplanError:
         return None
     return plan if plan is not None and plan.fits else None

@@ -14,6 +14,7 @@ from rlplan.planner.cpu.candidates import list_choices
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.machine import search_of
 from rlplan.planner.margins import HOST_COMPLICATIONS, assumed_host, has_complication, without_host
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import list_remedies
@@ -29,26 +30,27 @@ DEADLINE_FACTOR = 4.0
 responses are far longer than the job says (an untrained one runs to the limit)."""
 
 
-def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True) -> Plan:
+def best_plan(asked: JobSpec, *, with_pareto: bool = False, with_others: bool = True, memo: Memo | None = None) -> Plan:
     """The best plan of a job, whatever its verdict; where it does not surely fit, with remedies, the mildest first.
 
-    with_others: and the next best ones, which take a search each.
+    with_others: and the next best ones, which take a search each. memo: of searches for jobs like it.
 
     Raises: SpecError (the job is wrong), NoFeasiblePlanError (nothing can be built).
     """
-    search = search_of(asked)
+    memo = memo or Memo()
+    search = search_of(asked, memo)
     plan = with_deadlines(search.run(with_others=with_others))
     found: dict[str, Any] = {"fingerprints": take_fingerprints(plan.job)}
     if with_pareto:
         found["pareto"] = search.of(plan).pareto()
     if plan.verdict not in (Verdict.FITS, Verdict.REFUSED):  # no bytes help against a refusal
-        found["remedies"] = list_remedies(plan)
+        found["remedies"] = list_remedies(plan, memo)
     uncorrected = plan.job.uncorrected_staleness
-    found["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan))
+    found["notes"] = (*plan.notes, *((uncorrected,) if uncorrected else ()), *assumptions(plan, memo))
     return plan.model_copy(update=found)
 
 
-def assumptions(plan: Plan) -> Iterator[str]:
+def assumptions(plan: Plan, memo: Memo | None = None) -> Iterator[str]:
     """A host's memory that is only assumed, and what the job comes to without it."""
     node = assumed_host(plan.job)
     if node is None:
@@ -57,14 +59,14 @@ def assumptions(plan: Plan) -> Iterator[str]:
     words = f"assumes hosts of {room} ({node.name}), of which it takes {needed}: hardware.host_memory says another size"
     chosen = [(part, key) for part, key, _ in HOST_COMPLICATIONS if has_complication(plan.choice, key)]
     if chosen and all(getattr(getattr(plan.asked, part), key) == "auto" for part, key in chosen):
-        words += f"; with nothing offloaded it {_without_host(plan)}"
+        words += f"; with nothing offloaded it {_without_host(plan, memo)}"
     yield words
 
 
-def _without_host(plan: Plan) -> str:
+def _without_host(plan: Plan, memo: Memo | None) -> str:
     """What the job comes to with nothing on a host."""
     try:
-        other = search_of(without_host(plan.asked)).run(with_others=False)
+        other = search_of(without_host(plan.asked), memo).run(with_others=False)
     except NoFeasiblePlanError:
         return Verdict.DOES_NOT_FIT.value
     step = f", {format_seconds(other.seconds)} a step" if other.fit is not Verdict.DOES_NOT_FIT else ""

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
@@ -51,10 +52,10 @@ def list_causes(job: JobSpec, plan: Plan, phase: str, measured_s: float) -> tupl
     if not now:
         return ()
     chosen = choice_words(plan.choice, plan.job, plan.asked)
-    found = []
+    found, memo = [], Memo()
     for words, settings in _hypotheses(job, plan, phase):
         typed = tuple(f"{key}={value}" for key, value in {**chosen, **settings}.items() if value)
-        outcome = ask(job, Change(typed))
+        outcome = ask(job, Change(typed), memo=memo)
         is_possible = outcome.plan is not None and (outcome.may_fit or phase not in (Phase.ROLLOUT, "step"))
         seconds = _seconds_of(outcome.plan, phase) if is_possible and outcome.plan else 0.0
         if seconds and seconds > now:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
 from rlplan.planner.machine import search_of
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import fitting_plan, kinds_of_changes, resets
@@ -87,18 +88,19 @@ Listener = Callable[[int, int, str], None]
 """Told how many questions are answered, of how many, and which comes now."""
 
 
-def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False) -> Outcome:
-    """What a change leads to. What is wrong in it is said in the outcome."""
+def ask(spec: JobSpec, change: Change, *, finds_way_out: bool = False, memo: Memo | None = None) -> Outcome:
+    """What a change leads to. What is wrong in it is said in the outcome. memo: of searches for jobs like it."""
+    memo = memo or Memo()
     try:
         other = changed(spec, change.overrides)
-        plan = search_of(other).run(with_others=False)
+        plan = search_of(other, memo).run(with_others=False)
     except RlplanError as error:
         return Outcome(change, why=f"{error.what}: {error.rule}" if error.rule else error.what)
     why = way_out = ""
     if plan.verdict is not Verdict.FITS:
         why = next(iter(plan.refusals), "") or bottleneck_of(plan)
     if finds_way_out and not plan.fits and not plan.refusals:
-        way_out = _first_way_out(plan, change)
+        way_out = _first_way_out(plan, change, memo)
     return Outcome(change, plan.num_devices, plan.verdict, plan.seconds, plan.headroom_bytes, why, way_out, plan)
 
 
@@ -137,11 +139,11 @@ def bottleneck_of(plan: Plan) -> str:
     return "; ".join(words)
 
 
-def _first_way_out(plan: Plan, change: Change) -> str:
+def _first_way_out(plan: Plan, change: Change, memo: Memo) -> str:
     """The mildest remedy that leaves the change itself alone; nothing where none of the first few leads to a fit."""
     keys = {override.partition("=")[0] for override in change.overrides}
     kinds = chain(kinds_of_changes(plan.asked, plan.binding.num_bytes), resets(plan.asked))
     remedies = (remedy for kind in kinds for remedy in kind)
     apart = (words for words in remedies if not keys & {word.partition("=")[0] for word in words.split()})
     tried = islice(apart, MAX_REMEDIES)
-    return next((words for words in tried if fitting_plan(plan.asked, words) is not None), "")
+    return next((words for words in tried if fitting_plan(plan.asked, words, memo) is not None), "")

@@ -16,6 +16,7 @@ from rlplan.planner.answers.plan_results import choice_words, differences, phase
 from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.machine import Search, search_of
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.records import dataclass
@@ -146,7 +147,8 @@ def explain(
 
     Every change is a search of its own; listen hears of each.
     """
-    spec, search = _as_chosen(plan), search_of(plan.asked).of(plan)
+    memo = Memo()
+    spec, search = _as_chosen(plan), search_of(plan.asked, memo).of(plan)
     _check_current(plan, search)
     families, what_ifs = list(list_families(plan)), list(list_what_ifs(plan))
     questions = [*asked, *(list_more_devices(plan) if more_devices else ())]
@@ -158,7 +160,7 @@ def explain(
         for change in changes:
             if listen is not None:
                 listen(done, total, change.typed)
-            outcomes.append(ask(spec, change, finds_way_out=finds_way_out))
+            outcomes.append(ask(spec, change, finds_way_out=finds_way_out, memo=memo))
             done += 1
         return tuple(outcomes)
 

@@ -133,12 +133,11 @@ def _travel_s(plan: Plan) -> float:
     """Of new weights over a slow link, while both sides go on."""
     if plan.job.hardware.link is None:
         return 0.0
-    from rlplan.planner.gpu.roles import GpuRoles
-    from rlplan.planner.gpu.times import GpuTimes
+    from rlplan.planner.gpu.search import GpuSearch
     from rlplan.planner.setting import read_setting
 
     setting = read_setting(plan.job)
-    linked = GpuTimes(plan.job, setting, GpuRoles(plan.job, setting)).syncs.over_link(plan.choice)
+    linked = GpuSearch(plan.job, setting).times.syncs.over_link(plan.choice)
     return linked.travels.seconds if linked else 0.0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
@@ -126,6 +127,7 @@ class _Question:
             )
         self.asked, self.key, self.listen = asked, key, listen
         self.outcomes: dict[int, Outcome] = {}
+        self.memo = Memo()
         self.unit, self.least, self.most = 1, 1, MAX_COUNT
         if key == KEYS["max_response_len"]:
             self.first = work.max_response_len
@@ -144,7 +146,7 @@ class _Question:
         if value not in self.outcomes:
             if self.listen is not None:
                 self.listen(len(self.outcomes), len(self.outcomes) + 1, f"{self.key}={value}")
-            self.outcomes[value] = ask(self.asked, Change((f"{self.key}={value}",)))
+            self.outcomes[value] = ask(self.asked, Change((f"{self.key}={value}",)), memo=self.memo)
         return self.outcomes[value]
 
     def fits(self, value: int) -> bool:

@@ -28,6 +28,7 @@ from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, Wei
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fit_without_engine
+from rlplan.planner.memo import memoized
 from rlplan.records import dataclass
 
 BOUND_FACTOR = 1 - 1e-12
@@ -45,7 +46,7 @@ class PairBounds:
         self._trainers: Trainers | None = None
         self._rows: list[EnginesInOrder] = []
         """Engines whose rollouts run ahead: beside the fastest trainer, whether it fits or not, and beside each."""
-        self._beside_trainer: dict[object, tuple[int, float] | None] = {}
+        self.known = scorer.memo.own_table()
 
     @cached_property
     def engines(self) -> Engines:
@@ -125,13 +126,7 @@ class PairBounds:
 
     def refined_bound(self, trainer: TrainerChoice, engine: EngineChoice, transport: WeightSyncMode) -> Key | None:
         """The bound with the KV cache that the trainer's states leave; None where nothing fits beside them."""
-        holding = trainer.zero_stage, trainer.offloads_optimizer, trainer.offloads_parameters
-        axes = trainer.ulysses, trainer.tp, trainer.pp, trainer.cp, trainer.ep
-        keeps = transport == "delta"
-        key = holding, axes, engine, keeps
-        if key not in self._beside_trainer:
-            self._beside_trainer[key] = self._beside_states(trainer, engine, keeps_sent=keeps)
-        found = self._beside_trainer[key]
+        found = self._beside_states(trainer.without_passes, engine, keeps_sent=transport == "delta")
         if found is None:
             return None
         times, arrangement = self.scorer.times, self.arrangement
@@ -144,6 +139,7 @@ class PairBounds:
             return rounded((max(own, found[1]) + sync) * BOUND_FACTOR, (own + found[1] + sync) * BOUND_FACTOR)
         return self._key(own + sync, found[1])
 
+    @memoized
     def _beside_states(
         self, trainer: TrainerChoice, engine: EngineChoice, *, keeps_sent: bool
     ) -> tuple[int, float] | None:
@@ -184,29 +180,44 @@ class RefinedPair:
 class BestFirst:
     """Candidates of some arrangements that fit with their rank, the best first. num_scored: that have been scored.
 
-    limit: seconds of a step beyond which nothing is looked at.
+    Whoever reads it again reads what was found before, and goes on from there.
     """
 
     def __init__(self, bounds: Sequence[PairBounds]) -> None:
-        self.bounds, self.num_scored, self.limit = bounds, 0, float("inf")
+        self.bounds, self.num_scored = bounds, 0
+        self._found: list[ScoredCandidate] = []
         self._heap: list[tuple[Key, int, tuple[object, ...], object]] = []
         self._count = count()
         self._unopened = [*reversed(bounds)]
 
     def __iter__(self) -> Iterator[ScoredCandidate]:
+        return self.up_to(float("inf"))
+
+    def up_to(self, limit: float) -> Iterator[ScoredCandidate]:
+        """Those whose steps take at most so many seconds; nothing is looked at beyond."""
+        for index in count():
+            while index == len(self._found) and self._goes_on(limit):
+                self._look_at_next()
+            if index == len(self._found) or self._found[index].timing.seconds > limit:
+                return
+            yield self._found[index]
+
+    def _goes_on(self, limit: float) -> bool:
         while self._unopened:
             bounds = self._unopened.pop()
             self._push(bounds.floor, bounds)
-        while self._heap and self._heap[0][0][0] <= self.limit:
-            key, _, _, item = heappop(self._heap)
-            if isinstance(item, ScoredCandidate):
-                yield item
-            elif isinstance(item, PairBounds):
-                self._open_arrangement(item, key)
-            elif isinstance(item, Pair):
-                self._refine(item)
-            elif isinstance(item, RefinedPair):
-                self._score(item)
+        return bool(self._heap) and self._heap[0][0][0] <= limit
+
+    def _look_at_next(self) -> None:
+        key, _, _, item = heappop(self._heap)
+        if isinstance(item, ScoredCandidate):
+            self._found.append(item)
+        elif isinstance(item, PairBounds):
+            self._open_arrangement(item, key)
+        elif isinstance(item, Pair):
+            self._refine(item)
+        elif isinstance(item, RefinedPair):
+            self._score(item)
 
     @property
     def least(self) -> float:

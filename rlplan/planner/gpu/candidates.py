@@ -28,7 +28,9 @@ from rlplan.planner.gpu.axes import (
     quantizations,
     zero_stages,
 )
+from rlplan.planner.gpu.facts import without_devices
 from rlplan.planner.gpu.sync_times import SyncModes
+from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
@@ -62,26 +64,158 @@ class MicroBatchSweep:
     savings: MemorySavings
 
 
-class GpuSpace:
+Layout = tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]
+"""Ranks by what they share, a ZeRO stage, what saves memory, and sizes of passes (rollouts, tokens or 0)."""
+
+
+class ChoicesOfGroups:
+    """What may be chosen for a group of any size: the same on any number of such GPUs."""
+
+    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
+        self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
+        self.models = (setting.policy, *setting.models.values())
+        self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
+
+    @memoized
+    def sweeps_of(self, training: int, scoring: int, offloads_all: bool) -> tuple[MicroBatchSweep, ...]:
+        """The trainers' choices beside so many GPUs that only score."""
+        sweeps = self._all_sweeps(training)
+        return tuple(
+            sweep
+            for sweep in sweeps
+            if self._can_combine(scoring, offloads_all, _axes_of(sweep.choices[0]), sweep.savings)
+        )
+
+    @memoized
+    def can_train(self, training: int, scoring: int, offloads_all: bool) -> bool:
+        """Whether there is a choice for the trainer."""
+        layouts = self._layouts(training)
+        return any(self._can_combine(scoring, offloads_all, axes, savings) for axes, _, savings, _ in layouts)
+
+    @memoized
+    def num_trainers(self, training: int, scoring: int, offloads_all: bool) -> int:
+        """How many choices of a trainer there are, counted and not made."""
+        layouts = self._layouts(training)
+        return sum(
+            len(sizes) for axes, _, savings, sizes in layouts if self._can_combine(scoring, offloads_all, axes, savings)
+        )
+
+    def _can_combine(self, scoring: int, offloads_all: bool, axes: Axes, savings: MemorySavings) -> bool:
+        """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
+        offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
+        that cut.
+        """
+        if offloads_all and savings[2]:
+            return False
+        return not scoring or self.job.backend == "deepspeed" or can_cut(scoring, axes)
+
+    @memoized
+    def _all_sweeps(self, training: int) -> tuple[MicroBatchSweep, ...]:
+        sweeps = []
+        for axes, stage, savings, sizes in self._layouts(training):
+            chosen = (
+                TrainerChoice(stage, *savings, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes
+            )
+            sweeps.append(MicroBatchSweep(tuple(chosen), savings))
+        return tuple(sweeps)
+
+    def _layouts(self, training: int) -> Iterator[Layout]:
+        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
+        wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
+        switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
+        all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
+        for axes in parallel_axes(self.job, self.models, training):
+            group_size = axes.ranks_per_sequence
+            groups = training // group_size
+            if training % group_size or not self._deals_out(groups):
+                continue
+            kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
+            for stage, savings in product(zero_stages(self.job, training), all_savings):
+                if can_train(wanted, self.job.backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
+                    yield from ((axes, stage, savings, sizes) for sizes in kinds)
+
+    def _deals_out(self, groups: int) -> bool:
+        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
+        have equally many rollouts.
+        """
+        if self.job.backend == "deepspeed":
+            return groups <= self.job.num_units_per_mini_batch
+        return self.job.workload.rollouts_per_mini_batch % groups == 0
+
+    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
+
+        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
+        differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads
+        nothing, and more passes fill a pipeline better. A pair lies in one pass.
+        """
+        work, unit, tokens = (
+            self.job.workload,
+            self.job.sequences_per_unit,
+            self.job.training.max_tokens_per_micro_batch,
+        )
+        longest, packs = work.max_seq_len, self.job.backend == "deepspeed"
+        if tokens != "auto":
+            return (((max(1, tokens // longest), tokens),),)
+        if work.micro_batch_size_per_gpu != "auto":
+            size = min(share, work.micro_batch_size_per_gpu)
+            return (((size, size * longest if packs else 0),),)
+        largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
+        sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
+        if packs:
+            return (tuple((size, size * longest) for size in sizes),)
+        if work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
+            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
+        return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
+
+    @memoized
+    def engines_of(
+        self, generation: int, sleeps: bool, is_async: bool, takes_weights: bool, takes_adapters: bool
+    ) -> tuple[EngineChoice, ...]:
+        """The engines' choices on so many GPUs, for those to which whole weights can be sent, or adapters."""
+        versions = (0, adapter_versions(self.job) if is_async else 1)
+        every = product(self._all_engines(generation, sleeps), versions)
+        return tuple(
+            replace(engine, adapter_versions=number) if number else engine
+            for engine, number in every
+            if (takes_adapters and engine.sleep_level < 2 if number else takes_weights)
+        )
+
+    def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
+        if not self.job.has_rollouts:
+            yield EngineChoice(1, 0)
+            return
+        rollout = self.job.rollout
+        levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
+        formats = quantizations(self.job, self.gpu)
+        for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
+            num_engines, left = divmod(generation, tp * dp)
+            if not left and num_engines and rollout.num_engines in ("auto", num_engines):
+                for num_seqs in self._num_seqs(num_engines, dp):
+                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts, dp)
+
+    def _num_seqs(self, num_engines: int, attention_dp: int) -> tuple[int, ...]:
+        """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
+
+        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that).
+        """
+        wanted = self.job.rollout.max_num_seqs
+        if wanted != "auto":
+            return (wanted,)
+        share = ceil_div(self.job.num_generated_per_step, num_engines * attention_dp)
+        most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
+        if attention_dp > 1:
+            most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
+        return tuple(size * attention_dp for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
+
+
+class GpuSpace(ChoicesOfGroups):
     """The axes of a job's candidates."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting, known: "GpuSpace | None" = None) -> None:
-        """known: the space of the same job on another number of such GPUs, whose choices for groups of a size are the
-        same.
-        """
-        self.job, self.num_gpus, self.model = job, setting.num_gpus, setting.policy
-        self.models = (setting.policy, *setting.models.values())
-        self.split, self.gpu = setting.split, setting.pool(GENERATION).gpu
-        self.gpus_per_host = setting.gpus_per_host
-        self.has_rollouts = job.has_rollouts
-        self.sync_modes = SyncModes(job, setting)
-        self._can_train_on: dict[tuple[int, int, bool], bool] = {}
-        self._sweeps: dict[int, tuple[MicroBatchSweep, ...]] = {}
-        self._engines: dict[tuple[int, bool, bool, bool], tuple[EngineChoice, ...]] = {}
-        self._counts: dict[tuple[int, int, bool], int] = {}
-        if known is not None:
-            self._can_train_on, self._sweeps = known._can_train_on, known._sweeps
-            self._engines, self._counts = known._engines, known._counts
+    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
+        super().__init__(job, setting, memo)
+        self.num_gpus, self.gpus_per_host, self.split = setting.num_gpus, setting.gpus_per_host, setting.split
+        self.sync_modes = SyncModes(job, setting, memo)
 
     @cached_property
     def arrangements(self) -> tuple[Arrangement, ...]:
@@ -103,7 +237,7 @@ class GpuSpace:
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self._num_trainers(arrangement)
+            self.num_trainers(*_trainers_see(arrangement))
             * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
             for arrangement in self.arrangements
         )
@@ -123,38 +257,19 @@ class GpuSpace:
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
         """What may be chosen for trained roles in an arrangement."""
-        if arrangement.num_training not in self._sweeps:
-            self._sweeps[arrangement.num_training] = tuple(self._all_sweeps(arrangement.num_training))
-        sweeps = self._sweeps[arrangement.num_training]
-        return tuple(
-            sweep for sweep in sweeps if self._can_combine(arrangement, _axes_of(sweep.choices[0]), sweep.savings)
-        )
-
-    def _can_combine(self, arrangement: Arrangement, axes: Axes, savings: MemorySavings) -> bool:
-        """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
-        offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
-        that cut.
-        """
-        if arrangement.offloaded == "all" and savings[2]:
-            return False
-        is_apart = arrangement.num_scoring > 0 and self.job.backend != "deepspeed"
-        return not is_apart or can_cut(arrangement.num_scoring, axes)
+        return self.sweeps_of(*_trainers_see(arrangement))
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
         """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
         first.
         """
-        key = arrangement.num_generation, arrangement.sleeps, arrangement.shares_devices, arrangement.is_async
-        if key not in self._engines:
-            versions = (0, adapter_versions(self.job) if arrangement.is_async else 1)
-            engines = self._all_engines(arrangement.num_generation, arrangement.sleeps)
-            every = (replace(engine, adapter_versions=number) for engine in engines for number in versions)
-            self._engines[key] = tuple(engine for engine in every if self.transports(arrangement, engine))
-        return self._engines[key]
+        modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
+        takes_weights = bool(modes.of_weights(arrangement))
+        return self.engines_of(arrangement.num_generation, *switches, takes_weights, modes.may_send_adapters)
 
     def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
         """Modes of weight sync to the engine."""
-        return self.sync_modes.of(arrangement, engine)
+        return self.sync_modes.to_engine(arrangement, engine)
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
@@ -175,18 +290,8 @@ class GpuSpace:
                 (False, True) if may_be_async else (False,), self._offloads(arrangement)
             ):
                 one = replace(arrangement, is_async=is_async, offloaded=offloaded)
-                if self._can_train(one) and self.engines(one):
+                if self.can_train(*_trainers_see(one)) and self.engines(one):
                     yield one
-
-    def _can_train(self, arrangement: Arrangement) -> bool:
-        """Whether there is a choice for the trainer."""
-        key = _trainer_key(arrangement)
-        if key not in self._can_train_on:
-            layouts = self._layouts(arrangement.num_training)
-            self._can_train_on[key] = any(
-                self._can_combine(arrangement, axes, savings) for axes, _, savings, _ in layouts
-            )
-        return self._can_train_on[key]
 
     def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
         """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
@@ -282,99 +387,6 @@ class GpuSpace:
             return f"mini_batch_size {rollouts} does not divide by the {_words(groups)} ranks that train"
         return "offloaded parameters need zero_stage 3, an offloaded optimizer zero_stage 1 or more"
 
-    def _all_sweeps(self, training: int) -> Iterator[MicroBatchSweep]:
-        for axes, stage, savings, sizes in self._layouts(training):
-            chosen = (
-                TrainerChoice(stage, *savings, size, **axes._asdict(), max_tokens=tokens) for size, tokens in sizes
-            )
-            yield MicroBatchSweep(tuple(chosen), savings)
-
-    def _layouts(self, training: int) -> Iterator[tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]]:
-        """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
-        wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
-        switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
-        all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
-        for axes in parallel_axes(self.job, self.models, training):
-            group_size = axes.ranks_per_sequence
-            groups = training // group_size
-            if training % group_size or not self._deals_out(groups):
-                continue
-            kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
-            for stage, savings in product(zero_stages(self.job, training), all_savings):
-                if can_train(wanted, self.job.backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
-                    yield from ((axes, stage, savings, sizes) for sizes in kinds)
-
-    def _deals_out(self, groups: int) -> bool:
-        """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
-        have equally many rollouts.
-        """
-        if self.job.backend == "deepspeed":
-            return groups <= self.job.num_units_per_mini_batch
-        return self.job.workload.rollouts_per_mini_batch % groups == 0
-
-    def _num_trainers(self, arrangement: Arrangement) -> int:
-        """How many choices of a trainer there are, counted and not made."""
-        key = _trainer_key(arrangement)
-        if key not in self._counts:
-            layouts = self._layouts(arrangement.num_training)
-            self._counts[key] = sum(
-                len(sizes) for axes, _, savings, sizes in layouts if self._can_combine(arrangement, axes, savings)
-            )
-        return self._counts[key]
-
-    def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.
-
-        A packed pass holds as many tokens as a padded one at its longest, and there are no more passes: where lengths
-        differ, padding is never better; rlplan's own runtime always packs. Under other trainers one rollout a pass pads
-        nothing, and more passes fill a pipeline better. A pair lies in one pass.
-        """
-        work, unit, tokens = (
-            self.job.workload,
-            self.job.sequences_per_unit,
-            self.job.training.max_tokens_per_micro_batch,
-        )
-        longest, packs = work.max_seq_len, self.job.backend == "deepspeed"
-        if tokens != "auto":
-            return (((max(1, tokens // longest), tokens),),)
-        if work.micro_batch_size_per_gpu != "auto":
-            size = min(share, work.micro_batch_size_per_gpu)
-            return (((size, size * longest if packs else 0),),)
-        largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
-        sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
-        if packs:
-            return (tuple((size, size * longest) for size in sizes),)
-        if work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
-            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
-        return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
-
-    def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
-        if not self.job.has_rollouts:
-            yield EngineChoice(1, 0)
-            return
-        rollout = self.job.rollout
-        levels = ((2, 1) if rollout.sleep_level == "auto" else (int(rollout.sleep_level),)) if sleeps else (0,)
-        formats = quantizations(self.job, self.gpu)
-        for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
-            num_engines, left = divmod(generation, tp * dp)
-            if not left and num_engines and rollout.num_engines in ("auto", num_engines):
-                for num_seqs in self._num_seqs(num_engines, dp):
-                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts, dp)
-
-    def _num_seqs(self, num_engines: int, attention_dp: int) -> tuple[int, ...]:
-        """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
-
-        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that).
-        """
-        wanted = self.job.rollout.max_num_seqs
-        if wanted != "auto":
-            return (wanted,)
-        share = ceil_div(self.job.num_generated_per_step, num_engines * attention_dp)
-        most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
-        if attention_dp > 1:
-            most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
-        return tuple(size * attention_dp for size in reversed(powers(most)) if size >= min(MIN_AUTO_SEQS, most))
-
 
 def options(choice: str | bool) -> tuple[bool, ...]:
     """What a choice leaves open."""
@@ -385,8 +397,8 @@ def _axes_of(choice: TrainerChoice) -> Axes:
     return Axes(choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep)
 
 
-def _trainer_key(arrangement: Arrangement) -> tuple[int, int, bool]:
-    """The key on which the trainer's choices in an arrangement depend."""
+def _trainers_see(arrangement: Arrangement) -> tuple[int, int, bool]:
+    """What of an arrangement the trainers' choices depend on."""
     return arrangement.num_training, arrangement.num_scoring, arrangement.offloaded == "all"
 
 

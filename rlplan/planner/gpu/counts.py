@@ -47,9 +47,7 @@ def on_best_count(search: "GpuSearch") -> "GpuSearch":
     for rank in (0, 1):
         best, least = None, float("inf")
         for one in searches:
-            stream = one.stream(rank)
-            stream.limit = least / one.setting.num_gpus
-            found = next(iter(stream), None)
+            found = next(one.stream(rank).up_to(least / one.setting.num_gpus), None)
             if found is None:
                 continue
             if search.job.objective == "gpus":

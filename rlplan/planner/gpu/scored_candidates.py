@@ -4,20 +4,29 @@ In: candidates, their bytes and seconds. Out: ScoredCandidate, KV caches, keys t
 at.
 """
 
-from collections import deque
-from copy import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.placements import GENERATION
+from rlplan.dataflow.schedule import HOST_DEVICE
+from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.gpu.own_generation import engine_class
 from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
-from rlplan.planner.gpu.roles import UNKNOWN, GpuRoles
-from rlplan.planner.gpu.tables import BytesByMoment, Fit, fit, left_of
+from rlplan.planner.gpu.engine_costs import EngineCosts
+from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
+from rlplan.planner.gpu.roles import Ahead, RoleBytes, shape_of
+from rlplan.planner.gpu.tables import ENGINE, BytesByMoment, Fit, ProcessPlace, Side, fit, left_of
 from rlplan.planner.gpu.times import GpuTimes
+from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob
+from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.step import StepTiming
 from rlplan.units import GIB, ceil_div
 from rlplan.vocabulary import Placement, Role
@@ -112,151 +121,105 @@ from the first one on, a plan of 70B on 64 GPUs takes 1.7 times as many calls.""
 
 BUFFERS = 4 * GIB
 """Of a rank, for what it exchanges with others and does not need alone, at most; seen: 2.7 GiB (ZeRO-3, offloaded)."""
-OPEN = {
-    "workload": ("micro_batch_size_per_gpu",),
-    "training": (
-        *("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters"),
-        *("ulysses", "tp", "pp", "cp", "ep", "max_tokens_per_micro_batch"),
-    ),
-    "rollout": (
-        *("num_engines", "tp", "attention_dp", "has_expert_parallel", "sleep_level", "kv_cache_memory"),
-        *("max_num_seqs", "quantization"),
-    ),
-    "placement": (
-        *("placement", "num_generation_devices", "num_scoring_devices", "offload", "offload_roles"),
-        *("transport", "sync_content", "max_staleness", "partial_rollouts"),
-    ),
-}
-"""Keys of a job that say what may be chosen: bytes and seconds are asked with the choice itself."""
-APART = ("name", "objective", "hardware", "limits")
-"""Parts of a job that no byte and no second depends on but through the setting."""
-NOT_OF_ENGINES = ("training", "roles")
-"""Parts of a job that no engine depends on but through the policy's shape."""
-_RECENT: deque["CandidateScorer"] = deque(maxlen=16)
-"""Scorers, the last one used last. A question of `explain` that fits nowhere tries some ten other jobs (adapters, other
-optimizers), and the next such question the same ones."""
 
 
-def scorer_of(job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-    """A scorer of a job; one of the last ones shares what it knows, where that holds: a plan, its explanation and its
-    remedies ask the same again and again.
+def size_kv_cache(
+    asked: tuple[KvDemand, int, int], wanted: int | Literal["auto"], expected: int, high: int
+) -> tuple[int, int]:
+    """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
+
+    asked: as `EngineCosts.demand` says it. wanted: by the job. expected, high: the room that is left where the cache
+    is, as expected and at the high end of what else is there.
     """
-    asked = _without_choices(job)
-    for known in reversed(_RECENT):
-        if known.knows(asked, setting):
-            _RECENT.remove(known)
-            _RECENT.append(known)
-            found = known.of(job, setting)
-            found.num_misfits = 0
-            return found
-    new = CandidateScorer(job, setting)
-    as_full = next((one for one in reversed(_RECENT) if one.holds_as(asked, setting)), None)
-    if as_full is not None:
-        new.roles.share_bytes(as_full.roles)
-    alike = next((one for one in reversed(_RECENT) if one.has_engines_of(new)), None)
-    if alike is not None:
-        new.times.share_engines(alike.times)
-        new._sizes = alike._sizes
-    _RECENT.append(new)
-    return new
+    demand, enough, least = asked
+    largest = max(enough, least) if wanted == "auto" else int(wanted)
+    least = least if wanted == "auto" else largest
+    rank = 0
+    if largest < demand.least_bytes:
+        rank = 2
+    elif min(high, largest) < least:
+        rank = 1 if expected >= least else 2
+    room = high if high >= least else expected
+    size = min(largest, room) if wanted == "auto" else largest  # what is asked for is taken, whether it fits or not
+    block = demand.pool.bytes_per_block
+    return max(0, size) // block * block, rank
 
 
-def _without_choices(job: SettledJob) -> tuple[object, ...]:
-    """A job without what the search may choose."""
-    parts = {name: getattr(job, name) for name in type(job).model_fields if name not in APART}
-    parts |= {name: parts[name].model_copy(update=dict.fromkeys(keys)) for name, keys in OPEN.items()}
-    return tuple(parts.values())
+class EnginesAlone:
+    """Engines where nothing is beside them."""
+
+    def __init__(self, roles: RoleBytes, engines: EngineCosts) -> None:
+        self.roles, self.engines, self.known = roles, engines, roles.known
+
+    @memoized
+    def entry(
+        self,
+        kind: tuple[Arrangement, Ahead, type[EngineOnGpu]],
+        cluster: Cluster,
+        capacity: int,
+        wanted: int | Literal["auto"],
+        engine: EngineChoice,
+        rank: int,
+    ) -> EngineEntry | None:
+        """An engine with the most KV cache that it may have; None where it does not fit. capacity: of a GPU."""
+        _, ahead, _ = kind
+        held = self.roles.held(self._side(*kind), NO_TRAINER, engine)
+        sizes = held.expected if rank else held.high
+        if max(sizes) > capacity:
+            return None
+        room = min((capacity - sizes[place] for place in held.holds_kv), default=0)
+        versions = ahead[0] if ahead[1] else 0
+        most = least_rank = 0
+        if self.engines.job.has_rollouts:
+            demand = self.engines.demand(cluster.num_gpus, versions or 1, engine)
+            most, least_rank = size_kv_cache(demand, wanted, room, room)
+        if least_rank > rank:
+            return None
+        if versions:
+            return EngineEntry(self.engines.least_ahead(versions, cluster, engine, most), engine, most)
+        return EngineEntry(self.engines.seconds(cluster, engine, most, kind[0].sleeps), engine, most)
+
+    @memoized
+    def _side(self, shape: Arrangement, ahead: Ahead, generates_with: type[EngineOnGpu]) -> Side:
+        """The engine's processes, on one host."""
+        roles = self.roles
+        processes = [name for name, _ in roles.schedule(shape, ahead).processes]
+        moments = roles.moments(shape, ahead, tuple((name, HOST_DEVICE) for name in processes))
+        places = tuple(ProcessPlace(name, 1, copies=False) for name in processes if name.startswith(ENGINE))
+        return roles.side(shape, moments, places, generates_with)
 
 
-def _of_engines(job: SettledJob, setting: GpuSetting) -> tuple[object, ...]:
-    """What seconds of engines and the cache that they ask for depend on, but for the choice."""
-    names = (name for name in type(job).model_fields if name not in APART)
-    parts = zip(names, _without_choices(job), strict=True)
-    kept = tuple(part for name, part in parts if name not in NOT_OF_ENGINES)
-    return setting.policy, setting.pools, setting.link, kept
+class Hints:
+    """What the search has come upon, and begins with in the next arrangement: it changes no answer."""
 
-
-def _lie_alike(one: GpuSetting, other: GpuSetting) -> bool:
-    """Whether groups of the same size are the same in two settings: on hosts of as many GPUs, or on one with fewer."""
-    if (one.models, one.link) != (other.models, other.link) or len(one.pools) != len(other.pools):
-        return False
-    if one.has_pools:
-        return one.pools == other.pools
-    sizes = [(setting.num_gpus, setting.gpus_per_host) for setting in (one, other)]
-    return (
-        _hosts_agree(*sizes)
-        and replace(one.pools[0], num_gpus=sizes[1][0], gpus_per_host=sizes[1][1]) == other.pools[0]
-    )
-
-
-def _hosts_agree(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether no group lies otherwise on so many (GPUs, GPUs of a host) than on others."""
-    fewer, more = sorted((one, other), key=lambda sizes: sizes[1])
-    return fewer[1] in (more[1], fewer[0])
+    def __init__(self) -> None:
+        self.first_fitting: dict[object, int] = {}
+        """For each sweep of micro-batches the index of the largest that fits, in the last arrangement looked at."""
+        self.hopeless: dict[object, list[tuple[int, int]]] = {}
+        """For each kind of arrangement, choice and rank sizes of groups (trained, frozen) on which much is missing."""
 
 
 class CandidateScorer:
     """Scores candidates of one job on one setting."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
-        self.job, self.setting = job, setting
-        self.roles = GpuRoles(job, setting)
+    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo, hints: Hints | None = None) -> None:
+        """hints: of a search on such GPUs, for a job that differs in its choices."""
+        self.job, self.setting, self.memo, self.hints = job, setting, memo, hints or Hints()
+        self.roles = GpuRoles(job, setting, memo)
         self.times = GpuTimes(job, setting, self.roles)
+        self.alone = EnginesAlone(self.roles, self.roles.engines)
         self.num_misfits = 0
         """Chains of trainers that were found not to fit at all."""
-        self.first_fitting: dict[object, int] = {}
-        """For each sweep of micro-batches the index of the largest that fits, in the last arrangement looked at."""
-        self._known_of = _without_choices(job)
-        self._engines = _of_engines(job, setting)
-        self._hopeless: dict[object, list[tuple[int, int]]] = {}
-        self._entries: dict[object, EngineEntry | None] = {}
-        self._sizes = {(setting.num_gpus, setting.gpus_per_host)}
-        """Of all settings with these tables. One host agrees with hosts of any size, which do not with each other."""
 
     @property
     def is_tight(self) -> bool:
         """Whether so little fits that bytes are looked at before seconds."""
         return self.num_misfits > MANY_MISFITS
 
-    def knows(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
-        """Whether what it knows holds for another job, `asked` without its choices: it differs in those that the search
-        leaves open (a choice says what was taken, and nothing else is asked), or in the number of GPUs, which lie on
-        hosts as before.
-        """
-        sizes = setting.num_gpus, setting.gpus_per_host
-        agree = all(_hosts_agree(one, sizes) for one in self._sizes)
-        return agree and _lie_alike(self.setting, setting) and self._known_of == asked
-
-    def holds_as(self, asked: tuple[object, ...], setting: GpuSetting) -> bool:
-        """Whether processes hold as much for another job, `asked` without its choices, on other GPUs."""
-        one, other = self.setting, setting
-        if one.has_pools or other.has_pools or (one.models, one.link) != (other.models, other.link):
-            return False
-        is_alike = one.gpu.shares_host_memory == other.gpu.shares_host_memory and one.overheads == other.overheads
-        return is_alike and self._known_of == asked
-
-    def has_engines_of(self, other: "CandidateScorer") -> bool:
-        """Whether engines of both are the same: jobs that differ in who trains, and how."""
-        return self._engines == other._engines
-
     def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """One for another job or other numbers of GPUs, with what is known already where that holds for them."""
-        if not self.knows(_without_choices(job), setting):
-            return CandidateScorer(job, setting)
-        self._sizes.add((setting.num_gpus, setting.gpus_per_host))
-        other = copy(self)
-        other.job, other.setting = job, setting
-        other.roles = copy(self.roles)
-        other.roles.job, other.roles.setting = job, setting
-        other.times = self.times.of(job, setting, other.roles)
-        return other
-
-    def with_rates(self, setting: GpuSetting) -> "CandidateScorer":
-        """One for GPUs that have other rates and hold as many bytes."""
-        other = copy(self)
-        other.setting, other.roles, other._entries = setting, copy(self.roles), {}
-        other.roles.setting = setting
-        other.times = GpuTimes(self.job, setting, other.roles)
+        """One for a job with other choices, for fewer of these GPUs or for other rates of theirs."""
+        other = CandidateScorer(job, setting, self.memo, self.hints)
+        other.num_misfits = self.num_misfits
         return other
 
     def is_hopeless(self, arrangement: Arrangement, choice: TrainerChoice, rank: int) -> bool:
@@ -264,14 +227,14 @@ class CandidateScorer:
         holds no less but for those (a property test). Asked first of as many ranks as there are GPUs at all.
         """
         key = self.roles.kind(arrangement), choice, rank
-        if key not in self._hopeless:
-            self._hopeless[key] = []
+        if key not in self.hints.hopeless:
+            self.hints.hopeless[key] = []
             ranks = choice.ranks_per_sequence * choice.ep
             most = ceil_div(self.setting.num_gpus, ranks) * ranks
             largest = replace(arrangement, num_training=most, num_scoring=most if arrangement.num_scoring else 0)
             held = self.roles.resident_bytes(largest, choice), self.roles.nothing(largest)
             self.note_lack(largest, choice, rank, -self.slack(largest, held, rank))
-        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self._hopeless[key])
+        return any(arrangement.num_training <= n and arrangement.num_frozen <= s for n, s in self.hints.hopeless[key])
 
     def slack(self, arrangement: Arrangement, held: tuple[BytesByMoment, BytesByMoment], rank: int) -> int:
         """What two parts of an arrangement leave of its devices together."""
@@ -291,7 +254,7 @@ class CandidateScorer:
     def note_lack(self, arrangement: Arrangement, choice: TrainerChoice, rank: int, lack: int) -> None:
         """What a choice lacks on the devices of an arrangement."""
         if lack > BUFFERS:
-            self._hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
+            self.hints.hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
                 (arrangement.num_training, arrangement.num_frozen)
             )
 
@@ -322,40 +285,26 @@ class CandidateScorer:
         return ranks * sum(on_disk_bytes(part.after_step.host) for part in parts)
 
     def kv_cache(self, arrangement: Arrangement, engine: EngineChoice, expected: int, high: int) -> tuple[int, int]:
-        """(bytes of KV cache a GPU, the rank that they lead to): all the room, up to what is useful.
-
-        expected, high: the room that is left where the cache is, as expected and at the high end of what else is there.
-        """
+        """(bytes of KV cache a GPU, the rank that they lead to) in so much room (`size_kv_cache`)."""
         if not self.job.has_rollouts:
             return 0, 0
-        demand, enough, least = self.roles.demand(arrangement, engine)
-        wanted = self.job.rollout.kv_cache_memory
-        largest = max(enough, least) if wanted == "auto" else int(wanted)
-        least = least if wanted == "auto" else largest
-        rank = 0
-        if largest < demand.least_bytes:
-            rank = 2
-        elif min(high, largest) < least:
-            rank = 1 if expected >= least else 2
-        room = high if high >= least else expected
-        size = min(largest, room) if wanted == "auto" else largest  # what is asked for is taken, whether it fits or not
-        block = demand.pool.bytes_per_block
-        return max(0, size) // block * block, rank
+        return size_kv_cache(self.roles.demand(arrangement, engine), self.job.rollout.kv_cache_memory, expected, high)
 
-    def engine_entry(self, arrangement: Arrangement, engine: EngineChoice, rank: int) -> EngineEntry | None:
-        """An engine with the most KV cache that it may have, where nothing is beside it; None where it does not fit.
+    def engine_entries(
+        self, arrangement: Arrangement, engines: Sequence[EngineChoice], rank: int
+    ) -> Iterator[EngineEntry]:
+        """Engines that fit where nothing is beside them, with the most KV cache that each may have.
 
-        Memory of hosts is not looked at, so that it is one for all arrangements in which as many GPUs generate alike.
+        Memory of hosts is not looked at, so that they are the same for all arrangements in which as many GPUs generate
+        alike.
         """
-        roles, wanted = self.roles, self.job.rollout.kv_cache_memory
-        where = arrangement.num_generation, arrangement.placement, arrangement.sleeps
-        key = where, arrangement.is_async, roles.versions_ahead(arrangement), wanted, engine, rank
-        if key not in self._entries:
-            held = roles.engine_bytes(arrangement, engine), roles.nothing(arrangement)
-            most = self._most_kv_cache(arrangement, engine, fit(*held, roles.parts(arrangement).capacities), rank)
-            seconds = 0.0 if most is None else self.times.engine_seconds(arrangement, engine, most)
-            self._entries[key] = None if most is None else EngineEntry(seconds, engine, most)
-        return self._entries[key]
+        shape = replace(shape_of(arrangement), num_scoring=0, offloaded="none")
+        cluster, capacity = self.times.cluster(arrangement, GENERATION), self.setting.pool(GENERATION).capacity
+        generates_with = engine_class(self.job, arrangement.num_training)
+        kind = shape, self.roles.places.ahead(arrangement), generates_with
+        wanted, entry = self.job.rollout.kv_cache_memory, self.alone.entry
+        found = (entry(kind, cluster, capacity, wanted, engine, rank) for engine in engines)
+        return (one for one in found if one is not None)
 
     def kv_cache_beside(
         self, arrangement: Arrangement, engine: EngineChoice, beside: BytesByMoment, rank: int, *, keeps_sent: bool

@@ -10,7 +10,7 @@ objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice, takewhile
+from itertools import chain, dropwhile, islice
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Arrangement, Choice
@@ -25,9 +25,10 @@ from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.counts import fastest_on_fewer, on_best_count
 from rlplan.planner.gpu.notes import considered, list_cut_passes, notes_of
-from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, scorer_of, simplicity
+from rlplan.planner.gpu.scored_candidates import MANY_MISFITS, CandidateScorer, ScoredCandidate, simplicity
 from rlplan.planner.gpu.streams import least_of_engines
 from rlplan.planner.margins import ENOUGH_ROOM, SAME_SPEED, roominess, simpler_jobs
+from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import (
     Alternative,
@@ -77,15 +78,14 @@ class GpuSearch:
         job: SettledJob,
         setting: GpuSetting,
         asked: JobSpec | None = None,
+        memo: Memo | None = None,
         scorer: CandidateScorer | None = None,
-        space: GpuSpace | None = None,
     ) -> None:
-        """scorer, space: with what is known already."""
-        self.job, self.setting, self.asked = job, setting, plain(asked or job)
-        self.scorer = scorer or scorer_of(job, setting)
+        """memo: of a search that asks this one. scorer: with what a search on such GPUs has come upon."""
+        self.job, self.setting, self.asked, self.memo = job, setting, plain(asked or job), memo or Memo()
+        self.scorer = scorer or CandidateScorer(job, setting, self.memo)
         self.roles, self.times = self.scorer.roles, self.scorer.times
-        self.space = space or GpuSpace(job, setting)
-        self._bounds: dict[tuple[Arrangement, int], PairBounds] = {}
+        self.space, self.known = GpuSpace(job, setting, self.memo), self.memo.own_table()
         self._best: Best | None = None
         self.least_on_fewer = float("inf")
         """Seconds that nothing on fewer GPUs falls below."""
@@ -113,7 +113,7 @@ class GpuSearch:
         fewer = {"num_devices": num_gpus, "num_hosts": hosts}
         job = self.job.model_copy(update={"hardware": self.job.hardware.model_copy(update=fewer)})
         setting = self.setting.with_gpus(num_gpus, hosts)
-        return GpuSearch(job, setting, self.asked, self.scorer.of(job, setting), GpuSpace(job, setting, self.space))
+        return self._beside(job, setting)
 
     def other_pools(self) -> Iterator["GpuSearch"]:
         """Of two pools the other order, where the job does not say more of the one, and each by itself."""
@@ -132,7 +132,7 @@ class GpuSearch:
                 check_job(job, setting)
             except SpecError:
                 continue
-            yield GpuSearch(job, setting, self.asked)
+            yield GpuSearch(job, setting, self.asked, self.memo)
 
     def of(self, plan: Plan) -> "GpuSearch":
         """The search that found a plan of this job: on its GPUs."""
@@ -155,7 +155,11 @@ class GpuSearch:
 
     def of_job(self, job: SettledJob) -> "GpuSearch":
         """The same GPUs for a job with another workload."""
-        return GpuSearch(job, self.setting, job)
+        return GpuSearch(job, self.setting, job, self.memo)
+
+    def _beside(self, job: SettledJob, setting: GpuSetting) -> "GpuSearch":
+        """The search of a job that differs in its choices, on GPUs that differ in their number or rates."""
+        return GpuSearch(job, setting, self.asked, self.memo, self.scorer.of(job, setting))
 
     @property
     def lies_evenly(self) -> bool:
@@ -171,8 +175,7 @@ class GpuSearch:
     def fastest(self, rank: int, limit: float) -> tuple[float | None, float]:
         """Seconds of the best candidate that fits with a rank, where below a limit; and what none falls below."""
         stream = self.stream(rank)
-        stream.limit = limit
-        found = next(iter(stream), None)
+        found = next(stream.up_to(limit), None)
         seconds = found.timing.seconds if found is not None else stream.least
         return (seconds, seconds) if found is not None and seconds < limit else (None, seconds)
 
@@ -182,7 +185,8 @@ class GpuSearch:
         found = self.best()
         best, stream = self.simplest(), found.stream
         faster = () if best is found.plan else (found.one,)
-        next_best = islice(stream, MAX_LOOKED_AT) if with_others and stream is not None else ()
+        behind = dropwhile(lambda one: one is not found.one, stream or ())
+        next_best = islice(behind, 1, MAX_LOOKED_AT + 1)
         others = self._others(best, chain(faster, next_best)) if with_others else ()
         num_scored = found.num_scored + (stream.num_scored if stream is not None else 0)
         stats = SearchStats(self.space.num_candidates, num_scored)
@@ -249,7 +253,7 @@ class GpuSearch:
         """
         found: list[Alternative] = []
         for share in HEADROOM_SHARES:
-            with_headroom = GpuSearch(self.job, self.setting.with_capacity(1 - share), self.asked)
+            with_headroom = GpuSearch(self.job, self.setting.with_capacity(1 - share), self.asked, self.memo)
             for one in islice(with_headroom.stream(0), 1):
                 here = self.alternative(one)
                 lost = [there for there in found if there.seconds >= here.seconds * (1 - 1e-9)]
@@ -264,11 +268,10 @@ class GpuSearch:
         ]
         return BestFirst([self.bounds(arrangement, rank) for arrangement in arrangements])
 
+    @memoized
     def bounds(self, arrangement: Arrangement, rank: int) -> PairBounds:
         """The pairs of an arrangement; made once."""
-        if (arrangement, rank) not in self._bounds:
-            self._bounds[arrangement, rank] = PairBounds(self.scorer, self.space, arrangement, rank)
-        return self._bounds[arrangement, rank]
+        return PairBounds(self.scorer, self.space, arrangement, rank)
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -277,8 +280,7 @@ class GpuSearch:
 
     def with_profile(self, profile: Profile) -> "GpuSearch":
         """The same with other rates of the profile of that name."""
-        setting = self.setting.with_profile(profile)
-        return GpuSearch(self.job, setting, self.asked, self.scorer.with_rates(setting), self.space)
+        return self._beside(self.job, self.setting.with_profile(profile))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
@@ -345,7 +347,7 @@ class GpuSearch:
     def _ledger(self, one: ScoredCandidate, schedule: Schedule) -> MemoryLedger:
         lengths = self.roles.lengths
         three = (lengths.mean, self.roles.usual_len, float(self.job.workload.max_response_len))
-        hosts = self.roles.hosts(schedule, one.choice.arrangement)
+        hosts = self.roles.places.hosts(schedule, one.choice.arrangement)
         processes = []
         for layout in schedule.layouts:
             name = layout.processes[0][0]
@@ -357,7 +359,7 @@ class GpuSearch:
             host_capacity=self.setting.host_capacity or 0,
             shares_host_memory=False,
             order=(),
-            capacities=tuple(self.roles.other_capacities(schedule).items()),
+            capacities=tuple(self.roles.places.other_capacities(schedule).items()),
         )
         return predict_gpu_ledger(schedule, processes, empty, self.job.workload.num_steps, self.roles.rollout_buffer)
 
@@ -380,13 +382,10 @@ class GpuSearch:
         room = int(ENOUGH_ROOM * self.setting.capacity)
         if plan.verdict is not Verdict.FITS or limit <= best.seconds or plan.headroom_bytes >= room:
             return plan
-        stream = self.stream(0)
-        stream.limit = limit
-        roomiest = min(
-            takewhile(lambda one: one.timing.seconds <= limit, stream),
-            key=lambda one: (*self._roominess(one), *simplicity(one.choice)),
-        )
-        if self._roominess(roomiest) >= self._roominess(self.score(plan.choice)):
+        stream = self.best().stream
+        as_fast = stream.up_to(limit) if stream is not None else ()
+        roomiest = min(as_fast, key=lambda one: (*self._roominess(one), *simplicity(one.choice)), default=None)
+        if roomiest is None or self._roominess(roomiest) >= self._roominess(self.score(plan.choice)):
             return plan
         other = self.full_plan(roomiest)
         return other if other.verdict is Verdict.FITS else plan
@@ -403,10 +402,7 @@ class GpuSearch:
             if job is None:
                 break
             tried.add(key)
-            stream = GpuSearch(job, self.setting, self.asked, self.scorer.of(job, self.setting)).stream(0)
-            stream.limit = limit
-            found = next(iter(stream), None)
-            if found is not None and found.timing.seconds <= limit:
+            if (found := next(self._beside(job, self.setting).stream(0).up_to(limit), None)) is not None:
                 other = self.full_plan(found)
                 plan = other if other.verdict is Verdict.FITS else plan
         return plan

@@ -21,10 +21,11 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import NO_TRAINER, Arrangement, EngineChoice, TrainerChoice
 from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSweep
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
 from rlplan.planner.gpu.tables import BytesByMoment
+from rlplan.planner.memo import memoized
 from rlplan.records import dataclass
 
 Chain = dict[MemorySavings, MicroBatchSweep]
@@ -47,15 +48,15 @@ class Engines:
 
     def __init__(self, scorer: CandidateScorer, space: GpuSpace, arrangement: Arrangement, rank: int) -> None:
         self.scorer, self.arrangement = scorer, arrangement
-        found = (scorer.engine_entry(arrangement, choice, rank) for choice in space.engines(arrangement))
-        self.entries = sorted((one for one in found if one is not None), key=EngineEntry.order)
+        entries = scorer.engine_entries(arrangement, space.engines(arrangement), rank)
+        self.entries = sorted(entries, key=EngineEntry.order)
         by_mode = {
             (entry.choice.tp, entry.choice.attention_dp, entry.choice.quantization, mode): (entry.choice, mode)
             for entry in self.entries
             for mode in space.transports(arrangement, entry.choice)
         }
         self._transports = tuple(by_mode.values())
-        self._least_syncs: dict[bool, float] = {}
+        self.known = scorer.memo.own_table()
 
     @cached_property
     def floor(self) -> BytesByMoment:
@@ -64,12 +65,13 @@ class Engines:
 
     def least_sync_s(self, trainer: TrainerChoice) -> float:
         """The fastest weight sync to any of them by any transport."""
-        is_sharded = trainer.zero_stage == 3
-        if is_sharded not in self._least_syncs:
-            cost, arrangement = self.scorer.times.syncs.cost, self.arrangement
-            costs = (cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
-            self._least_syncs[is_sharded] = min(costs)
-        return self._least_syncs[is_sharded]
+        stage = 3 if trainer.zero_stage == 3 else 0  # whether weights are whole on a rank is all that matters
+        return self._least_sync_s(replace(NO_TRAINER, zero_stage=stage))
+
+    @memoized
+    def _least_sync_s(self, trainer: TrainerChoice) -> float:
+        cost, arrangement = self.scorer.times.syncs.cost, self.arrangement
+        return min(cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
 
 
 class EnginesInOrder:
@@ -126,8 +128,8 @@ class Trainers:
         self._heap: list[tuple[float, int, int, object]] = []
         self._count = count()
         self._opened: set[int] = set()
-        self._fitting: dict[tuple[object, ...], bool] = {}
-        self._known: list[TrainerEntry] = []
+        self.known = scorer.memo.own_table()
+        self._read_already: list[TrainerEntry] = []
         self._stream = self._read()
         for base, sweeps in self._sweeps.items():
             if scorer.is_tight and not self._may_fit(base):
@@ -139,12 +141,12 @@ class Trainers:
 
     def get(self, index: int) -> TrainerEntry | None:
         """The entry at an index, None beyond the last."""
-        while len(self._known) <= index:
+        while len(self._read_already) <= index:
             entry = next(self._stream, None)
             if entry is None:
                 return None
-            self._known.append(entry)
-        return self._known[index]
+            self._read_already.append(entry)
+        return self._read_already[index]
 
     def _read(self) -> Iterator[TrainerEntry]:
         while self._heap:
@@ -177,15 +179,14 @@ class Trainers:
         own = times.trainer_seconds(arrangement, choice) if with_moves else times.pass_seconds(arrangement, choice)
         return own + self.engines.least_sync_s(choice)
 
+    @memoized
     def _may_fit(self, base: tuple[object, ...]) -> bool:
         """Whether the leanest choice of a chain fits on the devices: all that saves memory, the smallest passes."""
-        if base not in self._fitting:
-            roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
-            self._fitting[base] = not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
-                self._fits(held(self.arrangement, choice), on_host=False)
-                for held in (roles.resident_bytes, roles.trainer_bytes)
-            )
-        return self._fitting[base]
+        roles, choice = self.scorer.roles, _leanest(self._sweeps[base])
+        return not self.scorer.is_hopeless(self.arrangement, choice, self.rank) and all(
+            self._fits(held(self.arrangement, choice), on_host=False)
+            for held in (roles.resident_bytes, roles.trainer_bytes)
+        )
 
     def that_fit(self, sweep: MicroBatchSweep) -> tuple[TrainerChoice, ...]:
         """The choices of a sweep that fit beside the least of any engine: all from the first that does.
@@ -198,15 +199,15 @@ class Trainers:
         if not self._fits(roles.resident_bytes(self.arrangement, choices[0])):
             return ()
         low, high = -1, len(choices)
-        known, key = self.scorer.first_fitting, (_base(sweep), sweep.savings)
-        probe = known.get(key, len(choices) // 2)
+        first_fitting, key = self.scorer.hints.first_fitting, (_base(sweep), sweep.savings)
+        probe = first_fitting.get(key, len(choices) // 2)
         while high - low > 1:
             probe = min(max(probe, low + 1), high - 1)
             if self._fits(roles.trainer_bytes(self.arrangement, choices[probe])):
                 high, probe = probe, probe - 1
             else:
                 low, probe = probe, probe + 1
-        known[key] = high
+        first_fitting[key] = high
         return choices[high:]
 
     def _fits(self, held: BytesByMoment, *, on_host: bool = True) -> bool:

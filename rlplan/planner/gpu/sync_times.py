@@ -5,12 +5,14 @@ Left out: how seconds are computed (timing/transfer).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION, TRAINING
-from rlplan.planner.gpu.roles import GpuRoles
+from rlplan.planner.gpu.placed_roles import GpuRoles
+from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.resolved import SettledJob
@@ -36,54 +38,52 @@ class SyncTimes:
     def __init__(
         self, job: SettledJob, setting: GpuSetting, roles: GpuRoles, cluster: Callable[[Arrangement, str], Cluster]
     ) -> None:
-        """cluster: the GPUs of a device group."""
-        self.job, self.setting, self.roles, self.cluster = job, setting, roles, cluster
-        self._costs: dict[object, Cost] = {}
+        """cluster: the GPUs of a device group, with those that share their hosts."""
+        self.job, self.policy, self.link, self.roles, self.cluster = job, setting.policy, setting.link, roles, cluster
+        self.known = roles.memo.table(SyncTimes, self.policy, self.link)
 
     def cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
         """The weight sync of new weights, with the comparison after it where every one is compared."""
         if not transport:
             return NOTHING
-        sizes = arrangement.num_training, arrangement.num_generation, arrangement.shares_devices
-        is_ahead = self.setting.link is not None and self.roles.versions_ahead(arrangement) > 0
-        cut = engine.tp, engine.attention_dp
-        key = sizes, trainer.zero_stage == 3, cut, engine.quantization, transport, is_ahead
-        if key not in self._costs:
-            self._costs[key] = self._cost(arrangement, trainer, engine, transport)
-            if self.job.placement.sync_verification == "every":
-                self._costs[key] += self._comparison(arrangement, trainer, engine, transport)
-        return self._costs[key]
+        setup = self._setup(arrangement, trainer, engine, transport)
+        is_ahead = self.link is not None and self.roles.versions_ahead(arrangement) > 0
+        compares = self.job.placement.sync_verification == "every"
+        return self._whole_cost(setup, *self._clusters(arrangement), is_ahead, compares)
 
     def over_link(self, candidate: Choice) -> LinkedSync | None:
         """The weight sync where it goes over a slow link; None without one."""
-        if self.setting.link is None or not candidate.sync_mode:
+        if self.link is None or not candidate.sync_mode:
             return None
         arrangement = candidate.arrangement
         setup = self._setup(arrangement, candidate.trainer, candidate.engine, candidate.sync_mode)
-        return sync_over_link(self.setting.policy, setup, self.setting.link, *self._clusters(arrangement))
+        return sync_over_link(self.policy, setup, self.link, *self._clusters(arrangement))
 
-    def _cost(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str) -> Cost:
-        linked = self.over_link(Choice(arrangement, trainer, engine, cast(WeightSyncMode, transport)))
-        if linked is not None:
-            return linked.stops if self.roles.versions_ahead(arrangement) else linked.stops + linked.travels
-        work = self._setup(arrangement, trainer, engine, transport)
-        return sync_cost(self.setting.policy, work, *self._clusters(arrangement))
-
-    def _comparison(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
+    @memoized
+    def _whole_cost(
+        self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool, compares: bool
     ) -> Cost:
+        cost = self._cost(setup, training, generation, is_ahead)
+        return cost + self._comparison(setup, training, generation, is_ahead) if compares else cost
+
+    def _cost(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
+        if self.link is None:
+            return sync_cost(self.policy, setup, training, generation)
+        linked = sync_over_link(self.policy, setup, self.link, training, generation)
+        return linked.stops if is_ahead else linked.stops + linked.travels
+
+    def _comparison(self, setup: SyncSetup, training: Cluster, generation: Cluster, is_ahead: bool) -> Cost:
         """Comparing the engines' own parameters with the trainer's; of adapters vLLM's slots.
 
         Counts: the whole update once more, also where a sync sends what has changed alone, and what a rank of an engine
         computes with read before and after it (2 B s / M). Source: runtime/weight_sync/engine_state.py,
         adapter_state.py.
         """
-        weights: str = "nccl" if self.setting.link is None else "disk"
-        whole = weights if transport == "delta" else transport
-        setup, generation = self._setup(arrangement, trainer, engine, whole), self._clusters(arrangement)[1]
-        num_bytes = setup.adapter_bytes or setup.element_bytes * self.setting.policy.num_parameters
-        read_s = 2 * num_bytes * held_share(self.setting.policy, setup) / memory_rate(generation)
-        return self._cost(arrangement, trainer, engine, whole) + Cost({Resource.MEMORY: read_s})
+        if setup.transport == "delta":
+            setup = replace(setup, transport="nccl" if self.link is None else "disk")
+        num_bytes = setup.adapter_bytes or setup.element_bytes * self.policy.num_parameters
+        read_s = 2 * num_bytes * held_share(self.policy, setup) / memory_rate(generation)
+        return self._cost(setup, training, generation, is_ahead) + Cost({Resource.MEMORY: read_s})
 
     def _setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
@@ -94,7 +94,7 @@ class SyncTimes:
             arrangement.num_training,
             arrangement.num_generation,
             engine.tp,
-            trainer.zero_stage,
+            3 if trainer.zero_stage == 3 else 0,
             self.job.placement.sync_bucket,
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
@@ -110,46 +110,47 @@ class SyncTimes:
         lora = self.job.training.lora
         if lora is None:
             return 0
-        adapters = lora_parameters(self.setting.policy, lora.rank, lora.target_modules)
+        adapters = lora_parameters(self.policy, lora.rank, lora.target_modules)
         return sum(tensor.numel for tensor in adapters) * self.job.rollout.dtype.num_bytes
 
 
 class SyncModes:
     """Modes of weight sync that a job leaves open."""
 
-    def __init__(self, job: SettledJob, setting: GpuSetting) -> None:
-        self.job, self.setting = job, setting
-        self._sends_changes: dict[tuple[int, int], bool] = {}
-        self._known: dict[tuple[bool, bool], tuple[WeightSyncMode, ...]] = {}
+    def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
+        self.job, self.setting, self.known = job, setting, memo.own_table()
 
-    def of(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
-        """To an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with slots
-        for it.
+    def to_engine(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
+        """Modes to an engine. An adapter needs a base that was not dropped while the engine slept, and an engine with
+        slots for it.
         """
         if engine.adapter_versions:
-            is_possible = self.job.training.trains_adapters and engine.sleep_level < 2
-            return ("adapter",) if is_possible and self._may_send_adapters else ()
-        key = arrangement.shares_devices, self._may_send_changes(arrangement)
-        if key not in self._known:
-            self._known[key] = self._of_weights(*key)
-        return self._known[key]
+            return ("adapter",) if self.may_send_adapters and engine.sleep_level < 2 else ()
+        return self.of_weights(arrangement)
+
+    def of_weights(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
+        """Modes in which all weights are sent, or what has changed of them."""
+        return self._of_weights(arrangement.shares_devices, self._may_send_changes(arrangement))
 
     @cached_property
-    def _may_send_adapters(self) -> bool:
+    def may_send_adapters(self) -> bool:
+        """Whether adapters may be sent alone."""
         place = self.job.placement
         is_open = place.sync_content == "auto" and place.transport == "auto"
-        return self.job.has_rollouts and (is_open or place.sync_content is SyncContent.ADAPTER)
+        is_wanted = is_open or place.sync_content is SyncContent.ADAPTER
+        return self.job.training.trains_adapters and self.job.has_rollouts and is_wanted
 
     def _may_send_changes(self, arrangement: Arrangement) -> bool:
         if arrangement.shares_devices or self.job.placement.sync_content != "auto":
             return False
-        sizes = arrangement.num_training, arrangement.num_generation
-        if sizes not in self._sends_changes:
-            self._sends_changes[sizes] = changes_may_win(self.job, self.setting, *sizes)
-        return self._sends_changes[sizes]
+        return self._changes_may_win(arrangement.num_training, arrangement.num_generation)
 
+    @memoized
+    def _changes_may_win(self, num_training: int, num_generation: int) -> bool:
+        return changes_may_win(self.job, self.setting, num_training, num_generation)
+
+    @memoized
     def _of_weights(self, shares_devices: bool, sends_changes: bool) -> tuple[WeightSyncMode, ...]:
-        """Of all weights, or of what has changed of them."""
         if not self.job.has_rollouts:
             return ("",)
         content, given = self.job.placement.sync_content, self.job.placement.transport

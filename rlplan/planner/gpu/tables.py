@@ -10,15 +10,17 @@ before.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from operator import add, sub
 
+from rlplan.dataflow.choice import Arrangement
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import Forecast, host_bytes
+from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.planner.memo import Table, memoized
 from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, MemoryKind
 
@@ -47,27 +49,18 @@ class RoleTable:
         usual: Forecast,
         longest: Callable[[], Forecast] | None = None,
         states: "RoleTable | None" = None,
+        *,
+        known: Table | None = None,
     ) -> None:
+        """known: for results of memoized methods."""
         self.usual, self.states, self._longest = usual, states, longest
-        self._known: dict[tuple[object, ...], Held] = {}
+        self.known: Table = {} if known is None else known
 
-    def at(self, run_phase: RunPhase, action: Action, *, inside: bool) -> Held:
-        """What is held inside an action, or after it."""
-        key = run_phase == "start", action.kind, inside
-        if (found := self._known.get(key)) is None:
-            if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
-                found = self.states.at(run_phase, action, inside=inside)
-            else:
-                found = self._count(run_phase, action, inside=inside)
-            self._known[key] = found
-        return found
-
-    @cached_property
-    def longest(self) -> Forecast:
-        """At the longest response of all."""
-        return self._longest() if self._longest is not None else self.usual
-
-    def _count(self, run_phase: RunPhase, action: Action, *, inside: bool) -> Held:
+    @memoized
+    def at(self, run_phase: RunPhase, action: Action, inside: bool) -> Held:
+        """What is held inside an action (`as_forecast`), or after it."""
+        if self.states is not None and action.kind not in DEPENDS_ON_GRADIENTS:
+            return self.states.at(run_phase, action, inside)
         asks: Callable[[Forecast], Mapping[MemoryKind, int]] = (
             (lambda forecast: forecast.peak(action, run_phase))
             if inside
@@ -81,38 +74,51 @@ class RoleTable:
         of_first = sum(self.usual.on_host_of_first(action, run_phase).values())
         return sum(usual.values()), high, host, of_first, MemoryKind.KV_CACHE in usual
 
+    @cached_property
+    def longest(self) -> Forecast:
+        """At the longest response of all."""
+        return self._longest() if self._longest is not None else self.usual
 
-@dataclass(frozen=True)
+
+def as_forecast(action: Action) -> Action:
+    """What a forecast may read of an action: its kind, its role and, of passes that score, which of them it is.
+
+    Actions of other mini-batches, groups and steps are one to it.
+    """
+    is_named = action.kind is ActionKind.SCORE
+    return Action(action.id if is_named else "", action.kind, action.role, action.phase, "", action.stream, ())
+
+
+@dataclass(frozen=True, eq=False)
 class ScheduleMoments:
-    """The distinct moments of a schedule."""
+    """The distinct moments of a schedule. Compared by identity: a memo has one for schedules that are equal."""
 
     actions: Mapping[tuple[RunPhase, str], Action]
     places: tuple[tuple[str, Mapping[str, Slot]], ...]
     """(device, process -> slot) of each moment of one device of each group."""
     hosts: tuple[tuple[str, Mapping[str, Slot]], ...]
     """(host, process -> slot) of each moment of a host."""
-    kinds: Mapping[str, int]
-    """Process -> number of processes like it on its host."""
+
+    def of_process(self, process: str) -> "ProcessMoments":
+        """Where a process is at each moment."""
+        slots: dict[tuple[RunPhase, Action, bool], int] = {}
+
+        def index_of(there: Mapping[str, Slot]) -> int:
+            if (slot := there.get(process)) is None:
+                return -1
+            run_phase, name, inside = slot
+            action = as_forecast(self.actions[run_phase, name])
+            return slots.setdefault(("start" if run_phase == "start" else "steady", action, inside), len(slots))
+
+        places = [index_of(there) for _, there in self.places]
+        hosts = [index_of(there) for _, there in self.hosts]
+        return ProcessMoments(tuple(slots), tuple(places), tuple(hosts))
 
     @cached_property
-    def by_process(self) -> dict[str, "ProcessMoments"]:
-        """Of each process where it is at each moment."""
-        return {process: self._moments_of(process) for process in self.kinds}
-
-    def _moments_of(self, process: str) -> "ProcessMoments":
-        slots: dict[Slot, int] = {}
-        places = [
-            slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.places
-        ]
-        hosts = [slots.setdefault(slot, len(slots)) if (slot := there.get(process)) else -1 for _, there in self.hosts]
-        known = tuple((run_phase, self.actions[run_phase, name], inside) for run_phase, name, inside in slots)
-        return ProcessMoments(known, tuple(places), tuple(hosts))
-
-    def with_kinds(self, kinds: Mapping[str, int]) -> "ScheduleMoments":
-        """The same where another number of processes is alike on each host."""
-        other = replace(self, kinds=kinds)
-        other.__dict__["by_process"] = self.by_process
-        return other
+    def nothing(self) -> "BytesByMoment":
+        """No bytes at any moment."""
+        nothing = (0,) * len(self.places)
+        return BytesByMoment(nothing, nothing, (0,) * len(self.hosts))
 
 
 @dataclass(frozen=True)
@@ -120,15 +126,15 @@ class ProcessMoments:
     """Where one process is at each moment of a schedule."""
 
     slots: tuple[tuple[RunPhase, Action, bool], ...]
-    """Its distinct slots."""
+    """Its distinct slots, as forecasts see them: all after the start are in a steady step."""
     places: tuple[int, ...]
     """Index of its slot at each moment of a device; -1 where it is not there."""
     hosts: tuple[int, ...]
     """The same at each moment of a host."""
 
 
-def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]) -> ScheduleMoments:
-    """The moments of a schedule. hosts: of each process its host, and how many on it are like it."""
+def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, str]) -> ScheduleMoments:
+    """The moments of a schedule. hosts: of each process."""
     devices = dict(schedule.processes)
     last: dict[str, Slot] = {}
     places: dict[tuple[str, tuple[tuple[str, Slot], ...]], None] = {}
@@ -155,16 +161,13 @@ def moments_of_schedule(schedule: Schedule, hosts: Mapping[str, tuple[str, int]]
             for device in sorted({devices[process] for process in action.processes}):
                 there = tuple((process, slot) for process, slot in now.items() if devices[process] == device)
                 places[device, there] = None
-            for host in {host for host, _ in hosts.values()}:
-                on_hosts[host, tuple((process, slot) for process, slot in now.items() if hosts[process][0] == host)] = (
-                    None
-                )
+            for host in set(hosts.values()):
+                on_hosts[host, tuple((process, slot) for process, slot in now.items() if hosts[process] == host)] = None
             last |= dict.fromkeys(action.processes, (run_phase, action.id, False))
     return ScheduleMoments(
         actions,
         tuple((device, dict(there)) for device, there in places),
         tuple((host, dict(there)) for host, there in on_hosts),
-        {process: alike for process, (_, alike) in hosts.items()},
     )
 
 
@@ -191,18 +194,16 @@ class BytesByMoment:
 
 
 def bytes_by_moment(
-    moments: ScheduleMoments, process: str, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
+    mine: ProcessMoments, alike: int, table: RoleTable, *, leaves_out: tuple[ActionKind, ...] = ()
 ) -> BytesByMoment:
-    """A process at every moment of a schedule. leaves_out: actions that count as what is left after them: at least so
-    much is held, however many tokens passes have.
+    """A process at every moment of a schedule. alike: processes like it on its host. leaves_out: actions that count as
+    what is left after them: at least so much is held, however many tokens passes have.
     """
-    mine = moments.by_process[process]
     held = [
-        table.at(run_phase, action, inside=inside and action.kind not in leaves_out)
+        table.at(run_phase, action, inside and action.kind not in leaves_out)
         for run_phase, action, inside in mine.slots
     ]
     held.append((0, 0, 0, 0, False))
-    alike = moments.kinds[process]
     return BytesByMoment(
         tuple([held[index][0] for index in mine.places]),
         tuple([held[index][1] for index in mine.places]),
@@ -275,6 +276,30 @@ def capacities_of(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """One process of a schedule's view."""
+
+    name: str
+    alike: int
+    """Processes like it on its host, itself included."""
+    copies: bool
+    """Whether it copies its states for checkpoints, and the copy stays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Those that train and score, or those that generate. Compared by identity: a memo has one for all arrangements in
+    which they lie alike, whatever lies on the other side.
+    """
+
+    where: Arrangement
+    """Without the sizes of the other side's groups."""
+    moments: ScheduleMoments
+    processes: tuple[ProcessPlace, ...]
+    generates_with: type[EngineOnGpu] = EngineOnGpu
+
+
 @dataclass(frozen=True)
 class ArrangementParts:
     """An arrangement with what every candidate in it shares."""
@@ -282,23 +307,6 @@ class ArrangementParts:
     moments: ScheduleMoments
     schedule: Schedule
     capacities: Capacities
-    without_engines: int
-    """One number for all arrangements that differ in the size of their engines' group alone."""
-    of_engines: int
-    """One number for all arrangements whose engines lie alike on hosts."""
-
-    @cached_property
-    def others(self) -> tuple[str, ...]:
-        """Processes that train and score."""
-        return tuple(name for name, _ in self.schedule.processes if not name.startswith(ENGINE))
-
-    @cached_property
-    def engines(self) -> tuple[str, ...]:
-        """Processes that generate."""
-        return tuple(name for name, _ in self.schedule.processes if name.startswith(ENGINE))
-
-    @cached_property
-    def nothing(self) -> BytesByMoment:
-        """No bytes at every moment."""
-        nothing = (0,) * len(self.moments.places)
-        return BytesByMoment(nothing, nothing, (0,) * len(self.moments.hosts))
+    others: Side
+    """That trains and scores."""
+    engines: Side

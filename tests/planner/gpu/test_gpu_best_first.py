@@ -104,7 +104,7 @@ def test_what_fits_does_not_depend_on_where_its_search_begins(index: int, random
     held = (search.roles.trainer_bytes(arrangement, choice) for choice in sweep.choices)
     left = [search.scorer.left(arrangement, (one, bounds.engines.floor), 0) for one in held]
     fits = tuple(choice for choice, room in zip(sweep.choices, left, strict=True) if min(room) >= 0)
-    first_fitting = search.scorer.first_fitting
+    first_fitting = search.scorer.hints.first_fitting
     assert bounds.trainers.that_fit(sweep) == fits
     for key in first_fitting:
         first_fitting[key] = random.randint(0, len(sweep.choices))
@@ -201,7 +201,7 @@ def test_work_hardly_grows_with_the_cluster(backend: str) -> None:
         spec = budget("Qwen/Qwen2.5-7B", gpus, "grpo", size, f"training.backend={backend}")
         search = GpuSearch(spec, read_setting(spec))
         stats = search.run(with_others=False).stats
-        return stats.num_scored + len(search.roles._bytes)
+        return stats.num_scored + len(search.roles.known)
 
     assert scored("16384xH100", 16384) <= 3 * scored("8xH100", 128)
 

@@ -115,7 +115,8 @@ class EngineOnGpu(Forecast):
 
     def _while_compared(self, started: Bytes) -> Bytes:
         """The larger of what has started and weights of its own, which are there until each was found in the base."""
-        compared = {**started, MemoryKind.WEIGHTS: self._own_bytes, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
+        own = own_weight_bytes(self.model, self.rollout, self.choice)
+        compared = {**started, MemoryKind.WEIGHTS: own, MemoryKind.KV_CACHE: 0, MemoryKind.ACTIVATIONS: 0}
         return max(started, compared, key=lambda held: sum(held.values()))
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
@@ -129,17 +130,8 @@ class EngineOnGpu(Forecast):
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Parameters and rotary table of the rank; of a base that the trainer holds, the table and the padding."""
-        e = self.rollout.dtype.num_bytes
-        if not self.rollout.shares_base:
-            return self._own_bytes
-        return rotary_table_bytes(self.model, e) + shared_base_bytes(self.model, e) - e * self.model.num_parameters
-
-    @property
-    def _own_bytes(self) -> int:
-        choice, e = self.choice, self.rollout.dtype.num_bytes
-        cut = choice.tp, choice.expert_ranks, choice.attention_dp
-        return loaded_bytes(self.model, cut, e, engine_quantization(self.rollout, choice.quantization))
+        """Parameters and rotary table of the rank."""
+        return held_weight_bytes(self.model, self.rollout, self.choice)
 
     @cached_property
     def activation_bytes(self) -> int:
@@ -171,13 +163,30 @@ class EngineOnGpu(Forecast):
         """Rows of logits of a rank's batch: a sequence has one for each drafted token beside its own."""
         return self.choice.seqs_per_rank * (1 + self.rollout.speculative_tokens)
 
-    @cached_property
+    @property
     def pool(self) -> CachePool:
         """How its KV cache is cut into blocks."""
-        rollout = self.rollout
-        element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
-        size = rollout.block_size if self.model.latent_attention is None else None
-        return _pool(self.model, self.choice.tp, element_bytes, size)
+        return engine_pool(self.model, self.rollout, self.choice.tp)
+
+
+def held_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineChoice) -> int:
+    """Parameters and rotary table of a rank; of a base that the trainer holds, the table and the padding."""
+    if not rollout.shares_base:
+        return own_weight_bytes(model, rollout, choice)
+    e = rollout.dtype.num_bytes
+    return rotary_table_bytes(model, e) + shared_base_bytes(model, e) - e * model.num_parameters
+
+
+def own_weight_bytes(model: ModelSpec, rollout: SettledRollout, choice: EngineChoice) -> int:
+    """Parameters and rotary table of a rank with weights of its own."""
+    cut = choice.tp, choice.expert_ranks, choice.attention_dp
+    return loaded_bytes(model, cut, rollout.dtype.num_bytes, engine_quantization(rollout, choice.quantization))
+
+
+def engine_pool(model: ModelSpec, rollout: SettledRollout, tp: int) -> CachePool:
+    """How the KV cache of a rank is cut into blocks."""
+    element_bytes = 1 if rollout.kv_dtype == "fp8" else rollout.dtype.num_bytes
+    return _pool(model, tp, element_bytes, rollout.block_size if model.latent_attention is None else None)
 
 
 @lru_cache(maxsize=256)

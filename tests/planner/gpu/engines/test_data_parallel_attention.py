@@ -8,6 +8,7 @@ from rlplan.planner.answers.plan_results import choice_words
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.gpu.axes import engine_sizes
 from rlplan.planner.gpu.candidates import GpuSpace
+from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
@@ -154,7 +155,7 @@ def test_space_counts_the_engines_that_it_lists() -> None:
         {"policy": LATENT, "hardware": "8xH100", "algorithm": "grpo", "training": {"backend": "megatron"}},
         ["training.pp=1"],
     )
-    space = GpuSpace(job, read_setting(job))
+    space = GpuSpace(job, read_setting(job), Memo())
     assert space.num_candidates == sum(1 for _ in space)
 
 
@@ -177,4 +178,5 @@ def test_an_engine_without_it_is_taken_where_it_is_as_fast(monkeypatch: pytest.M
     asked = LATENT, "8xH200", "workload.max_response_len=16384", "workload.num_prompts_per_step=256"
     assert planned(*asked).choice.engine.attention_dp > 1
     monkeypatch.setattr("rlplan.planner.gpu.search.SAME_SPEED", 100.0)
+    monkeypatch.setattr("rlplan.planner.gpu.search.ENOUGH_ROOM", 0.0)  # else all that is as fast is looked at
     assert planned(*asked).choice.engine.attention_dp == 1

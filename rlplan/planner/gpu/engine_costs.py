@@ -1,0 +1,179 @@
+"""Engines by choice: what their rollouts ask for, and seconds of rollouts and switches.
+
+In: a job without its trainers, the policy, a cluster that generates, an engine's choice. Out: KvDemand, bytes, Cost.
+Left out: what else is on the GPUs (roles.py), how seconds are computed (timing/).
+"""
+
+from rlplan.dataflow.choice import EngineChoice
+from rlplan.memory.roles.gpu.engine import engine_pool, held_weight_bytes
+from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
+from rlplan.planner.gpu.facts import without_trainers
+from rlplan.planner.memo import Memo, memoized
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.resolved import SettledJob
+from rlplan.timing.cost import NOTHING, Cost, Resource
+from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.serving.ahead import RolloutsAhead
+from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
+from rlplan.timing.transfer.switches import sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind
+
+SWITCHES = (ActionKind.SLEEP_ENGINE, ActionKind.WAKE_WEIGHTS, ActionKind.WAKE_KV_CACHE)
+GENERATES = (ActionKind.GENERATE, *SWITCHES)
+
+
+class EngineCosts:
+    """Engines of one job: the same for all jobs that differ in who trains, and how."""
+
+    def __init__(self, job: SettledJob, policy: ModelSpec, memo: Memo) -> None:
+        self.job, self.policy = without_trainers(job), policy
+        self.known = memo.table(EngineCosts, self.job, policy)
+        self.lengths = job.workload.lengths
+
+    def num_engines(self, num_generation: int, choice: EngineChoice) -> int:
+        """Engines that share the rollouts of a step."""
+        return max(1, num_generation // choice.ranks)
+
+    def samples_together(self, choice: EngineChoice, num_samples: int) -> int:
+        """Samples of a prompt that share its blocks: engines deal requests out over ranks, transformers shares none."""
+        return 1 if self.job.rollout.generates_in_trainer else max(1, num_samples // choice.attention_dp)
+
+    def demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+        """What one engine's rollouts ask for, bytes that are enough for them, and the least that it starts with.
+
+        batches: of rollouts that are generated beside each other.
+        """
+        cut = EngineChoice(choice.tp, 0, choice.max_num_seqs, attention_dp=choice.attention_dp)
+        return self._demand(num_generation, batches, cut)
+
+    @memoized
+    def _demand(self, num_generation: int, batches: int, choice: EngineChoice) -> tuple[KvDemand, int, int]:
+        workload = self.job.workload
+        share = ceil_div(self.job.num_generated_per_step * batches, self.num_engines(num_generation, choice))
+        demand = KvDemand(
+            engine_pool(self.policy, self.job.rollout, choice.tp),
+            ceil_div(min(choice.max_num_seqs, share), choice.attention_dp),
+            workload.usual_prompt_len,
+            workload.max_prompt_len,
+            self.samples_together(choice, workload.num_samples_per_prompt),
+            self.lengths,
+        )
+        return demand, demand.bytes_at(ENOUGH), demand.least_bytes
+
+    @memoized
+    def weight_bytes(self, choice: EngineChoice) -> int:
+        """Weights of one rank."""
+        return held_weight_bytes(self.policy, self.job.rollout, choice)
+
+    @memoized
+    def seconds(self, cluster: Cluster, choice: EngineChoice, kv_cache: int, sleeps: bool) -> float:
+        """At least what rollouts with so much KV cache take, and the engine's switches with any."""
+        if not self.job.has_rollouts:
+            return 0.0
+        costs = [self.cost(ActionKind.GENERATE, cluster, choice, kv_cache)]
+        costs += [self.cost(kind, cluster, choice, 0) for kind in SWITCHES if sleeps]
+        return sum(cost.seconds for cost in costs)
+
+    def cost(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+        """One action of an engine. kv_cache: bytes a GPU."""
+        if kind in (ActionKind.GENERATE, ActionKind.EVALUATE):
+            return self._generate(kind, cluster, _awake(choice), kv_cache)
+        return self._switch(kind, cluster, choice, kv_cache)
+
+    @memoized
+    def _switch(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+        if kind is ActionKind.WAKE_KV_CACHE:
+            return wake_kv_cost(kv_cache)
+        size, level = self.weight_bytes(choice), choice.sleep_level
+        if kind is ActionKind.WAKE_WEIGHTS:
+            return wake_weights_cost(size, cluster, level=level)
+        return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
+
+    @memoized
+    def _generate(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:
+        """Rollouts of a step, or of held-out prompts, on the slowest engine, and the reward of the last of them."""
+        speed, rollouts = self._speed(cluster, _like(choice)), self._rollouts(cluster, choice, kv_cache)
+        num_engines = self.num_engines(cluster.num_gpus, choice)
+        if kind is ActionKind.EVALUATE:
+            share = ceil_div(self.job.num_evaluated_responses, num_engines)
+            together = self.samples_together(choice, self.job.workload.num_evaluation_samples)
+            rollouts = self._rollouts(cluster, choice, kv_cache, (share, together))
+        return generate_cost(speed, rollouts) + slowest_engine_cost(speed, rollouts, num_engines) + self._reward_latency
+
+    def least_ahead(
+        self,
+        versions: int,
+        cluster: Cluster,
+        choice: EngineChoice,
+        kv_cache: int,
+        beside: tuple[float, float] | None = None,
+    ) -> float:
+        """No step with rollouts ahead takes fewer seconds; beside so many of (everything else, the weight sync)."""
+        return self._least_ahead(versions, cluster, _awake(choice), choice.keeps_versions, kv_cache, beside)
+
+    @memoized
+    def _least_ahead(
+        self,
+        versions: int,
+        cluster: Cluster,
+        choice: EngineChoice,
+        keeps: bool,
+        kv_cache: int,
+        beside: tuple[float, float] | None,
+    ) -> float:
+        ahead = self._ahead(versions, cluster, choice, keeps, kv_cache)
+        return ahead.least_step_s() if beside is None else ahead.step_s(*beside)
+
+    def ahead(self, versions: int, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> RolloutsAhead:
+        """Rollouts where generation goes on beside training and new weights interrupt it."""
+        return self._ahead(versions, cluster, _awake(choice), choice.keeps_versions, kv_cache)
+
+    @memoized
+    def _ahead(
+        self, versions: int, cluster: Cluster, choice: EngineChoice, keeps: bool, kv_cache: int
+    ) -> RolloutsAhead:
+        speed, rollouts = self._speed(cluster, _like(choice)), self._rollouts(cluster, choice, kv_cache)
+        num_engines, latency_s = self.num_engines(cluster.num_gpus, choice), self.job.workload.reward_latency_s
+        return RolloutsAhead(speed, rollouts, num_engines, versions, latency_s, keeps_cache=keeps)
+
+    @memoized
+    def _speed(self, cluster: Cluster, choice: EngineChoice) -> EngineSpeed:
+        """How fast an engine is, whatever it holds at once."""
+        return EngineSpeed.of_job(self.job, self.policy, choice, cluster)
+
+    def _rollouts(
+        self, cluster: Cluster, choice: EngineChoice, kv_cache: int, evaluated: tuple[int, int] | None = None
+    ) -> EngineRollouts:
+        """An engine's share of a step, or of (held-out responses, samples of a prompt together)."""
+        workload = self.job.workload
+        pool, longest = engine_pool(self.policy, self.job.rollout, choice.tp), self.lengths.longest
+        num_tokens = pool.num_tokens(pool.num_blocks(kv_cache), workload.max_prompt_len + longest)
+        share, together = evaluated or (
+            ceil_div(self.job.num_generated_per_step, self.num_engines(cluster.num_gpus, choice)),
+            self.samples_together(choice, workload.num_samples_per_prompt),
+        )
+        return EngineRollouts(
+            share,
+            float(workload.usual_prompt_len),
+            together,
+            self.lengths,
+            choice.max_num_seqs,
+            choice.attention_dp * num_tokens,
+        )
+
+    @property
+    def _reward_latency(self) -> Cost:
+        latency = self.job.workload.reward_latency_s
+        return Cost({Resource.HOST: latency}) if latency else NOTHING
+
+
+def _awake(choice: EngineChoice) -> EngineChoice:
+    """What of an engine matters while it generates."""
+    cut = choice.has_expert_parallel, choice.attention_dp
+    return EngineChoice(choice.tp, 0, choice.max_num_seqs, choice.quantization, *cut)
+
+
+def _like(choice: EngineChoice) -> EngineChoice:
+    """One that stands for all engines that differ in how many sequences they have at once."""
+    return EngineChoice(choice.tp, 0, 0, choice.quantization, choice.has_expert_parallel, choice.attention_dp)
