@@ -93,9 +93,8 @@ def _waits(point: MeasuredPoint) -> bool:
     return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
 
 
-def _is_counted_of_agile(point: MeasuredPoint) -> bool:
-    """An update that is not replayed tensor by tensor."""
-    return point.kind == "train_peak" and point.id.startswith("agilerl-olmoe")
+def _is_update_of_agile(point: MeasuredPoint) -> bool:
+    return point.kind == "train_peak" and point.id.startswith("agilerl-")
 
 
 def _is_asleep_with_triton(point: MeasuredPoint) -> bool:
@@ -177,7 +176,7 @@ CONSTANTS = (
         0,
         {"generations of Qwen2.5 and SmolLM2": 100 * MIB, "now": 100 * MIB},
         lambda point, fitted: fitted in point.id,
-        _is_counted_of_agile,
+        _is_update_of_agile,
         unit=MIB,
     ),
     Constant(

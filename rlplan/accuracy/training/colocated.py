@@ -1,7 +1,6 @@
 """A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
 
-In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer's tensors where its update is replayed
-through torch's allocator (memory/trainers/replay/update.py), of the trainer beside its tensors, of generation.
+In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer beside its tensors, of generation.
 Left out: trainers in processes of their own (points.py), engines of several ranks.
 
 Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
@@ -10,7 +9,6 @@ micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`); its rig measure
 """
 
 import re
-from collections.abc import Iterator
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
@@ -18,10 +16,7 @@ from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of, unit_bytes
 from rlplan.accuracy.training.run import Run
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
-from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
-from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
+from rlplan.memory.model.block import Block
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.peaks import (
     RUNNER_SEGMENTS,
@@ -30,20 +25,14 @@ from rlplan.memory.serving.peaks import (
     sampler_peak_bytes,
 )
 from rlplan.memory.serving.versions import VllmVersion, parse_version
-from rlplan.memory.trainers.replay.attention import Sequences, Way
-from rlplan.memory.trainers.replay.gemma import Kind, Kinds
-from rlplan.memory.trainers.replay.layer import HALF_BYTES, LayerSizes
-from rlplan.memory.trainers.replay.update import ReplayedUpdate, replayed_peak
-from rlplan.memory.trainers.step_peak import MemorySnapshot
 from rlplan.spec.hardware.profile import GpuProfile
-from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.parts import SLIDING
+from rlplan.spec.model import ModelSpec
 from rlplan.units import GIB, MIB, ceil_div
 from rlplan.vocabulary import MemoryKind
 
 FIRST_KERNELS = 100 * MIB
-"""What the driver takes for kernels that are loaded when they first run, in the first generation and in updates that
-are not replayed (OLMoE). Fitted to 187 generations of five models under AgileRL: 1.1 % mean error with it, 1.7 %
+"""What the driver takes for kernels that are loaded when they first run, in the first generation and update.
+Fitted to 187 generations of five models under AgileRL: 1.1 % mean error with it, 1.7 %
 without. Left out, SmolLM2 has 0.5 % (1.1 without), Qwen2.5 0.5B 1.6 (2.5), 1.5B 0.9 (1.3), 7B 0.7 (1.0) and OLMoE 0.7
 (0.5) by the others' 85 to 105 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
 TRITON_KERNELS = 80 * MIB
@@ -53,15 +42,10 @@ without it; 20 under 0.23 and 21 of OLMoE, left out, by 0.016 and 0.010 (0.09 an
 TOKENS_OF_A_SEQUENCE = 8192
 """Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
 RESIDUAL = "sleeping_engine_residual_gib"
-GEMMA = "Gemma4ForConditionalGeneration"
-ALL_LINEAR = Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True, adapter_bytes=FLOAT_BYTES)
-"""Adapters in fp32 beside every linear layer."""
 UNFUSED_UP_TO = (5, 11)
 """The last version of transformers known to ask for grouped keys whatever the width of a head; 5.19 does not."""
 FUSED_HEAD_DIM = 256
 """Flash attention's widest head; torch's other fused kernel takes no grouped keys."""
-LONGEST = 32_768
-"""Tokens of a sequence that replays were held to: a replay takes time for every tile of logits."""
 
 
 def num_updates(settings: RunSettings) -> int:
@@ -72,114 +56,9 @@ def num_updates(settings: RunSettings) -> int:
     return ceil_div(rows, settings.count("micro_batch_effective", settings.count("micro_batch", 1)))
 
 
-def replayed_bytes(run: Run, rows_at_once: int) -> MemorySnapshot | None:
-    """What the trainer's tensors take of the GPU when most is reserved, segments' gaps included.
-
-    Counts: stored weights with their adapters; all else that is allocated at most; what is reserved beyond it.
-    Source: memory/trainers/replay/update.py.
-    Assumes: all responses of a micro-batch are of one length, unless `padding` says that one ended before: then
-    transformers makes a mask of all pairs.
-    """
-    if run.adapters is None or run.adapters.lora is None or not is_replayed(run):
-        return None
-    stored, kinds = tuple(stored_tensors(run)), kinds_of(run)
-    is_padded = run.settings.flag("padding") and kinds is None
-    layer = LayerSizes(
-        run.layers[0].block,
-        run.tokens.num,
-        run.adapters.lora.rank,
-        is_quantized=run.quantization is not None,
-        has_bias=any(parameter.name.endswith("q_proj.bias") for parameter in run.model.parameters),
-        mask_pairs=run.tokens.num * run.tokens.length if is_padded else 0,
-    )
-    update = ReplayedUpdate(
-        layer=layer,
-        num_layers=run.model.num_layers,
-        vocab_size=run.model.vocab_size,
-        sequences=run.tokens.sequences,
-        stored=stored,
-        num_micro_batches=num_updates(run.settings),
-        rows_at_once=rows_at_once,
-        kinds=kinds,
-    )
-    peak, weights = replayed_peak(update), sum(stored)
-    return {
-        MemoryKind.WEIGHTS: weights,
-        MemoryKind.ACTIVATIONS: peak.allocated - weights,
-        MemoryKind.FRAGMENTATION: peak.reserved - peak.allocated,
-    }
-
-
-def is_replayed(run: Run) -> bool:
-    """Whether all layers are attention and a gated MLP between two RMS norms, for which Liger has kernels, with
-    adapters beside every linear layer, over bf16 or NF4; or they are Gemma 4's, over bf16.
-    """
-    if run.num_ranks > 1 or run.tokens.length > LONGEST:
-        return False
-    if kinds_of(run) is not None:
-        return True
-    if run.adapters is None or run.adapters.frozen != ALL_LINEAR or len(run.layers) != 1:
-        return False
-    block = run.layers[0].block
-    plain = Block(block.hidden, block.num_heads, block.num_kv_heads, block.head_dim, block.intermediate, norm=Norm.RMS)
-    return block == plain and run.quantization in (None, NF4_DOUBLE)
-
-
-def kinds_of(run: Run) -> Kinds | None:
-    """All layers of Gemma 4, one by one; None for other models, with experts, or where values are keys.
-
-    Assumes: AgileRL after 2.8.0 came with Liger 0.8.1, which has kernels for `gemma4` as 0.8.0 has not: its allocated
-    bytes say so, 685 MiB at 4,096 tokens and four sequences.
-    """
-    model, lora = run.model, run.adapters.lora if run.adapters else None
-    if model.architecture != GEMMA or lora is None or run.quantization is not None or model.experts:
-        return None
-    if model.global_attention is None or model.global_attention.shares_kv:
-        return None
-    adapted = frozenset(name.removesuffix("_proj") for name in lora.target_modules)
-    sequences, is_masked = Sequences(run.tokens.sequences, run.tokens.length), _is_masked(run)
-    layers: list[Kind] = []
-    made: dict[str, int] = {}
-    for place in range(model.num_layers):
-        kind, block = model.attention_kind(place), blocks_of(model, range(place, place + 1))[0].block
-        way = _way(run, block, is_windowed=kind == SLIDING, is_masked=is_masked)
-        if model.takes_keys(place):
-            layers.append(Kind(block, way, adapted, made[kind]))
-        else:
-            made[kind] = place
-            layers.append(Kind(block, way, adapted))
-    pairs = sequences.pairs if is_masked else sequences.length**2
-    masks = len(set(made)) if is_masked else int(Way.MASKED in {layer.way for layer in layers})
-    return Kinds(tuple(layers), sequences, lora.rank, has_liger=_is_after_2_8_0(run), mask_bytes=(pairs,) * masks)
-
-
-def _way(run: Run, block: Block, *, is_windowed: bool, is_masked: bool) -> Way:
-    """How a layer attends: a mask is made where a token is padding, and for a window that not all tokens lie in."""
-    if is_masked or (is_windowed and run.tokens.length >= (run.model.window or 0)):
-        return Way.MASKED
-    if block.head_dim <= FUSED_HEAD_DIM:
-        return Way.FLASH
-    return Way.SCORES if unfused_pairs(run) else Way.EFFICIENT
-
-
-def within_device(point: MeasuredPoint, held: MemorySnapshot, asleep: int) -> MemorySnapshot:
-    """A replayed update beside the sleeping engine. Where the device is full torch gives back segments that are free.
-
-    Source: torch 2.13 CUDACachingAllocator.cpp (`release_cached_blocks` before `OutOfMemoryError`).
-    """
-    gaps = held.get(MemoryKind.FRAGMENTATION, 0)
-    gpu = _gpu(point)
-    room = gpu.memory.value + gpu.kept_by_driver - asleep - (sum(held.values()) - gaps)
-    return {**held, MemoryKind.FRAGMENTATION: min(gaps, max(0, room)), MemoryKind.PROCESS: asleep}
-
-
 def _is_after_2_8_0(run: Run) -> bool:
     word = run.settings.word("framework")
     return word.startswith("AgileRL") and not word.startswith("AgileRL 2.8.0")
-
-
-def _is_masked(run: Run) -> bool:
-    return run.settings.flag("padding") or passes_mask(run)
 
 
 def passes_mask(run: Run) -> bool:
@@ -188,7 +67,8 @@ def passes_mask(run: Run) -> bool:
     Assumes: AgileRL after 2.8.0 passes one where a micro-batch has several sequences, as its peaks of Gemma 4 say.
     Source: transformers 5.11 integrations/sdpa_attention.py (`use_gqa_in_sdpa`).
     """
-    return _is_after_2_8_0(run) and run.tokens.sequences > 1
+    is_padded = run.settings.flag("padding")
+    return is_padded or (_is_after_2_8_0(run) and run.tokens.sequences > 1)
 
 
 def unfused_pairs(run: Run) -> int:
@@ -208,28 +88,6 @@ def unfused_pairs(run: Run) -> int:
     heads = [kind.block.num_heads for kind in run.layers
              if kind.block.head_dim > FUSED_HEAD_DIM and kind.block.num_kv_heads < kind.block.num_heads]  # fmt: skip
     return max(heads, default=0) * tokens.sequences * tokens.length**2
-
-
-def stored_tensors(run: Run) -> Iterator[int]:
-    """Bytes of each tensor as it comes to the GPU: of each module its own, then its adapters, A before B and the
-    policy's before the reference's.
-
-    Source: PEFT 0.19 tuners/lora/layer.py, the order of a layer's children; bitsandbytes 0.50 `QuantState`.
-    """
-    beside: dict[str, list[Parameter]] = {}
-    for adapter in run.adapters.parameters if run.adapters else ():
-        beside.setdefault(adapter.name.split(".lora_")[0], []).append(adapter)
-    copies = 2 if run.adapters and run.adapters.reference_bytes else 1
-    scheme = None if run.quantization is None else Quantization(run.quantization)
-    for parameter in run.model.parameters:
-        if scheme is None or not scheme.covers(parameter):
-            yield parameter.numel * (HALF_BYTES if scheme is None else FLOAT_BYTES)
-        else:
-            codes = parameter.numel // 2
-            yield codes
-            yield scheme.form.num_bytes(parameter.shape) - codes + CODE_BYTES
-        for adapter in beside.get(parameter.name.removesuffix(".weight"), ()):
-            yield from [adapter.numel * FLOAT_BYTES] * copies
 
 
 def outside_tensors(point: MeasuredPoint, run: Run, block: Block) -> dict[MemoryKind, int]:

@@ -14,14 +14,10 @@ from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of, unit_bytes
 from rlplan.accuracy.training.colocated import (
     RESIDUAL,
-    asleep_bytes,
-    asleep_parts,
     num_updates,
     outside_tensors,
     passes_mask,
-    replayed_bytes,
     unfused_pairs,
-    within_device,
 )
 from rlplan.accuracy.training.run import Run, read_run
 from rlplan.accuracy.training.settings import RunSettings
@@ -44,7 +40,7 @@ TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p
 
 
 SCORE_BYTES = 4 * 4
-"""In fp32 what softmax gave, both gradients, and their product; replay/attention.py."""
+"""In fp32 what softmax gave, both gradients, and their product."""
 
 
 @predicts("train_peak")
@@ -53,13 +49,6 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     run = read_run(point)
-    if run.trainer.holds_engine and run.statistic is Statistic.PROCESS:
-        held = replayed_bytes(run, _rows_at_once(run).multiplied)
-        if held is not None:
-            # Before the update NVML also shows what torch has cached of the rollout, which `learn` gives back first,
-            # and what a process before had not given back yet: 0.55 GiB beside 1.3 in an update of 1.5B.
-            asleep = min(asleep_bytes(point, run), sum(asleep_parts(point).values()))
-            return in_its_unit(point, within_device(point, held, asleep))
     rank_state = rank_state_of(run)
     headless = replace(rank_state, head_gradient=0) if run.trainer is MEGATRON else rank_state
     found = [
