@@ -7,7 +7,6 @@ that is missing is not predicted. Left out: `reserved` and `process`, which `rlp
 from benchmarks.gpu.cases import LORA_RANK, Case
 from rlplan.memory.model.block_families import blocks_of
 from rlplan.memory.model.frozen import Frozen, frozen_of
-from rlplan.vocabulary import Loss
 from rlplan.memory.model.logits import rows_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
@@ -20,6 +19,7 @@ from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.kv import kv_elements_per_token
+from rlplan.vocabulary import Loss
 
 BYTES = 2
 """Of an element: everything is in bf16."""

@@ -8,7 +8,8 @@ from collections import deque
 from copy import copy
 from dataclasses import replace
 
-from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
+from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules
@@ -120,6 +121,7 @@ OPEN = {
     ),
     "rollout": (
         *("num_engines", "tp", "attention_dp", "has_expert_parallel", "sleep_level", "kv_cache_memory"),
+        "gpu_memory_utilization",
         *("max_num_seqs", "quantization"),
     ),
     "placement": (
@@ -329,25 +331,34 @@ class CandidateScorer:
         if not self.job.has_rollouts:
             return 0, 0
         demand, enough, least = self.roles.demand(arrangement, engine)
-        wanted = self.job.rollout.kv_cache_memory
-        largest = max(enough, least) if wanted == "auto" else int(wanted)
-        least = least if wanted == "auto" else largest
+        wanted = self._wanted_kv_cache(arrangement, engine)
+        largest = max(enough, least) if wanted is None else wanted
+        least = least if wanted is None else largest
         rank = 0
         if largest < demand.least_bytes:
             rank = 2
         elif min(high, largest) < least:
             rank = 1 if expected >= least else 2
         room = high if high >= least else expected
-        size = min(largest, room) if wanted == "auto" else largest  # what is asked for is taken, whether it fits or not
+        size = min(largest, room) if wanted is None else largest  # what is asked for is taken, whether it fits or not
         block = demand.pool.bytes_per_block
         return max(0, size) // block * block, rank
+
+    def _wanted_kv_cache(self, arrangement: Arrangement, engine: EngineChoice) -> int | None:
+        """Bytes of KV cache of a rank that the job asks for, in bytes or by vLLM's share of a GPU; None where open."""
+        rollout = self.job.rollout
+        if rollout.gpu_memory_utilization is not None and not rollout.generates_in_trainer:
+            total = self.setting.pool(GENERATION).gpu.memory.value
+            return self.roles.engine(Choice(arrangement, NO_TRAINER, engine)).kv_budget(total)
+        return None if rollout.kv_cache_memory == "auto" else int(rollout.kv_cache_memory)
 
     def engine_entry(self, arrangement: Arrangement, engine: EngineChoice, rank: int) -> EngineEntry | None:
         """An engine with the most KV cache that it may have, where nothing is beside it; None where it does not fit.
 
         Memory of hosts is not looked at, so that it is one for all arrangements in which as many GPUs generate alike.
         """
-        roles, wanted = self.roles, self.job.rollout.kv_cache_memory
+        rollout = self.job.rollout
+        roles, wanted = self.roles, (rollout.kv_cache_memory, rollout.gpu_memory_utilization)
         where = arrangement.num_generation, arrangement.placement, arrangement.sleeps
         key = where, arrangement.is_async, roles.versions_ahead(arrangement), wanted, engine, rank
         if key not in self._entries:
