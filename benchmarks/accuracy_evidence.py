@@ -44,6 +44,11 @@ SERVING = """vLLM under a fixed concurrency: mean absolute error of each pair of
 mixture of experts of its generation is predicted with the experts' constants of the other generation when it is left
 out: kernels for experts differ more between generations than anything else does."""
 
+BEFORE = """Every prediction is that of a plan: a point is a job with a forced layout, and `rlplan plan` of that job says the
+same. `was` is what this page said on 2026-11-28 (`benchmarks/accuracy_before.json`), by formulas and a model of one rig
+that no plan uses. Where a figure is worse now, it is what a plan is worth."""
+WAS = ("was predicted", "was median", "was largest")
+
 RULE = "rule of thumb"
 RULES = """`rule of thumb`, in the tables below, is the median error of rules that people calculate with
 (`benchmarks/constants/rules_of_thumb.py`), on the same points: 16 bytes a trained parameter and 34 a token, layer and
@@ -107,7 +112,8 @@ def page(report: AccuracyReport) -> str:
         "![Predicted against measured, a panel for each kind](scatter.png)",
         "## By kind",
         "Absolute relative errors; the bias is their signed mean. A verdict is right (0 %) or wrong (100 %).",
-        _table(("kind", "points", "predicted", "median", "largest", "bias"), _summaries(report)),
+        BEFORE,
+        _table(("kind", "points", "predicted", "median", "largest", "bias", *WAS), _summaries(report)),
         "## Intervals",
         INTERVALS,
         _table(("kind", "points", "sources", "low", "high", "inside", "inside, left out"), _intervals()),
@@ -142,10 +148,14 @@ def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def _summaries(report: AccuracyReport) -> list[list[str]]:
-    return [
-        [f"`{kind}`", str(of.n), str(of.predicted), *map(_size, (of.median_abs, of.max_abs)), _percent(of.bias)]
-        for kind, of in sorted(report.summary.items())
-    ]
+    before: dict[str, dict[str, Any]] = json.loads((ROOT / "benchmarks" / "accuracy_before.json").read_text())["kinds"]
+    rows = []
+    for kind, summary in sorted(report.summary.items()):
+        was = before.get(kind, {})
+        now = (*map(_size, (summary.median_abs, summary.max_abs)), _percent(summary.bias))
+        then = (str(was.get("predicted", 0)), *map(_size, (was.get("median_abs"), was.get("max_abs"))))
+        rows.append([f"`{kind}`", str(summary.n), str(summary.predicted), *now, *then])
+    return rows
 
 
 def _intervals() -> list[list[str]]:

@@ -19,8 +19,10 @@ from benchmarks.figures import RC, new_figure, save_png
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.rl_steps.fits import forced_job
-from rlplan.accuracy.rl_steps.settings import read_rl_run
+from rlplan.accuracy.registry import CannotPredict
+from rlplan.accuracy.rl_steps.job import rl_job
+from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.settings import RunSettings, num_ranks
 from rlplan.errors import RlplanError
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from, load_job
@@ -94,22 +96,19 @@ def published_rows() -> Iterator[tuple[Any, ...]]:
         said = f"{found.predicted:.4g}" if isinstance(found.predicted, float) else found.predicted
         error = f"{found.relative_error:.4f}" if is_step and found.relative_error is not None else ""
         published = (f"{found.measured:.4g}", found.unit) if isinstance(found.measured, float) else ("runs", "")
-        run = read_rl_run(point)
-        count = run.training.num_gpus + (0 if run.training is run.generation else run.generation.num_gpus)
-        gpus = f"{count} {run.training.gpu.name}"
+        gpu = gpu_of(point)
+        gpus = f"{num_ranks(RunSettings(point))} {gpu.name if gpu else point.gpu}"
         yield point.id, point.model, gpus, *published, said, error, *own_choice(point)
 
 
 def own_choice(point: MeasuredPoint) -> tuple[str, str]:
     """(seconds of a step, layout) of the same job with nothing forced; where it cannot be said, why."""
-    run = read_rl_run(point)
-    if run.value is not None or run.gathers_tokens:
-        return "", "not asked: trained by PPO in stages that have other workloads"
-    job = forced_job(point, run)
-    for part in ("training", "rollout", "placement"):
-        del job[part]
-    if run.staleness:
-        job["placement"] = {"max_staleness": run.staleness}
+    try:
+        job = rl_job(point)
+    except CannotPredict as error:
+        return "", f"not asked: {error}"
+    backend, staleness = job["training"]["backend"], job["placement"].get("max_staleness", 0)
+    job |= {"training": {"backend": backend}, "rollout": {}, "placement": {"max_staleness": staleness}}
     try:
         plan = best_plan(job_from(job))
     except RlplanError as error:

@@ -14,21 +14,23 @@ Source: Rajbhandari et al. 2020 (16 bytes); Korthikanti et al. 2022 (34 bytes a 
 2020 (6 FLOPs). The rest is what people calculate with before they run a job.
 """
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.predict import plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.serving.latency import server_of
 from rlplan.accuracy.settings import Settings, unit_bytes
-from rlplan.accuracy.timed_hardware import cluster_of
-from rlplan.accuracy.training.run import read_run
-from rlplan.accuracy.training.throughput import in_unit, read_step
+from rlplan.accuracy.training.job import training_job
+from rlplan.accuracy.training.throughput import in_unit, step_job
 from rlplan.errors import SpecError
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.memory.trainers.shape import Recompute
+from rlplan.planner.answers.model_flops import peak_flops_per_s
+from rlplan.spec.model import Parameter
+from rlplan.spec.models.adapters import lora_parameters
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import linear_flops
 from rlplan.units import GIB
-from rlplan.vocabulary import Dtype
 
 TRAINED_BYTES, FROZEN_BYTES = 16, 2
 LAYER_BYTES, INPUT_BYTES = 34, 2
@@ -46,23 +48,29 @@ def rule_of_thumb(point: MeasuredPoint) -> Prediction | None:
 
 
 def _peak(point: MeasuredPoint) -> float:
-    run = read_run(point)
-    trained = sum(one.numel for one in run.adapters.parameters) if run.adapters else run.model.num_parameters
-    frozen = run.model.num_parameters if run.adapters else 0
-    states = (TRAINED_BYTES * trained + FROZEN_BYTES * frozen) / (1 if run.replicates else run.num_ranks)
-    row = run.tokens.num * run.model.hidden_size / (run.tp * run.cp * run.ulysses)
-    layers = run.model.num_layers / run.pp
-    is_computed_again = run.recompute is not Recompute.NONE
-    kept = LAYER_BYTES + INPUT_BYTES * layers if is_computed_again else LAYER_BYTES * layers
+    job, model = training_job(point), model_of(point)
+    training, work = job["training"], job["workload"]
+    adapters: tuple[Parameter, ...] = ()
+    if (lora := training.get("lora")) is not None:
+        adapters = lora_parameters(model, lora["rank"], lora["target_modules"])
+    trained = sum(tensor.numel for tensor in adapters) if adapters else model.num_parameters
+    frozen = model.num_parameters if adapters else 0
+    num_ranks = 1 if training.get("fsdp_size") == 1 else job["hardware"]["num_devices"]
+    states = (TRAINED_BYTES * trained + FROZEN_BYTES * frozen) / num_ranks
+    num_tokens = work["micro_batch_size_per_gpu"] * (work["max_prompt_len"] + work["max_response_len"])
+    row = num_tokens * model.hidden_size / (training["tp"] * training["cp"] * training["ulysses"])
+    layers = model.num_layers / training["pp"]
+    kept = LAYER_BYTES + INPUT_BYTES * layers if training["gradient_checkpointing"] else LAYER_BYTES * layers
     return (states + row * kept) / unit_bytes(point)
 
 
 def _throughput(point: MeasuredPoint) -> float:
-    step, cluster = read_step(point), cluster_of(point)
-    passes = 3 if step.setting.recompute is Recompute.NONE else 4
-    flops = passes * linear_flops(step.setting.model) * step.num_tokens
-    seconds = flops / (cluster.num_gpus * PEAK_SHARE * cluster.flops_per_s(Dtype.BFLOAT16))
-    return in_unit(point.measured.unit, step, seconds, cluster)
+    plan = plan_of(step_job(point))
+    passes = 4 if plan.choice.trainer.gradient_checkpointing else 3
+    num_tokens = plan.job.workload.num_rollouts_per_step * plan.job.workload.max_seq_len
+    flops = passes * linear_flops(plan.job.load_model()) * num_tokens
+    seconds = flops / (plan.num_devices * PEAK_SHARE * peak_flops_per_s(plan))
+    return in_unit(point.measured.unit, plan, seconds)
 
 
 def _time_per_token(point: MeasuredPoint) -> float:

@@ -7,7 +7,6 @@ A constant stays where it is better than none for points that it has not seen; a
 serving: `benchmarks/constants/serving.py`.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from rlplan.accuracy import timed_hardware
 from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.training import colocated, throughput
-from rlplan.timing.training import elementwise, kernels, passes
+from rlplan.accuracy.predict import forget_plans
+from rlplan.memory.roles.gpu import engine
+from rlplan.timing.training import kernels
 from rlplan.units import MIB
 
 
@@ -73,29 +72,9 @@ def _has(point: MeasuredPoint, names: tuple[str, ...]) -> bool:
     return any(name in point.id for name in names)
 
 
-def _is_prime(point: MeasuredPoint) -> bool:
-    return (
-        _is_throughput(point) and point.id.startswith("primerl") and ("b200" not in point.id or "qwen3-4b" in point.id)
-    )
-
-
-def _is_rl(point: MeasuredPoint) -> bool:
-    return _is_throughput(point) and point.id.startswith("primerl") and "-rl-" in point.id and "b200" not in point.id
-
-
-def _is_mixture_of_prime(point: MeasuredPoint) -> bool:
-    names = ("30b-a3b", "intellect")
-    return _is_throughput(point) and re.match("primerl(?!.*b200)", point.id) is not None and _has(point, names)
-
-
 def _waits(point: MeasuredPoint) -> bool:
     names = ("qwen3", "deepseek", "nemotron3")
     return _is_throughput(point) and point.id.startswith("mb-") and _has(point, names)
-
-
-def _is_counted_of_agile(point: MeasuredPoint) -> bool:
-    """An update that is not replayed tensor by tensor."""
-    return point.kind == "train_peak" and point.id.startswith("agilerl-olmoe")
 
 
 def _is_asleep_with_triton(point: MeasuredPoint) -> bool:
@@ -109,51 +88,11 @@ def _has_vllm(point: MeasuredPoint, version: str) -> bool:
 CONSTANTS = (
     Constant(
         "EXPERTS_LAUNCHED, s a layer",
-        ((throughput, "EXPERTS_LAUNCHED"),),
+        ((kernels, "EXPERTS_LAUNCHED"),),
         0.0,
         {"qwen330b": 8.7e-3, "deepseek": 13e-3, "now": 9e-3},
         lambda point, fitted: fitted in point.id,
         _waits,
-    ),
-    Constant(
-        "LAYER_WAITS, s a layer",
-        ((throughput, "LAYER_WAITS"),),
-        0.0,
-        {"qwen3-0.6b": 9e-3, "qwen3-4b": 12e-3, "now": 11e-3},
-        lambda point, fitted: fitted in point.id,
-        _is_prime,
-    ),
-    Constant(
-        "BLACKWELL_EXPERTS, s a step",
-        ((throughput, "BLACKWELL_EXPERTS"),),
-        0.0,
-        {"intellect": 45.0, "qwen3-235b": 38.0, "now": 39.0},
-        lambda point, fitted: fitted in point.id,
-        lambda point: _is_throughput(point) and re.match("primerl(?!.*qwen3-4b).*b200", point.id) is not None,
-    ),
-    Constant(
-        "RL_TOKEN, s",
-        ((throughput, "RL_TOKEN"),),
-        0.0,
-        {"qwen3-0.6b": 19e-6, "qwen3-4b": 16e-6, "now": 18e-6},
-        lambda point, fitted: fitted in point.id,
-        _is_rl,
-    ),
-    Constant(
-        "PAGEABLE, bytes a second",
-        ((throughput, "PAGEABLE"),),
-        1e30,
-        {"qwen3-4b": 2.7e9, "qwen3-30b": 2.85e9, "now": 2.9e9},
-        lambda point, fitted: fitted in point.id,
-        lambda point: _is_rl(point) and "-full-" in point.id,
-    ),
-    Constant(
-        "SCATTERED, bytes an element",
-        ((elementwise, "SCATTERED"), (passes, "SCATTERED")),
-        0.0,
-        {"qwen3-30b-a3b": 90.0, "intellect": 40.0, "now": 60.0},
-        lambda point, fitted: fitted in point.id,
-        _is_mixture_of_prime,
     ),
     Constant(
         "LOST_ROWS, rows (measured operators)",
@@ -164,25 +103,8 @@ CONSTANTS = (
         _waits,
     ),
     Constant(
-        "B300_PORTS, share of the adapters",
-        ((timed_hardware, "B300_PORTS"),),
-        1.0,
-        {"26.06": 0.30, "26.04": 0.31, "26.02": 0.39, "now": 0.5},
-        lambda point, fitted: fitted in point.id,
-        lambda point: _is_throughput(point) and "-b300-64g" in point.id,
-    ),
-    Constant(
-        "FIRST_KERNELS, MiB",
-        ((colocated, "FIRST_KERNELS"),),
-        0,
-        {"generations of Qwen2.5 and SmolLM2": 100 * MIB, "now": 100 * MIB},
-        lambda point, fitted: fitted in point.id,
-        _is_counted_of_agile,
-        unit=MIB,
-    ),
-    Constant(
-        "TRITON_KERNELS, MiB",
-        ((colocated, "TRITON_KERNELS"),),
+        "COMPILED_KERNELS, MiB",
+        ((engine, "COMPILED_KERNELS"),),
         0,
         {"0.26": 80 * MIB, "now": 80 * MIB},
         _has_vllm,
@@ -190,7 +112,13 @@ CONSTANTS = (
         unit=MIB,
     ),
 )
-"""In the order of rlplan/accuracy/training/throughput.py and rlplan/timing/training, then of colocated.py."""
+"""In the order of rlplan/timing/training, then of rlplan/memory/roles/gpu/engine.py."""
+
+
+def _forget() -> None:
+    """Plans and kernels that were found with another value."""
+    forget_plans()
+    kernels.kernels_of.cache_clear()
 
 
 @contextmanager
@@ -198,9 +126,11 @@ def _set(constant: Constant, value: float) -> Iterator[None]:
     before = [getattr(module, name) for module, name in constant.places]
     for module, name in constant.places:
         setattr(module, name, value)
+    _forget()
     try:
         yield
     finally:
+        _forget()
         for (module, name), old in zip(constant.places, before, strict=True):
             setattr(module, name, old)
 

@@ -21,12 +21,11 @@ from rlplan.records import dataclass
 
 SCHEMA_VERSION = 2
 PREDICTORS = (
-    *("model_points", "serving.engine", "serving.other_engines", "training.points", "training.limits"),
+    *("model_points", "measured_jobs", "serving.engine", "serving.other_engines", "training.points", "training.limits"),
     *(
         "training.scores",
         "training.throughput",
         "rl_steps.points",
-        "rl_steps.fits",
         "rl_steps.weight_sync",
         "serving.latency",
         "later_points",

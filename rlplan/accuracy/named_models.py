@@ -56,6 +56,26 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     return model_by_name(point.model)
 
 
+def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
+    """The `policy` of the point's job: a bundled model by its id, another one by its config. Raises: CannotPredict.
+
+    longest: tokens of the longest sequence, to which a shorter limit of the model is raised.
+    """
+    model = model_of(point)
+    policy: dict[str, Any] = {"path": point.model or "model"}
+    config = point.settings.get("config")
+    cut = _LAYERS.search(point.model or "")
+    if isinstance(config, dict):
+        policy["config"] = config
+    elif cut:
+        policy["config"] = _cut(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
+    elif point.model not in load_catalogue():
+        policy["config"] = config_of(point.model or "")
+    if longest > model.max_position_embeddings:
+        policy["max_position_embeddings"] = longest
+    return policy
+
+
 _LAYERS = re.compile(r"\s*\((\d{1,3}) layers?\)")
 """A published model of which a run has the first layers only."""
 

@@ -146,7 +146,7 @@ which everything is bf16; `none` is for a default that the caller replaces."""
 
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*GiB", re.IGNORECASE)
 _NOISE = re.compile(
-    r"\(.*?\)|,.*$|-?class\b|\b\d+\s*[x*]\s*(?=[a-z])|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b"
+    r"\(.*?\)|,.*$|-?class\b|\b\d+(\.\d+)?\s*tb/s|\b\d+\s*w(atts?)?\b|\b\d+\s*[x*]\s*(?=[a-z])|\btesla\b|\bgpus?\b|\bhbm\w*|\bsingle\b"
     r"|\b(nvidia|geforce|blackwell|workstation|server|edition|generation)\b",
     re.IGNORECASE,
 )

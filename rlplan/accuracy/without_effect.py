@@ -77,6 +77,7 @@ ROWS = (
                   "throughput_train", _SHARED_KERNELS),
     WithoutEffect(r"float8|fp8", "casts to 8 bits live inside a matmul; what is kept stays in the compute type",
                   MEMORY_OF_TRAINING),
+    WithoutEffect(r"padding", "a mask for padded rows is not counted", "train_peak"),
     WithoutEffect(r"packed|packing", "every sequence is taken at its full length, packed or not", TRAINING),
     WithoutEffect(r"async_tp|tp_comm|overlap", "hides or cuts collectives; their buffers are not counted",
                   "train_peak|train_steady"),
@@ -88,7 +89,7 @@ ROWS = (
                   "the micro-batch and the sequence length say what a pass has", "train_peak"),
     WithoutEffect(r"gpu_memory_utilization", "the engine sleeps, and what it keeps is stated", "train_peak",
                   beside=("sleeping_engine_residual_gib",)),
-    WithoutEffect(r"sleeping_engine_residual_gib", "torch counts its own process alone", "train_peak"),
+    WithoutEffect(r"sleeping_engine_residual_gib", "a plan says itself what its engine keeps", "train_peak"),
     WithoutEffect(r"algo|micro_batch\w*|lora_(targets|scope)|adapters|base_dtype|quant|gradient_checkpointing|attention"
                   r"|loss|optimizer|completion|torch|transformers",
                   "the trainer is offloaded while the engine works or sleeps", ASLEEP_OR_AWAKE),

@@ -97,6 +97,7 @@ def resolve(job: SettledJob, choice: Choice, kv_cache: int) -> ResolvedJob:
         "quantization": engine.quantization or "none",
         "has_expert_parallel": engine.has_expert_parallel,
         "kv_cache_memory": kv_cache,
+        "gpu_memory_utilization": None,
         "max_num_seqs": engine.max_num_seqs,
     }
     if job.device_kind == "cuda":

@@ -14,6 +14,7 @@ from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
+from rlplan.planner.checks.foreign_settings import foreign_settings
 from rlplan.planner.checks.trainers import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
@@ -46,6 +47,7 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from model_refusals(job)
     yield from _images(job)
     yield from _trainer_of(job)
+    yield from foreign_settings(job)
     yield from engine_base_refusals(job)
     if job.rollout.engine == "transformers":
         yield "rollout.engine transformers: the runtime generates with vLLM; TRL generates in its trainer"
@@ -107,6 +109,9 @@ def stage_refusal(job: SettledJob, choice: Choice) -> str:
 
 def model_refusals(job: SettledJob) -> Iterator[str]:
     """Why it does not run the job's models."""
+    if job.policy.config is not None:
+        yield "policy.config: a run needs the model itself (policy.path, a folder with its config.json and weights)"
+        return
     if job.policy.max_position_embeddings is not None:
         yield "policy.max_position_embeddings: the runtime takes a model as its config.json has it"
     yield from _models(job)

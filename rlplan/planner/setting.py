@@ -17,6 +17,7 @@ from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.placement import LinkSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.cluster import Cluster
+from rlplan.timing.network.power import limited_gpu
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Role
 
@@ -187,7 +188,8 @@ def read_pools(job: SettledJob) -> tuple[GpuPool, ...]:
 
 
 def _pool(job: SettledJob, profile: str, num_gpus: int, per_host: int) -> GpuPool:
-    found, gpu = find_profile(profile, where="hardware.profile"), get_gpu(profile, where="hardware.profile")
+    found = find_profile(profile, where="hardware.profile")
+    gpu = limited_gpu(get_gpu(profile, where="hardware.profile"), job.hardware.power_limit)
     node = found if isinstance(found, NodeProfile) else usual_node(gpu)
     limit = job.hardware.memory
     room = gpu.memory.value - reserve_of(gpu)

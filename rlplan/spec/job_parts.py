@@ -3,7 +3,7 @@
 In: the keys of a job file. Out: frozen fields. Left out: whether they go together (job.py), roles (job_roles.py).
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -38,6 +38,9 @@ class PolicySpec(Spec):
 
     path: str = Field(min_length=1)
     """A Hugging Face folder, its config.json, or the id of a bundled model."""
+    config: dict[str, Any] | None = None
+    """The keys of its config.json where no file has them: of a model that nobody has on disk, or of its first layers.
+    `path` is then a name. Such a job is planned, not run."""
     init: Literal["checkpoint", "random"] = "checkpoint"
     """`checkpoint` reads its safetensors; `random` needs only its config and draws the start weights from the seed."""
     max_position_embeddings: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)

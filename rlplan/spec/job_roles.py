@@ -3,6 +3,8 @@
 In: the parts of a job. Out: roles, parameters, shapes. Left out: where roles lie (dataflow/placements.py).
 """
 
+import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -10,15 +12,27 @@ from rlplan.errors import SpecError
 from rlplan.frameworks.profile import FrameworkRelease, find_release
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.spec.job_parts import JobParts
-from rlplan.spec.model import ModelSpec, Parameter, load_model, load_scalar_base, with_positions
+from rlplan.spec.model import (
+    ModelSpec,
+    Parameter,
+    load_model,
+    load_scalar_base,
+    model_from_config,
+    with_positions,
+)
 from rlplan.spec.models.adapters import adapted_modules, lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.adapter_files import check_same_adapter, held_beside, read_adapter
 from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
-from rlplan.spec.parts.roles import load_role_model, with_scalar_head
+from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, with_scalar_head
 from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend, Role
+
+
+@lru_cache(maxsize=64)
+def _model_of(config: str) -> ModelSpec:
+    return model_from_config(json.loads(config), where="policy.config")
 
 
 class JobRoles(JobParts):
@@ -131,7 +145,10 @@ class JobRoles(JobParts):
         path = self.policy.path
         is_scalar = self.algorithm.declaration.trains_scalar
         load = load_scalar_base if is_scalar else load_model
-        model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
+        if self.policy.config is not None:
+            model = _model_of(json.dumps(self.policy.config, sort_keys=True))
+        else:
+            model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
         model = with_scalar_head(model) if is_scalar else model
         if self.policy.max_position_embeddings is not None:
             model = with_positions(model, self.policy.max_position_embeddings)
@@ -187,7 +204,10 @@ class JobRoles(JobParts):
         if lora.path is not None and reference.path is None and reference.adapter is None:
             folders[Role.REFERENCE] = lora.path
         held = [role for role in self.scored_roles if role in folders]
-        return {role: read_adapter(Path(folders[role]), where=f"roles.{role}.adapter") for role in held}
+        found = {role: read_adapter(Path(folders[role]), where=f"roles.{role}.adapter") for role in held}
+        if reference.adapter == START_ADAPTER and Role.REFERENCE in self.scored_roles:
+            found[Role.REFERENCE] = lora
+        return found
 
     def frozen_adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
         """What these roles' adapters hold beside a model's linear layers. Raises: SpecError."""

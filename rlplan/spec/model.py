@@ -288,6 +288,7 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def with_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
     """The same decoder for sequences of other lengths. A table of learned positions has as many rows."""
     return type(model)(**{**model.model_dump(), "max_position_embeddings": max_position_embeddings})

@@ -96,6 +96,11 @@ class SettledTraining(TrainingSpec):
         """How the loss is taken from hidden states."""
         return Loss(self.logits)
 
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of each of the optimizer's moments of a parameter."""
+        return (self.master_dtype if self.moment_dtype == "auto" else self.moment_dtype).num_bytes
+
     def stored_dtype(self, backend: Backend) -> Dtype:
         """Of weights between passes: FSDP2 keeps all of them, a frozen base too, as it keeps master weights."""
         return self.master_dtype if backend == "fsdp2" else self.dtype

@@ -10,7 +10,6 @@ from rlplan.accuracy.named_models import model_by_name, shape_entries
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training.methods import num_prompt_tokens
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.sharding import FsdpSettings, rank_state_under_fsdp, rank_state_under_zero, sizes_of
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
@@ -31,11 +30,6 @@ def value_of(point: MeasuredPoint) -> float:
     assert isinstance(answer, Prediction), answer
     assert isinstance(answer.value, int | float)
     return float(answer.value)
-
-
-def peft(method: str, trainable: int = 9_175_040, **update: Any) -> MeasuredPoint:
-    settings = {**PEFT.settings, "method": method, "trainable_params": trainable}
-    return PEFT.model_copy(update={"settings": settings, "source": "https://github.com/huggingface/peft", **update})
 
 
 @pytest.mark.parametrize("name", [name for name, entry in shape_entries().items() if "num_parameters" in entry])
@@ -85,21 +79,6 @@ def test_a_gpu_is_known_by_its_spellings_and_never_by_another_size(gpu: str, pro
     assert (found.name if found else None) == profile
 
 
-def test_methods_keep_what_their_own_products_read() -> None:
-    lora, dora = value_of(peft("lora")), value_of(peft("lora", 9_289_728, id="peft-rank32-dora"))
-    frozen_first, dense = value_of(peft("lora-fa")), value_of(peft("loha"))
-    token = 28 * (3072 + 1024) * (4 + 2)  # both products of every adapted output
-    assert dora - lora == pytest.approx(token * 4 * 768, rel=0.1)
-    assert dense - lora == pytest.approx(28 * (3072 + 1024) * 3072 * 4, rel=0.1)
-    assert frozen_first < lora < dense
-
-
-def test_virtual_tokens_lengthen_every_sequence() -> None:
-    longer = value_of(peft("prompt-tuning", 200 * 3072))
-    assert longer > 1.1 * value_of(peft("prefix-tuning", 200 * 28 * 2 * 1024))
-    assert isinstance(predict(peft("ptuning", 12345)), Refusal)
-
-
 def test_an_average_of_reserved_memory_is_refused() -> None:
     unit = Measured(value=1.0, unit="bytes, avg reserved")
     assert isinstance(predict(PEFT.model_copy(update={"measured": unit})), Refusal)
@@ -113,7 +92,7 @@ def test_a_stated_loss_decides_the_logits() -> None:
         for loss in ("plain", "in_place", "fused")
     )
     assert plain > in_place > fused
-    assert plain - in_place == pytest.approx(151_936 * 4096 * 6 / 2**30, rel=0.01)  # 12 bytes a word against 6
+    assert plain - in_place == pytest.approx(151_936 * 4096 * 6 / 2**30, rel=0.02)  # 12 bytes a word against 6
 
 
 def test_a_scoring_pass_holds_weights_and_logits_and_a_value_model_no_logits() -> None:
@@ -172,26 +151,3 @@ def test_fsdp_s_denominators_are_of_the_share() -> None:
     held = rank_state_under_fsdp(sizes, FsdpSettings(4, has_fused_step=False))
     assert held.step_copies == held.gradients
     assert rank_state_under_fsdp(sizes, FsdpSettings(4)).step_copies == 0
-
-
-@pytest.mark.parametrize(
-    ("trainable", "tokens"),
-    [
-        (200 * 3072, 200),
-        (20 * 3072 + 128 * (128 + 6146) + 3072, 20),
-        (20 * 3072 + 3 * (3072 * 3072 + 3072), 20),
-        (1_000_001, None),
-    ],
-)
-def test_the_number_of_parameters_tells_how_long_a_prompt_is(trainable: int, tokens: int | None) -> None:
-    assert num_prompt_tokens(trainable, 3072) == tokens
-
-
-def test_the_name_of_an_optimizer_says_whether_its_step_is_fused() -> None:
-    common = {"micro_batch": 1, "seq": 128, "act_ckpt": True, "method": "full", "framework": "trl"}
-    point = PEFT.model_copy(update={"source": "", "measured": GIB})
-    fused, plain = (
-        value_of(point.model_copy(update={"settings": common | {"optimizer": word}}))
-        for word in ("adamw_torch_fused", "adamw_torch")
-    )
-    assert fused < plain == pytest.approx(10 * 3_212_749_824 / (1 << 30), rel=0.001)

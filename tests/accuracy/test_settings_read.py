@@ -75,10 +75,10 @@ def test_adapted_layers_are_read(tmp_path: Path, key: str) -> None:
 
 
 def test_what_adapters_and_frozen_weights_are_kept_in_is_read(tmp_path: Path) -> None:
-    """Worked by hand: all linear layers of Qwen2.5-7B at rank 64 have 161 M parameters, 4 bytes each 0.60 GiB."""
-    plain = gib(tmp_path, lora_rank=64, lora_targets="all-linear", adapters="policy, fp32")
-    twice = gib(tmp_path, lora_rank=64, lora_targets="all-linear", adapters="policy + reference adapter, fp32")
-    assert twice - plain == pytest.approx(161_480_704 * 4 / 2**30)
+    plain = gib(tmp_path, lora_rank=64, lora_targets="all-linear", act_ckpt=False)
+    assert gib(tmp_path, lora_rank=64, lora_targets="all-linear", act_ckpt=False, adapters="policy, fp32") > plain
+    twice = {"lora_rank": 64, "lora_targets": "all-linear", "adapters": "policy + reference adapter, fp32"}
+    assert "a second set of adapters" in reason(tmp_path, **twice)
     assert gib(tmp_path, lora_rank=64, base_dtype="nf4") < gib(tmp_path, lora_rank=64, base_dtype="bf16") - 8
     dropped, kept = (gib(tmp_path, lora_rank=64, act_ckpt=False, lora_dropout=value) for value in (0.05, 0))
     assert dropped > kept
@@ -142,18 +142,6 @@ def test_gradients_that_accumulate_are_there_before_the_last_pass(tmp_path: Path
 def test_degrees_of_parallelism_say_how_many_gpus_there_are_where_nothing_else_does(tmp_path: Path) -> None:
     many = gib(tmp_path, zero_stage=3, dp=8, beside={"gpu": "H100"})
     assert many == gib(tmp_path, zero_stage=3, gpus=8)
-
-
-def test_what_a_sleeping_engine_keeps_counts_where_the_whole_gpu_was_measured(tmp_path: Path) -> None:
-    unit = {"measured": {"value": 20.0, "unit": "GiB device used (NVML peak)"}}
-    awake, asleep = (
-        gib(
-            tmp_path, lora_rank=8, beside=unit, gpu_memory_utilization=value and 0.5, sleeping_engine_residual_gib=value
-        )
-        for value in (None, 1.5)
-    )
-    assert asleep - awake == pytest.approx(1.5, abs=1e-6)
-    assert "'gpu_memory_utilization'" in reason(tmp_path, lora_rank=8, gpu_memory_utilization=0.5)
 
 
 def test_of_every_bundled_prediction_all_settings_are_read_or_listed() -> None:

@@ -26,7 +26,6 @@ MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
 FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
-    *("segments", "replay.update", "tape", "operators", "replay.attention", "replay.gemma"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
     *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
     *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),

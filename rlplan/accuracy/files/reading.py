@@ -1,4 +1,4 @@
-"""Files of measured points: JSON, a CSV of serving latencies, a vLLM start-up log, a memory snapshot, a rig's file.
+"""Files of measured points: JSON, CSV latencies, measured jobs in YAML, vLLM start-up logs, memory snapshots.
 
 In: a path; the content decides where the name does not. Out: points. Left out: what the formulas say of them.
 """
@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from rlplan.accuracy.files.logs import points_of_log
+from rlplan.accuracy.files.measured_jobs import points_of_jobs
 from rlplan.accuracy.files.profiling_rig import is_rig, points_of_rig
 from rlplan.accuracy.files.snapshots import is_snapshot, points_of_snapshot
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
@@ -26,10 +27,11 @@ MAX_POINTS = 5_000
 
 @cache
 def bundled_points() -> tuple[MeasuredPoint, ...]:
-    """The points that come with rlplan: published measurements, then serving latencies."""
-    folder = Path(str(resources.files("rlplan.accuracy"))) / "data"
+    """The points that come with rlplan: published measurements, serving latencies, measured jobs."""
+    package = Path(str(resources.files("rlplan.accuracy")))
+    folder, jobs = package / "data", sorted((package / "points").glob("*.yaml"))
     names = ("measured_points.json", "trainer_points.json", "throughput_points.json", "serving_latency.csv")
-    return tuple(point for name in names for point in read_points(folder / name))
+    return tuple(point for path in (*(folder / name for name in names), *jobs) for point in read_points(path))
 
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
@@ -52,6 +54,8 @@ def _points(path: Path) -> tuple[MeasuredPoint, ...]:
     start, suffix = text.lstrip("\ufeff \t\r\n")[:1], path.suffix.lower()
     if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
         return _read_json_points(path)
+    if suffix in (".yaml", ".yml"):
+        return points_of_jobs(text, path)
     if suffix == ".csv" or text.lstrip("\ufeff").startswith("id,"):
         return tuple(_read_latencies(text.lstrip("\ufeff"), path))
     return points_of_log(text, path)

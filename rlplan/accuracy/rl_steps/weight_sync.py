@@ -1,31 +1,29 @@
 """Points of weight sync: seconds from a trainer's weights to engines that hold them.
 
-In: a point, whose settings say who trains, how weights travel and on how many GPUs or nodes. Out: seconds.
-Left out: fp8 and other formats into which weights are turned on the way.
-
-Which software ran decides more than the wire does: SGLang behind verl takes pickled handles of each tensor, verl's
-checkpoint engines send packed buckets in turn, without them each tensor travels alone, slime works bucket by bucket.
+In: a point, whose settings say who trains, how weights travel and on how many GPUs or nodes. Out: the job, and what its
+plan says of the sync. Left out: fp8 and other formats into which weights are turned on the way.
 """
 
+import math
 import re
-from dataclasses import replace
+from typing import Any
 
-from rlplan.accuracy.named_models import model_of
+from rlplan.accuracy.named_models import model_of, policy_of
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.predict import find_actions, plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
 from rlplan.accuracy.settings import Settings, gpu_of
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
-from rlplan.spec.hardware.catalogue import get_gpu, get_node, profile_paths
-from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
-from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.transfer.weight_sync import Loader, SyncSetup, SyncTransport, sync_cost
+from rlplan.spec.hardware.catalogue import get_gpu
+from rlplan.spec.hardware.profile import GpuProfile
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind
 
 USUAL_GPUS_PER_NODE = 8
 STATE_BYTES = 16
-"""A trained parameter with its states: from it follows how many GPUs train where nobody says."""
-SLIME_BUCKET, USUAL_BUCKET = 1 << 30, 512 << 20
+"""A trained parameter with its states: from it follows how many GPUs a table means where nobody says."""
+SLIME_BUCKET = "1GiB"
 USUAL_TP = 8
 """Ranks of an engine where the point does not say: a node."""
 WORDS = (
@@ -43,19 +41,65 @@ def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
     found = UNIT.match(point.measured.unit.strip())
     if found is None:
         return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
-    model, setup = model_of(point), _setup(point)
-    training, generation = _clusters(point, setup)
-    seconds = sync_cost(model, setup, training, generation).seconds
+    plan = plan_of(sync_job(point))
+    [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
+    seconds = plan.costs[action].seconds
     if found.group(1) == "GB/s":
-        return Prediction(model.num_parameters * setup.element_bytes / seconds / 1e9)
+        return Prediction(model_of(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9)
     return Prediction(seconds * (1000 if found.group(1) == "ms" else 1))
 
 
-@dataclass(frozen=True)
+def sync_job(point: MeasuredPoint) -> dict[str, Any]:
+    """The job of a point. Raises: CannotPredict."""
+    settings, words = Settings(point), _Words(point)
+    if settings.flag("no_ipc_load"):
+        raise CannotPredict("a transport without the engines' own part: every job's sync ends in its engines")
+    if settings.element_bytes("dtype") != 2:
+        raise CannotPredict("weights of another type than 16 bits on the way: no job says that")
+    training, generation = _ranks(point)
+    is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
+    transport, is_slime = _transport(words), words.has("slime")
+    ranks = words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)") or words.number(r"\btp[ _=]*(\d+)")
+    placement: dict[str, Any] = {"placement": "colocated"}
+    if generation is not None:
+        placement = {"placement": "disaggregated", "num_generation_devices": generation}
+        placement |= {"sync_content": "delta"} if transport == "delta" else {"transport": transport}
+    if is_slime:
+        placement["sync_bucket"] = SLIME_BUCKET
+    elif "checkpoint_engine" in settings and not settings.flag("checkpoint_engine"):
+        placement["sync_bucket"] = 0
+    total = training + (generation or 0)
+    return {
+        "policy": policy_of(point),
+        "algorithm": {"name": "grpo", "kl_coef": 0.0},
+        "framework": "slime" if is_slime else "verl",
+        "hardware": {
+            "profile": _gpu(point).name,
+            "num_devices": total,
+            "num_hosts": ceil_div(total, USUAL_GPUS_PER_NODE),
+        },
+        "workload": {"num_prompts_per_step": total, "num_samples_per_prompt": 8},
+        "training": {
+            "backend": "megatron" if is_megatron else "fsdp2",
+            **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
+            "gradient_checkpointing": True,
+            "offloads_optimizer": False,
+            "max_tokens_per_micro_batch": 4096,
+        },
+        "rollout": {
+            "engine": "sglang" if words.has("sglang") else "auto",
+            "tp": ranks or math.gcd(min(USUAL_TP, generation or training), model_of(point).num_heads),
+            "attention_dp": 1,
+        },
+        "placement": placement,
+    }
+
+
 class _Words:
     """All that a point says in words, in one text, to look things up in."""
 
-    text: str
+    def __init__(self, point: MeasuredPoint) -> None:
+        self.text = f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower()
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text) is not None
@@ -65,35 +109,7 @@ class _Words:
         return int(found.group(1)) if found else None
 
 
-def _words(point: MeasuredPoint) -> _Words:
-    return _Words(f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower())
-
-
-def _setup(point: MeasuredPoint) -> SyncSetup:
-    words, settings = _words(point), Settings(point)
-    training, generation = _ranks(point)
-    is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    setup = SyncSetup(
-        transport=_transport(words),
-        element_bytes=settings.element_bytes("dtype"),
-        num_training=training,
-        num_generation=generation or training,
-        tp=words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)")
-        or words.number(r"\btp[ _=]*(\d+)")
-        or USUAL_TP,
-        trainer="megatron" if is_megatron else "fsdp2",
-        same_devices=generation is None,
-        loader=Loader.PICKLED if words.has("sglang") and not words.has("slime") else Loader.IN_PLACE,
-        bucket_bytes=SLIME_BUCKET if words.has("slime") else USUAL_BUCKET,
-        has_two_buckets=not words.has("slime"),
-        loads=not settings.flag("no_ipc_load"),
-    )
-    if "checkpoint_engine" in settings and not settings.flag("checkpoint_engine"):
-        setup = replace(setup, bucket_bytes=0)
-    return replace(setup, tp=min(setup.tp, setup.num_generation))
-
-
-def _transport(words: _Words) -> SyncTransport:
+def _transport(words: _Words) -> str:
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*(delta|sparse)"):
         return "delta"
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*disk"):
@@ -109,7 +125,7 @@ def _transport(words: _Words) -> SyncTransport:
 
 def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     """GPUs that train and that generate; None where both are the same, or nobody says that they are not."""
-    words, settings = _words(point), Settings(point)
+    words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
         return settings.count("trainer_fsdp"), settings.count("num_rollout")
     if found := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
@@ -125,20 +141,10 @@ def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
 
 
 def _needed(point: MeasuredPoint) -> int:
-    """Whole nodes whose memory holds the states of training."""
-    gpu, model = _gpu(point), model_of(point)
-    nodes = -(-model.num_parameters * STATE_BYTES // (gpu.memory.value * USUAL_GPUS_PER_NODE))
-    return int(nodes) * USUAL_GPUS_PER_NODE
-
-
-def _clusters(point: MeasuredPoint, setup: SyncSetup) -> tuple[Cluster, Cluster]:
-    gpu = _gpu(point)
-    node = _node(gpu)
-    per_host = node.num_gpus if node else USUAL_GPUS_PER_NODE
-    return (
-        Cluster(gpu, setup.num_training, per_host, node),
-        Cluster(gpu, setup.num_generation, per_host, node),
-    )
+    """Whole nodes whose memory holds the states of training, which a table without GPUs must have had."""
+    nodes = ceil_div(model_of(point).num_parameters * STATE_BYTES, _gpu(point).memory.value * USUAL_GPUS_PER_NODE)
+    Settings(point).assume("num_gpus", nodes * USUAL_GPUS_PER_NODE)
+    return nodes * USUAL_GPUS_PER_NODE
 
 
 def _gpu(point: MeasuredPoint) -> GpuProfile:
@@ -151,12 +157,3 @@ def _gpu(point: MeasuredPoint) -> GpuProfile:
         except SpecError:
             continue
     raise CannotPredict(f"no profile is known for '{shorten(point.gpu)}'")
-
-
-def _node(gpu: GpuProfile) -> NodeProfile | None:
-    """The first bundled node with this GPU."""
-    wanted = re.compile(rf"^gpu: *{re.escape(gpu.name)} *$", re.MULTILINE)
-    for name, path in profile_paths().items():
-        if path.parent.name == "node" and wanted.search(path.read_text("utf-8")):
-            return get_node(name, where=name)
-    return None

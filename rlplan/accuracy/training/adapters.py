@@ -1,38 +1,50 @@
-"""Adapters of a training point: which layers are adapted, by what rank, and what that saves.
+"""Adapters of a training point: which layers are adapted, by what rank, and how a job says it.
 
-In: a model, the words of the method. Out: trained tensors and `Frozen`; None where everything is trained.
-Left out: what each method keeps (methods.py). Raises CannotPredict for what is not stated or not described.
+In: a model, the words of the method. Out: `training.lora` of a job; None where everything is trained.
+Left out: bytes. Raises CannotPredict for what is not stated, and for methods that no job says: a job trains all
+weights, or LoRA.
 """
 
 import re
-from dataclasses import replace
+from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training.methods import DORA, LORA_RANKS, Method, method_of, num_prompt_tokens
 from rlplan.accuracy.training.settings import RunSettings
-from rlplan.accuracy.training.trainers import Trainer
-from rlplan.memory.model.frozen import Frozen
-from rlplan.records import dataclass
+from rlplan.accuracy.training.trainers import AGILERL, Trainer
 from rlplan.spec.base import shorten
-from rlplan.spec.model import Component, ModelSpec, Parameter
-from rlplan.spec.models.adapters import linear_layers, lora_parameters
-from rlplan.spec.parts.training import LoraSpec
+from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.adapters import EXPERTS, linear_layers, lora_parameters
 
-MODEL_BYTES = 2
-"""An element of a frozen weight and of what it gives."""
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TARGETS = (
     ("q_proj", "v_proj"),
     ("q_proj", "k_proj", "v_proj", "o_proj"),
     ("gate_proj", "up_proj", "down_proj"),
     ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj"),
-    ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    ALL_LINEAR,
 )
 """Sets of layers that people adapt, by the names of Llama's modules."""
-TYPES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-"""Bytes of an adapter's element by the word for its type."""
 DROPOUTS = ("lora_dropout", "adapter_dropout")
 TARGET_KEYS = ("targets", "target_modules", "lora_targets", "lora_target_modules", "lora_target", "target")
+LORA = frozenset({"qlora", "lora", "rslora", "pissa", "loftq", "olora", "eva", "corda", "loraga", "arrow"})
+"""Two matrices beside each layer, of one rank: they differ in how they start."""
+OTHER_METHODS = frozenset(
+    {
+        *("dora", "qdora", "adalora", "vblora", "delora", "oft", "boft", "hra", "c3a", "gralora", "lorafa", "bone"),
+        *("miss", "shira", "vera", "pvera", "road", "randlora", "loha", "lokr", "fourierft", "waveft", "ia3"),
+        *("lntuning", "prompt", "prompttuning", "ptuning", "prefix", "prefixtuning", "trainabletokens"),
+    }
+)
+"""Methods of PEFT 0.18 that no job says: jobs train all weights, or LoRA."""
+FULL = frozenset({"full", "sft", "pretrain", "pretraining", "fft", "finetune", "finetuning", "finetuned"})
+LORA_RANKS = ("rank", "lora_rank", "lora_r", "lora_dim", "r")
+LORA_FLAGS = ("lora", "use_lora", "is_lora", "has_lora")
+ALGORITHMS = ("algo", "algorithm")
+POLICY_GRADIENTS = frozenset({"grpo", "drgrpo", "dapo", "gspo", "rloo", "reinforce", "cispo"})
+PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
+_BACKENDS = ("custom", "bnb", "hqq")
+"""How fsdp_qlora writes its own modules: `hqq_lora`."""
 _PLACES = {
     "attention": r"q_proj|k_proj|v_proj|query_key_value|Wqkv|qkv|c_attn|query|key|value",
     "output": r"o_proj|out_proj|dense$|attn\.c_proj|self_attention\.dense",
@@ -41,130 +53,85 @@ _PLACES = {
 }
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """What is trained beside a frozen model."""
-
-    parameters: tuple[Parameter, ...]
-    frozen: Frozen
-    element_bytes: int
-    num_virtual_tokens: int = 0
-    """Trained tokens that stand before each sequence."""
-    copies_table: bool = False
-    """The language head multiplies with a copy of the vocabulary table, into which trained rows are put."""
-    reference_bytes: int = 0
-    """Of a second set of adapters that is not trained, the reference's."""
-    lora: LoraSpec | None = None
-    """What is beside linear layers outside of experts, where it is LoRA."""
-
-
-def read_adapters(point: MeasuredPoint, model: ModelSpec, trainer: Trainer, *, is_quantized: bool) -> Adapters | None:
-    """Adapters of a point; None for full training. Raises: CannotPredict."""
+def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[str, Any] | None:
+    """`training.lora` without its base; None for full training. Raises: CannotPredict."""
     settings = RunSettings(point)
-    method = method_of(settings, f"{point.id} {point.source}")
-    if method is None:
+    if not _trains_lora(settings, f"{point.id} {point.source}"):
         return None
-    trainer = _as_stated(settings, trainer)
-    keeps, element = trainer.keeps_inputs and is_quantized, trainer.adapter_bytes
-    if method.trains_norms:
-        norms = tuple(p for p in model.parameters if len(p.shape) == 1 and "norm" in p.name)
-        return Adapters(norms, Frozen(trains_norms=True, keeps_inputs=keeps), element)
-    if method.is_lora:
-        targets, rank = _targets(settings, point, model, trainer, method)
-        trained = tuple(lora_parameters(model, rank, _names(model, targets)))
-        if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
-            raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
-        if scope == "language_model":
-            trained = tuple(tensor for tensor in trained if tensor.component is not Component.VISION)
-        frozen = _inputs(model, targets, trainer, keeps)
-        if _adapts_experts(settings, trainer, targets):
-            trained += _beside_experts(model, rank)
-            frozen = replace(frozen, adapts_experts=True)
-        return Adapters(
-            trained,
-            _with_kept_outputs(frozen, method, model, targets, element),
-            element,
-            reference_bytes=element * sum(p.numel for p in trained) * ("reference" in _adapter_words(settings)),
-            lora=LoraSpec(rank=rank, target_modules=tuple(_names(model, targets))),
+    words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
+    if unknown := words - {"policy", "reference", "adapter", "adapters", "and", "lora", "fp32", "bf16"}:
+        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which no job says")
+    if "reference" in words and trainer is not AGILERL:
+        raise CannotPredict("a second set of adapters: of a training step alone no job says it")
+    if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
+        raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
+    targets, rank = _targets(settings, point, model, trainer)
+    key = settings.first(DROPOUTS)
+    lora: dict[str, Any] = {"rank": rank, "target_modules": _names(model, targets)}
+    if model.experts and _adapts_experts(settings, trainer, targets):
+        lora["target_modules"].append(EXPERTS)
+    if settings.number(key, high=1.0) if key else trainer.dropout:
+        lora["dropout"] = settings.number(key, high=1.0) if key else trainer.dropout
+    if "fp32" in words or (trainer.has_fp32_adapters and "bf16" not in words):
+        lora["dtype"] = "float32"
+    return lora
+
+
+def _trains_lora(settings: RunSettings, hint: str) -> bool:
+    """Whether LoRA is trained beside frozen weights. hint: the point's id, which may say the variant.
+
+    Raises: CannotPredict for other methods, and for algorithms with other passes than a training step's.
+    """
+    words = [*_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
+    if found := PREFERENCE & set(words):
+        raise CannotPredict(f"{sorted(found)[0].upper()} has more passes than one, which the point does not state")
+    variants = {*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
+    named = LORA & set(words)
+    key = _lora_key(settings)
+    if other := OTHER_METHODS & (variants if named or key else set(words)):
+        raise CannotPredict(f"method {sorted(other)[0]}: a job trains all weights, or LoRA")
+    if key and not named and FULL & set(words):
+        raise CannotPredict(f"'{settings.text}' is full training, and setting '{key}' speaks of LoRA")
+    has_lora = bool(named or key)
+    _check_algorithm(settings, has_lora=has_lora)
+    if not has_lora and "method" in settings and not (FULL & set(words)):
+        raise CannotPredict(
+            f"method {shorten(settings.raw('method'))} is not modelled: a job trains all weights, or LoRA"
         )
-    numbers = (Parameter("adapters", (settings.count("trainable_params"),)),)
-    if method.scales:
-        return Adapters(numbers, Frozen(adapts_down=True, adapter_bytes=element, keeps_inputs=keeps), element)
-    frozen = _inputs(model, trainer.targets, trainer, keeps) if method.reads_inputs else Frozen(keeps_inputs=keeps)
-    if method.shares_inputs:
-        frozen = replace(frozen, adapter_bytes=MODEL_BYTES)
-    frozen = _with_kept_outputs(frozen, method, model, trainer.targets, element)
-    virtual = _num_virtual(model, numbers[0].numel) if method.adds_tokens else 0
-    return Adapters(numbers, frozen, 4, virtual, method.copies_table and model.has_tied_embeddings)
+    return has_lora
+
+
+def _lora_key(settings: RunSettings) -> str | None:
+    """The setting that says that LoRA is trained, without the method being named: a rank above 0, or a flag."""
+    if settings.says(*LORA_FLAGS):
+        return next(key for key in LORA_FLAGS if settings.says(key))
+    key = settings.first(LORA_RANKS)
+    return key if key and settings.count(key, at_least=0) else None
+
+
+def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
+    """Raises: CannotPredict where an algorithm has passes or models that a training step of the policy alone has not.
+
+    A step of a policy gradient is one pass like any other; beside full training stands a reference, which the point
+    does not speak of, while with LoRA it is the frozen model itself.
+    """
+    words = set(_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
+    if not words or words <= FULL | {"sft"}:
+        return
+    if not words <= POLICY_GRADIENTS or not has_lora:
+        name = " ".join(sorted(words)).upper()
+        raise CannotPredict(f"{name} has passes or models beside the policy's, which the point does not state")
 
 
 def _adapts_experts(settings: RunSettings, trainer: Trainer, targets: tuple[str, ...]) -> bool:
     """Whether routed experts have adapters: by the trainer's default, or as linear modules among all of them."""
     if settings.first(TARGET_KEYS) is None:
         return trainer.adapts_experts
-    return trainer.has_expert_modules and targets == TARGETS[-1]
-
-
-def _beside_experts(model: ModelSpec, rank: int) -> tuple[Parameter, ...]:
-    """Adapters of gate, up and down of every routed expert: r (h + Ie) numbers each, a layer's as one tensor."""
-    experts = model.experts
-    if experts is None:
-        return ()
-    width = experts.latent_size or model.hidden_size
-    each = experts.num_matrices * rank * (width + experts.intermediate_size)
-    return tuple(
-        Parameter(f"layers.{layer}.experts.lora", (experts.num_experts * each,), Component.EXPERTS)
-        for layer in experts.layers
-    )
-
-
-def _as_stated(settings: RunSettings, trainer: Trainer) -> Trainer:
-    """The trainer with what a point says of its adapters: their type, and whether dropout stands before them."""
-    words = _adapter_words(settings)
-    if words & TYPES.keys():
-        trainer = replace(trainer, adapter_bytes=max(TYPES[word] for word in words & TYPES.keys()))
-    if key := settings.first(DROPOUTS):
-        trainer = replace(trainer, dropout=settings.number(key, high=1.0) > 0)
-    return trainer
-
-
-def _adapter_words(settings: RunSettings) -> set[str]:
-    """What `adapters` says, such as `policy + reference adapter, fp32`. Raises: CannotPredict for other words."""
-    words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
-    known = {"policy", "reference", "adapter", "adapters", "and", "lora"} | TYPES.keys()
-    if unknown := words - known:
-        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which is not modelled")
-    return words
-
-
-def _with_kept_outputs(
-    frozen: Frozen, method: Method, model: ModelSpec, targets: tuple[str, ...], element: int
-) -> Frozen:
-    """What a method keeps of outputs and of changed weights, averaged over the layers."""
-    if not (method.outputs or method.output_copies or method.changes or method.change_copies):
-        return frozen
-    names = set(_names(model, targets))
-    shapes = [t.shape for t in linear_layers(model) if t.name.removesuffix(".weight").rpartition(".")[2] in names]
-    outputs = sum(shape[0] for shape in shapes) // model.num_layers
-    weights = sum(shape[0] * shape[1] for shape in shapes) // model.num_layers
-    return replace(
-        frozen,
-        more_token_bytes=outputs * (method.outputs * element + method.output_copies * MODEL_BYTES),
-        more_layer_bytes=weights * (method.changes * element + method.change_copies * MODEL_BYTES),
-    )
-
-
-def _num_virtual(model: ModelSpec, trainable: int) -> int:
-    """Trained tokens before each sequence. Raises: CannotPredict."""
-    tokens = num_prompt_tokens(trainable, model.hidden_size)
-    if tokens is None:
-        width = model.hidden_size
-        raise CannotPredict(f"how many tokens of width {width} are {trainable:,} trainable parameters is not stated")
-    return tokens
+    return trainer.has_expert_modules and targets == ALL_LINEAR
 
 
 def _targets(
-    settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer, method: Method
+    settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer
 ) -> tuple[tuple[str, ...], int]:
     """Adapted layers and rank: stated, else those that give the stated number of parameters, else the default."""
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
@@ -173,14 +140,14 @@ def _targets(
     rank = settings.count(stated) if stated else int(match.group(1)) if match else None
     listed = _stated_targets(settings, model) or _listed(text)
     if listed is None and "trainable_params" in settings:
-        return _counted(model, settings.count("trainable_params"), rank, method)
+        return _counted(model, settings.count("trainable_params"), rank)
     return listed or trainer.targets, rank or trainer.rank
 
 
 def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
     """Layers that a setting names: `all-linear`, a list, or names with commas. None where the words are no names.
 
-    Raises: CannotPredict for a layer that the model has not, or that no adapter is described for.
+    Raises: CannotPredict for a layer that the model has not.
     """
     key = settings.first(TARGET_KEYS)
     value = settings.raw(key) if key else None
@@ -189,7 +156,7 @@ def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] 
     names = value.split(",") if isinstance(value, str) else [str(name) for name in value]
     names = [name.strip().lower() for name in names]
     if len(names) == 1 and re.fullmatch(r"all([ \-_](linear|layers|targets))?", names[0]):
-        return TARGETS[-1]
+        return ALL_LINEAR
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     spelled = {short.lower(): name for name in known for short in (name, name.removesuffix("_proj"))}
     found = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
@@ -206,20 +173,18 @@ def _listed(text: str) -> tuple[str, ...] | None:
     if re.search(r"\b(q, ?v|qv|q/v|q_proj, ?v_proj)\b", text):
         return TARGETS[0]
     if re.search(r"all[ -]linear|all layers|all targets", text):
-        return TARGETS[-1]
+        return ALL_LINEAR
     if re.search(r"target[ \-]mlp|\bmlp only\b", text):
         return TARGETS[2]
     return None
 
 
-def _counted(model: ModelSpec, trainable: int, rank: int | None, method: Method) -> tuple[tuple[str, ...], int]:
+def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
     """The first usual set of layers that gives the number, at the stated rank or at a power of two."""
     for targets in TARGETS:
-        pairs = lora_parameters(model, 1, _names(model, targets))
-        each = sum(p.numel for p in pairs)
-        magnitudes = sum(p.shape[0] for p in pairs if p.shape[1] == 1) if method is DORA else 0
-        found = (trainable - magnitudes) // each
-        if trainable - magnitudes == each * found and (found == rank if rank else found.bit_count() == 1):
+        each = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
+        found = trainable // each
+        if trainable == each * found and (found == rank if rank else found.bit_count() == 1):
             return targets, found
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
@@ -236,17 +201,11 @@ def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     return sorted(found)
 
 
-def _inputs(model: ModelSpec, targets: tuple[str, ...], trainer: Trainer, keeps: bool) -> Frozen:
-    """Modules by what they read; a fused projection is one module."""
-    known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
-    is_fused = trainer.views_fused or not set(targets) <= known
-    count = {place: sum(bool(re.search(pattern, name)) for name in targets) for place, pattern in _PLACES.items()}
-    return Frozen(
-        attention_inputs=min(1, count["attention"]) if is_fused else count["attention"],
-        adapts_output=count["output"] > 0,
-        mlp_inputs=count["mlp"],
-        adapts_down=count["down"] > 0,
-        adapter_bytes=trainer.adapter_bytes,
-        has_dropout=trainer.dropout,
-        keeps_inputs=keeps,
-    )
+def _words(text: str) -> list[str]:
+    """Words without dashes; `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
+    known, found = LORA | OTHER_METHODS, list[str]()
+    for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
+        joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)
+        is_split = joined not in known and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))
+        found += parts if is_split else [joined]
+    return found

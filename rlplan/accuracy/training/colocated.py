@@ -1,311 +1,90 @@
 """A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
 
-In: a point, its run. Out: bytes of what the engine leaves asleep, of the trainer's tensors where its update is replayed
-through torch's allocator (memory/trainers/replay/update.py), of the trainer beside its tensors, of generation.
-Left out: trainers in processes of their own (points.py), engines of several ranks.
+In: a point of AgileRL's rig. Out: its job (GRPO on one GPU, the engine asleep while the trainer works), and what the
+plan of that job says of the phase that was measured. Left out: trainers in processes of their own (points.py), engines
+of several ranks.
 
 Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
-micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`); its rig measures one rollout and one update by NVML's
-`used`, which counts what the driver keeps (tools/memory_profiling/nvml.py).
+micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`, `resolve_vllm_max_num_batched_tokens`); its rig measures
+one rollout and one update by NVML's `used`, which counts what the driver keeps (tools/memory_profiling/nvml.py).
 """
 
-import re
-from collections.abc import Iterator
+from typing import Any, Literal
 
-from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.predict import TRAINS, find_actions, held_by_engine, held_on_device, in_its_unit, plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of, unit_bytes
-from rlplan.accuracy.training.run import Run
+from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.settings import SEQUENCE, RunSettings
-from rlplan.memory.model.block import FLOAT_BYTES, Block, Norm
-from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.model.frozen import Frozen
-from rlplan.memory.model.quantization import CODE_BYTES, NF4_DOUBLE, Quantization
-from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
-from rlplan.memory.serving.peaks import (
-    RUNNER_SEGMENTS,
-    freed_head_bytes,
-    prefill_peak_bytes,
-    sampler_peak_bytes,
-)
-from rlplan.memory.serving.versions import VllmVersion, parse_version
-from rlplan.memory.trainers.replay.attention import Sequences, Way
-from rlplan.memory.trainers.replay.gemma import Kind, Kinds
-from rlplan.memory.trainers.replay.layer import HALF_BYTES, LayerSizes
-from rlplan.memory.trainers.replay.update import ReplayedUpdate, replayed_peak
-from rlplan.memory.trainers.step_peak import MemorySnapshot
+from rlplan.planner.plan import Plan
 from rlplan.spec.hardware.profile import GpuProfile
-from rlplan.spec.model import ModelSpec, Parameter
-from rlplan.spec.models.parts import SLIDING
-from rlplan.units import GIB, MIB, ceil_div
-from rlplan.vocabulary import MemoryKind
+from rlplan.units import ceil_div
+from rlplan.vocabulary import ActionKind, MemoryKind
 
-FIRST_KERNELS = 100 * MIB
-"""What the driver takes for kernels that are loaded when they first run, in the first generation and in updates that
-are not replayed (OLMoE). Fitted to 187 generations of five models under AgileRL: 1.1 % mean error with it, 1.7 %
-without. Left out, SmolLM2 has 0.5 % (1.1 without), Qwen2.5 0.5B 1.6 (2.5), 1.5B 0.9 (1.3), 7B 0.7 (1.0) and OLMoE 0.7
-(0.5) by the others' 85 to 105 MiB. OLMoE's updates, which it was not fitted to: 1.1 % with it, 1.2 % without."""
-TRITON_KERNELS = 80 * MIB
-"""Kernels that Triton compiles: of attention for heads of two widths (Gemma 4: vLLM has no other backend for both), and
-of experts. Fitted to 21 residuals of Gemma 4 E2B under vLLM 0.26: they are missed by 0.015 GiB on average, by 0.09
-without it; 20 under 0.23 and 21 of OLMoE, left out, by 0.016 and 0.010 (0.09 and 0.09 without)."""
 TOKENS_OF_A_SEQUENCE = 8192
 """Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
-RESIDUAL = "sleeping_engine_residual_gib"
-GEMMA = "Gemma4ForConditionalGeneration"
-ALL_LINEAR = Frozen(attention_inputs=3, adapts_output=True, mlp_inputs=2, adapts_down=True, adapter_bytes=FLOAT_BYTES)
-"""Adapters in fp32 beside every linear layer."""
-UNFUSED_UP_TO = (5, 11)
-"""The last version of transformers known to ask for grouped keys whatever the width of a head; 5.19 does not."""
-FUSED_HEAD_DIM = 256
-"""Flash attention's widest head; torch's other fused kernel takes no grouped keys."""
-LONGEST = 32_768
-"""Tokens of a sequence that replays were held to: a replay takes time for every tile of logits."""
 
 
-def num_updates(settings: RunSettings) -> int:
-    """Optimizer steps of one update phase: one after every micro-batch. The first has no moments before it."""
-    if settings.first(("group_size",)) is None:
-        return 2
-    rows = settings.count("group_size") * settings.count("n_prompts", settings.count("num_prompts", 1))
-    return ceil_div(rows, settings.count("micro_batch_effective", settings.count("micro_batch", 1)))
-
-
-def replayed_bytes(run: Run, rows_at_once: int) -> MemorySnapshot | None:
-    """What the trainer's tensors take of the GPU when most is reserved, segments' gaps included.
-
-    Counts: stored weights with their adapters; all else that is allocated at most; what is reserved beyond it.
-    Source: memory/trainers/replay/update.py.
-    Assumes: all responses of a micro-batch are of one length, unless `padding` says that one ended before: then
-    transformers makes a mask of all pairs.
-    """
-    if run.adapters is None or run.adapters.lora is None or not is_replayed(run):
-        return None
-    stored, kinds = tuple(stored_tensors(run)), kinds_of(run)
-    is_padded = run.settings.flag("padding") and kinds is None
-    layer = LayerSizes(
-        run.layers[0].block,
-        run.tokens.num,
-        run.adapters.lora.rank,
-        is_quantized=run.quantization is not None,
-        has_bias=any(parameter.name.endswith("q_proj.bias") for parameter in run.model.parameters),
-        mask_pairs=run.tokens.num * run.tokens.length if is_padded else 0,
-    )
-    update = ReplayedUpdate(
-        layer=layer,
-        num_layers=run.model.num_layers,
-        vocab_size=run.model.vocab_size,
-        sequences=run.tokens.sequences,
-        stored=stored,
-        num_micro_batches=num_updates(run.settings),
-        rows_at_once=rows_at_once,
-        kinds=kinds,
-    )
-    peak, weights = replayed_peak(update), sum(stored)
-    return {
-        MemoryKind.WEIGHTS: weights,
-        MemoryKind.ACTIVATIONS: peak.allocated - weights,
-        MemoryKind.FRAGMENTATION: peak.reserved - peak.allocated,
-    }
-
-
-def is_replayed(run: Run) -> bool:
-    """Whether all layers are attention and a gated MLP between two RMS norms, for which Liger has kernels, with
-    adapters beside every linear layer, over bf16 or NF4; or they are Gemma 4's, over bf16.
-    """
-    if run.num_ranks > 1 or run.tokens.length > LONGEST:
-        return False
-    if kinds_of(run) is not None:
-        return True
-    if run.adapters is None or run.adapters.frozen != ALL_LINEAR or len(run.layers) != 1:
-        return False
-    block = run.layers[0].block
-    plain = Block(block.hidden, block.num_heads, block.num_kv_heads, block.head_dim, block.intermediate, norm=Norm.RMS)
-    return block == plain and run.quantization in (None, NF4_DOUBLE)
-
-
-def kinds_of(run: Run) -> Kinds | None:
-    """All layers of Gemma 4, one by one; None for other models, with experts, or where values are keys.
-
-    Assumes: AgileRL after 2.8.0 came with Liger 0.8.1, which has kernels for `gemma4` as 0.8.0 has not: its allocated
-    bytes say so, 685 MiB at 4,096 tokens and four sequences.
-    """
-    model, lora = run.model, run.adapters.lora if run.adapters else None
-    if model.architecture != GEMMA or lora is None or run.quantization is not None or model.experts:
-        return None
-    if model.global_attention is None or model.global_attention.shares_kv:
-        return None
-    adapted = frozenset(name.removesuffix("_proj") for name in lora.target_modules)
-    sequences, is_masked = Sequences(run.tokens.sequences, run.tokens.length), _is_masked(run)
-    layers: list[Kind] = []
-    made: dict[str, int] = {}
-    for place in range(model.num_layers):
-        kind, block = model.attention_kind(place), blocks_of(model, range(place, place + 1))[0].block
-        way = _way(run, block, is_windowed=kind == SLIDING, is_masked=is_masked)
-        if model.takes_keys(place):
-            layers.append(Kind(block, way, adapted, made[kind]))
-        else:
-            made[kind] = place
-            layers.append(Kind(block, way, adapted))
-    pairs = sequences.pairs if is_masked else sequences.length**2
-    masks = len(set(made)) if is_masked else int(Way.MASKED in {layer.way for layer in layers})
-    return Kinds(tuple(layers), sequences, lora.rank, has_liger=_is_after_2_8_0(run), mask_bytes=(pairs,) * masks)
-
-
-def _way(run: Run, block: Block, *, is_windowed: bool, is_masked: bool) -> Way:
-    """How a layer attends: a mask is made where a token is padding, and for a window that not all tokens lie in."""
-    if is_masked or (is_windowed and run.tokens.length >= (run.model.window or 0)):
-        return Way.MASKED
-    if block.head_dim <= FUSED_HEAD_DIM:
-        return Way.FLASH
-    return Way.SCORES if unfused_pairs(run) else Way.EFFICIENT
-
-
-def within_device(point: MeasuredPoint, held: MemorySnapshot, asleep: int) -> MemorySnapshot:
-    """A replayed update beside the sleeping engine. Where the device is full torch gives back segments that are free.
-
-    Source: torch 2.13 CUDACachingAllocator.cpp (`release_cached_blocks` before `OutOfMemoryError`).
-    """
-    gaps = held.get(MemoryKind.FRAGMENTATION, 0)
-    gpu = _gpu(point)
-    room = gpu.memory.value + gpu.kept_by_driver - asleep - (sum(held.values()) - gaps)
-    return {**held, MemoryKind.FRAGMENTATION: min(gaps, max(0, room)), MemoryKind.PROCESS: asleep}
-
-
-def _is_after_2_8_0(run: Run) -> bool:
-    word = run.settings.word("framework")
-    return word.startswith("AgileRL") and not word.startswith("AgileRL 2.8.0")
-
-
-def _is_masked(run: Run) -> bool:
-    return run.settings.flag("padding") or passes_mask(run)
-
-
-def passes_mask(run: Run) -> bool:
-    """Whether attention gets a mask of pairs, for which transformers copies keys and values for every query head.
-
-    Assumes: AgileRL after 2.8.0 passes one where a micro-batch has several sequences, as its peaks of Gemma 4 say.
-    Source: transformers 5.11 integrations/sdpa_attention.py (`use_gqa_in_sdpa`).
-    """
-    return _is_after_2_8_0(run) and run.tokens.sequences > 1
-
-
-def unfused_pairs(run: Run) -> int:
-    """Pairs of tokens, times heads, of a layer for which transformers and torch have no fused attention; 0 for others.
-
-    Counts: heads wider than 256 that share keys, where no mask is passed, in transformers 5.11 and before.
-    Source: transformers pull request 46960. Assumes: other trainers than AgileRL where a micro-batch has one sequence;
-    5.12 has the pull request.
-    """
-    settings, tokens = run.settings, run.tokens
-    version = re.match(r"(\d+)\.(\d+)", settings.word("transformers"))
-    if version is None or tuple(map(int, version.groups())) > UNFUSED_UP_TO:
-        return 0
-    is_agile = settings.word("framework").startswith("AgileRL")
-    if passes_mask(run) or (tokens.sequences > 1 and not is_agile):
-        return 0
-    heads = [kind.block.num_heads for kind in run.layers
-             if kind.block.head_dim > FUSED_HEAD_DIM and kind.block.num_kv_heads < kind.block.num_heads]  # fmt: skip
-    return max(heads, default=0) * tokens.sequences * tokens.length**2
-
-
-def stored_tensors(run: Run) -> Iterator[int]:
-    """Bytes of each tensor as it comes to the GPU: of each module its own, then its adapters, A before B and the
-    policy's before the reference's.
-
-    Source: PEFT 0.19 tuners/lora/layer.py, the order of a layer's children; bitsandbytes 0.50 `QuantState`.
-    """
-    beside: dict[str, list[Parameter]] = {}
-    for adapter in run.adapters.parameters if run.adapters else ():
-        beside.setdefault(adapter.name.split(".lora_")[0], []).append(adapter)
-    copies = 2 if run.adapters and run.adapters.reference_bytes else 1
-    scheme = None if run.quantization is None else Quantization(run.quantization)
-    for parameter in run.model.parameters:
-        if scheme is None or not scheme.covers(parameter):
-            yield parameter.numel * (HALF_BYTES if scheme is None else FLOAT_BYTES)
-        else:
-            codes = parameter.numel // 2
-            yield codes
-            yield scheme.form.num_bytes(parameter.shape) - codes + CODE_BYTES
-        for adapter in beside.get(parameter.name.removesuffix(".weight"), ()):
-            yield from [adapter.numel * FLOAT_BYTES] * copies
-
-
-def outside_tensors(point: MeasuredPoint, run: Run, block: Block) -> dict[MemoryKind, int]:
-    """What NVML shows in an update beside the trainer's tensors.
-
-    Counts: what the engine left, as stated or predicted; kernels of the trainer; half of the largest tensor, for what a
-    request finds free in torch's segments lies between nothing and all of it.
-    """
-    return {
-        MemoryKind.PROCESS: asleep_bytes(point, run),
-        MemoryKind.CONTEXT: FIRST_KERNELS,
-        MemoryKind.FRAGMENTATION: run.tokens.num * _widest(run, block) // 2,
-    }
-
-
-def asleep_bytes(point: MeasuredPoint, run: Run) -> int:
-    """What the engine left, as stated or predicted."""
-    return int(run.settings.number(RESIDUAL, 0.0) * GIB) or sum(asleep_parts(point).values())
-
-
-def _widest(run: Run, block: Block) -> int:
-    """Bytes of a token in the widest tensor of a layer; an adapter's copy of its input in its own type."""
-    e, experts = run.precision.compute, block.experts
-    if experts is not None:
-        return e * experts.top_k * max(2 * experts.width, block.hidden)
-    adapted = run.adapters is not None and run.adapters.frozen.adapts_down
-    return block.intermediate * max(e, run.adapters.frozen.adapter_bytes if run.adapters and adapted else 0)
-
-
-def asleep_parts(point: MeasuredPoint) -> dict[str, int]:
-    """What NVML shows while the engine sleeps, part by part. Raises: CannotPredict, SpecError.
-
-    Counts: what the driver keeps, the context, kernels loaded in the profile run (TRITON_KERNELS where heads have two
-    widths, or experts), captured graphs, what this version of vLLM keeps of experts' workspaces and of inputs, and
-    segments of its small tensors.
-    """
-    gpu, memory, model = _gpu(point), engine_of(point), model_of(point)
-    compiled = TRITON_KERNELS if model.global_attention or model.experts else 0
-    return {
-        "driver": gpu.kept_by_driver,
-        "context": memory.context,
-        "kernels": memory.non_torch + compiled,
-        "graphs": memory.cuda_graphs,
-        "workspaces": memory.kept_workspace,
-        "buffers": memory.input_buffer,
-        "segments": RUNNER_SEGMENTS,
-    }
-
-
-def engine_of(point: MeasuredPoint) -> EngineMemory:
-    """The engine as AgileRL starts it: a sequence for each rollout of a group, adapters on. Raises: CannotPredict."""
-    settings, gpu = RunSettings(point), _gpu(point)
-    length = settings.required(SEQUENCE, "sequence length")
-    num_seqs = settings.count("max_num_seqs", settings.count("group_size"))
+def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
+    """The job of a point. has_passes: the update was measured, not the engine. Raises: CannotPredict."""
+    settings = RunSettings(point)
+    if not has_passes:
+        point = _with_usual_passes(point)
+    job = training_job(point)
+    length, group = settings.required(SEQUENCE, "sequence length"), settings.count("group_size")
+    prompt = min(settings.count("prompt", settings.count("prompt_len", length // 4)), length - 1)
+    num_prompts = settings.count("n_prompts", settings.count("num_prompts", 1))
+    num_seqs = settings.count("max_num_seqs", group)
     tokens = min(num_seqs * length, max(length, num_seqs * TOKENS_OF_A_SEQUENCE))
-    engine = EngineSettings(
-        gpu.memory.value,
-        gpu_memory_utilization=settings.number("gpu_memory_utilization", 0.3, high=1.0),
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=settings.count("max_num_batched_tokens", tokens),
-        max_model_len=length,
-        is_a100="a100" in gpu.name,
-        has_lora=settings.first(("lora_rank",)) is not None,
-        context_bytes=gpu.overheads.context.value,
-        version=_version_of(settings),
-    )
-    return engine_memory(model_of(point), engine)
+    micro_batch = min(job["workload"]["micro_batch_size_per_gpu"], group * num_prompts)
+    num_updates = ceil_div(group * num_prompts, micro_batch)
+    job["training"].setdefault("lora", None)
+    has_reference = "reference" in settings.word("adapters").lower()
+    job |= {
+        "algorithm": {"name": "grpo", "kl_coef": 0.001 if has_reference else 0.0},
+        "roles": {"reference": {"adapter": "start"}} if has_reference else {},
+        "workload": {
+            "num_prompts_per_step": num_prompts,
+            "num_samples_per_prompt": group,
+            "mini_batch_size": micro_batch if group * num_prompts % micro_batch == 0 else None,
+            "micro_batch_size_per_gpu": micro_batch,
+            "max_prompt_len": prompt,
+            "max_response_len": length - prompt,
+            "num_steps": 1 if num_updates == 1 else 2,
+        },
+        "rollout": {
+            "tp": 1,
+            "attention_dp": 1,
+            "has_expert_parallel": False,
+            "shares_process": True,
+            "engine_version": version_of(settings),
+            "sleep_level": 1,
+            "gpu_memory_utilization": settings.number("gpu_memory_utilization", 0.3, high=1.0),
+            "max_num_seqs": num_seqs,
+            "max_num_batched_tokens": settings.count("max_num_batched_tokens", tokens),
+        },
+        "placement": {"placement": "colocated", "offload": "none"},
+    }
+    if job["training"]["lora"] is not None:
+        job["placement"]["sync_content"] = "adapter"
+    return job
 
 
-def _version_of(settings: RunSettings) -> VllmVersion:
-    """The engine's version, which may stand among the words about the framework: `under colocated vLLM 0.23.0`."""
+def _with_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
+    """A point of an engine alone, with what its trainer's job needs beside."""
+    usual = {"micro_batch": 1, "lora_rank": point.settings.get("lora_rank") or 8, "quant": "none", "loss": "fused"}
+    return point.model_copy(update={"settings": point.settings | usual})
+
+
+def version_of(settings: RunSettings) -> str | None:
+    """The engine's release, which may stand among the words about the framework: `under colocated vLLM 0.23.0`."""
     stated = settings.word("vllm", settings.word("vllm_version"))
-    return parse_version(stated or settings.word("framework").lower().rpartition("vllm")[2])
+    return stated or settings.word("framework").lower().rpartition("vllm")[2].strip().split(" ")[0].strip("(),") or None
 
 
-def _gpu(point: MeasuredPoint) -> GpuProfile:
+def known_gpu(point: MeasuredPoint) -> GpuProfile:
+    """The GPU, with what NVML counts for its driver. Raises: CannotPredict."""
     gpu = gpu_of(point)
     if gpu is None:
         raise CannotPredict("the GPU is not known, and with it the context that NVML counts")
@@ -314,55 +93,37 @@ def _gpu(point: MeasuredPoint) -> GpuProfile:
     return gpu
 
 
+def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
+    """What NVML shows of the one GPU in an action, or when it has ended: all processes, and what the driver keeps."""
+    run_phase: Literal["first", "steady"] = "first" if plan.job.workload.num_steps == 1 else "steady"
+    moments = [
+        held_on_device(plan, action, run_phase, is_resident=is_resident) for action in find_actions(plan, *kinds)
+    ]
+    if not moments:
+        raise CannotPredict(f"a step of this job has no {kinds[0].value}")
+    held = max(moments, key=lambda sizes: sum(sizes.values()))
+    driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
+    return in_its_unit(point, held | driver)
+
+
+def predict_update(point: MeasuredPoint) -> Prediction:
+    """The most that NVML shows in an update, the engine asleep; or what torch counts of the trainer."""
+    return by_nvml(point, plan_of(colocated_job(point)), *TRAINS)
+
+
 @predicts("sleeping_engine_residual")
 def predict_asleep(point: MeasuredPoint) -> Prediction:
     """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come."""
-    unit, parts = unit_bytes(point), asleep_parts(point)
-    return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
+    plan = plan_of(colocated_job(point, has_passes=False))
+    gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.SLEEP_ENGINE, is_resident=True)
+    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
+    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})
 
 
 @predicts("rollout_peak")
 def predict_generation(point: MeasuredPoint) -> Prediction:
-    """The most that NVML shows in a generation, the trainer offloaded.
-
-    Counts: what the driver keeps and the context; the engine's fraction of the total, whose peak of the profile run
-    was given back but for experts' workspaces; what was reserved while it loaded and holds no weights; its buffer of
-    inputs; graphs where they are not of the fraction; kernels that are loaded now; and passes of prefill, or the
-    sampler (`passing_bytes`).
-    """
-    settings, gpu, memory, unit = RunSettings(point), _gpu(point), engine_of(point), unit_bytes(point)
-    prompt = settings.count("prompt", settings.count("prompt_len", memory.max_model_len // 4))
-    model, version = model_of(point), _version_of(settings)
-    profiled = prefill_peak_bytes(model, 1, memory.limits.max_num_batched_tokens, has_workspaces=True)
-    given_back = max(profiled, memory.sampler_peak, memory.encoder_peak)
-    passing = passing_bytes(version, model, memory, prompt)
-    parts = {
-        "driver": gpu.kept_by_driver,
-        "context": memory.context,
-        "engine": memory.requested - given_back,
-        "unused": freed_head_bytes(version, model),
-        "buffers": memory.input_buffer,
-        "graphs": 0 if version.reserves_graphs(model) else memory.cuda_graphs,
-        # vLLM's profile run skips attention, so its compiled kernels are loaded in the first generation.
-        "kernels": FIRST_KERNELS + (TRITON_KERNELS if model.global_attention else 0),
-        "passing": min(passing, given_back),
-    }
-    return Prediction(sum(parts.values()) / unit, parts={name: size / unit for name, size in parts.items()})
-
-
-def passing_bytes(version: VllmVersion, model: ModelSpec, memory: EngineMemory, prompt: int) -> int:
-    """Bytes that passes of one group's rollouts reserve beyond the cache. prompt: its tokens.
-
-    Counts: the prompt's pass, or the sampler's. Rollouts of a group share their prompt's blocks (vLLM's prefix cache,
-    on by default), so it is computed once and its last block anew. Where the cache has no room for all of them to their
-    end, some are preempted, and computed anew when others have ended: as many tokens at once as the cache has beside
-    the prompt, in segments beside those of the prompt's pass.
-    Source: vLLM 0.32.0 v1/core/sched/scheduler.py (`_preempt_request`: by recomputation). Held to: SmolLM2 1.7B with 16
-    rollouts of 4,096 tokens and room for 14,736, which held 0.9 and 1.2 GiB more than the prompt's pass takes.
-    """
-    most, num_seqs, length = memory.limits.max_num_batched_tokens, memory.limits.max_num_seqs, memory.max_model_len
-    passes = [prompt + (num_seqs - 1) * memory.block_size]
-    if memory.num_tokens < prompt + num_seqs * (length - prompt):
-        passes.append(memory.num_tokens - prompt)
-    prefills = sum(prefill_peak_bytes(model, 1, min(most, tokens), has_workspaces=True) for tokens in passes)
-    return max(prefills, sampler_peak_bytes(version, model, num_seqs, num_seqs))
+    """The most that NVML shows in a generation, the trainer offloaded."""
+    plan = plan_of(colocated_job(point, has_passes=False))
+    gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.GENERATE)
+    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
+    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})

@@ -1,64 +1,65 @@
-"""The largest model that trains: `max_model_size`, DeepSpeed-Chat's PPO on one GPU with ZeRO-Offload.
+"""The largest model that trains on a given machine: DeepSpeed-Chat's claims about OPT.
 
-In: a point with the largest OPT that its authors could train. Out: the largest that the formulas say fits.
-Left out: other trainers and families, several GPUs: refused.
-
-The smallest run there is must fit: one sequence of DeepSpeed-Chat's own 256 + 256 tokens a micro-batch.
-Source: DeepSpeedExamples applications/DeepSpeed-Chat training/step3_rlhf_finetuning (`max_prompt_seq_len`,
-`max_answer_seq_len`), dschat/utils/ds_utils.py (ZeRO 2, `offload`, `release_inference_cache`).
+In: a point of kind `max_model_size`. Out: the name of the largest OPT actor whose job fits. Left out: other families.
 """
 
 import re
 
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.accuracy.predict import plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import Settings, gpu_of, total_bytes
-from rlplan.memory.model.block_families import block_of
-from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.memory.trainers.sharding import rank_state_under_zero
-from rlplan.memory.trainers.step_peak import step_peak
-from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.spec.model import ModelSpec
+from rlplan.accuracy.settings import gpu_of
+from rlplan.accuracy.training.job import hardware_of
+from rlplan.accuracy.training.settings import RunSettings, num_ranks
+from rlplan.spec.base import shorten
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 
-NUM_TOKENS = 512
-HALF_BYTES = 2
+PROMPT = RESPONSE = 256
+"""Tokens of a prompt and of a response in DeepSpeed-Chat's scripts, a micro-batch of one sequence."""
 
 
 @predicts("max_model_size")
 def predict_largest(point: MeasuredPoint) -> Prediction:
-    """The largest OPT actor whose four models fit, in billions as its name says: `13b`. Right or wrong, not near."""
-    settings = Settings(point)
-    if "ppo" not in settings.word("algo").lower() or "offload" not in settings.word("offload").lower():
-        raise CannotPredict("only PPO with ZeRO-Offload is modelled")
-    if re.match(r"\s*([2-9]|\d\d)\s*x\b", point.gpu or ""):
-        raise CannotPredict("only one GPU is modelled")
-    critic = _stated_size(settings.word("critic"))
-    has_engine = settings.flag("hybrid_engine")
-    total = total_bytes(point) - _context_bytes(point)
-    fitting = [name for name in _opts() if needed_bytes(find_model(name), critic, has_engine) <= total]
-    largest = fitting[-1].rpartition("-")[2] if fitting else "none"
-    return Prediction(largest, is_right=largest == str(point.measured.value).lower())
+    """The largest OPT whose PPO step fits on one GPU, as a word such as `13b`."""
+    settings = RunSettings(point)
+    if num_ranks(settings) > 1 or gpu_of(point) is None:
+        raise CannotPredict("the largest model is predicted for one known GPU")
+    if "ppo" not in settings.word("algo").lower() or "zero-offload" not in settings.word("offload").lower():
+        raise CannotPredict("only PPO with ZeRO-Offload is predicted")
+    critic = _bundled_opt(settings.word("critic"))
+    fitting = [name for name in _opts() if _fits(point, name, critic)]
+    if not fitting:
+        raise CannotPredict("no OPT fits")
+    word = fitting[-1].rpartition("-")[2]
+    return Prediction(word, is_right=word == str(point.measured.value))
 
 
-def needed_bytes(actor: ModelSpec, critic_numel: int, has_engine: bool) -> int:
-    """Bytes on the GPU when the actor takes its training step, beside it its reference, the critic and the reward.
-
-    Counts: ZeRO-2 with the optimizer on the host (`rank_state_under_zero`), with one micro-batch (`step_peak`); 2P of
-    the frozen reference, 2 bytes each of critic and reward model; the hybrid engine's joined copy of queries, keys and
-    values.
-    Source: DeepSpeed 0.19.8 module_inject/containers/features/hybrid_split_qkv.py (`attention_qkv_mp`).
-    Assumes: the key-value cache is released before training.
-
-    >>> needed_bytes(find_model("facebook/opt-1.3b"), 350_000_000, True) >> 30
-    9
-    """
-    rank_state = rank_state_under_zero(ZeroStates(ZeroSettings(2, 1, offloads_optimizer=True), actor.parameters))
-    shape = MicroBatchShape(block_of(actor), actor.num_layers, actor.vocab_size, NUM_TOKENS, NUM_TOKENS)
-    others = HALF_BYTES * (actor.num_parameters + 2 * critic_numel)
-    width = actor.q_size + 2 * actor.kv_size
-    joined = HALF_BYTES * actor.num_layers * actor.hidden_size * width if has_engine else 0
-    return sum(step_peak(rank_state, shape).values()) + others + joined
+def _fits(point: MeasuredPoint, actor: str, critic: str) -> bool:
+    settings = RunSettings(point)
+    job = {
+        "policy": actor,
+        "algorithm": "ppo",
+        "framework": "rlplan",
+        "hardware": hardware_of(point, 1),
+        "workload": {
+            "num_prompts_per_step": 8,
+            "num_samples_per_prompt": 1,
+            "micro_batch_size_per_gpu": 1,
+            "max_prompt_len": PROMPT,
+            "max_response_len": RESPONSE,
+        },
+        "training": {
+            "zero_stage": 2,
+            "offloads_optimizer": True,
+            "gradient_checkpointing": False,
+            "logits": "plain",
+            **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
+        },
+        "roles": {"value": {"path": critic}, "reward": {"path": critic}},
+        "rollout": {"engine": "transformers" if settings.says("hybrid_engine") else "auto"},
+        "placement": {"placement": "hybrid"},
+    }
+    return plan_of(job).fit.may_fit
 
 
 def _opts() -> list[str]:
@@ -67,18 +68,10 @@ def _opts() -> list[str]:
     return sorted(names, key=lambda name: find_model(name).num_parameters)
 
 
-def _stated_size(name: str) -> int:
-    """Parameters that a name such as `OPT-350M` states. Raises: CannotPredict.
-
-    >>> _stated_size("OPT-350M")
-    350000000
-    """
+def _bundled_opt(name: str) -> str:
+    """The bundled OPT nearest to the size that a name such as `OPT-350M` states. Raises: CannotPredict."""
     match = re.search(r"(\d+(?:\.\d+)?)\s*([mb])\b", name.lower())
     if match is None:
-        raise CannotPredict("the size of the critic is not stated")
-    return int(float(match.group(1)) * (10**6 if match.group(2) == "m" else 10**9))
-
-
-def _context_bytes(point: MeasuredPoint) -> int:
-    profile = gpu_of(point)
-    return profile.overheads.context.value if profile else 0
+        raise CannotPredict(f"the size of the critic is not stated: {shorten(name)}")
+    size = float(match.group(1)) * (10**6 if match.group(2) == "m" else 10**9)
+    return min(_opts(), key=lambda opt: abs(find_model(opt).num_parameters - size))

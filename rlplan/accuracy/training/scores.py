@@ -1,57 +1,80 @@
-"""Passes without gradient: `logprob_peak` and `logprob_steady`, of a policy, a reference or a value model on one GPU.
+"""Passes without gradient that give log-probs, values or rewards: `logprob_peak` and `logprob_steady`.
 
-In: a point, as benchmarks/gpu writes them. Out: what the formulas say of it.
-Left out: several GPUs, engines that score (vLLM's prompt_logprobs): refused.
+In: a point of one pass on one GPU. Out: what the plan of a GRPO job says of its scorer with that model. Left out:
+several GPUs.
 """
 
-from rlplan.accuracy.named_models import model_of
-from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training.points import in_its_unit
-from rlplan.accuracy.training.run import stated_loss
-from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
-from rlplan.memory.machine.allocator import reserved_bytes
-from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.trainers.micro_batch import score_peak_bytes
-from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.spec.base import shorten
-from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.adapters import value_head_parameters
-from rlplan.vocabulary import Loss, MemoryKind
+from typing import Any
 
-SCALAR_ROLES = ("value", "reward")
-ROLES = ("policy", "reference", *SCALAR_ROLES)
+from rlplan.accuracy.named_models import policy_of
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.predict import held_by_scorer, in_its_unit, plan_of
+from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.accuracy.training.job import hardware_of, stated_loss
+from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
+from rlplan.spec.base import shorten
+from rlplan.vocabulary import Role
+
+SCALAR_ROLES = ("value", "critic", "reward")
+"""Roles that give one number a token."""
+ROLES = ("policy", "reference", "teacher", *SCALAR_ROLES)
 
 
 @predicts("logprob_peak")
 def predict_score_peak(point: MeasuredPoint) -> Prediction:
-    """The peak of a pass that gives log-probs or values: weights, and one layer or the logits.
-
-    Counts: `score_peak_bytes`; the context where nvidia-smi was read.
-    """
-    settings = RunSettings(point)
-    role, model = _role(settings), model_of(point)
-    shape = _shape(settings, role, model)
-    peak = score_peak_bytes(shape)
-    weights = _weight_bytes(settings, role, model)
-    snapshot = {MemoryKind.WEIGHTS: weights, MemoryKind.LOGITS: peak}
-    statistic = point.measured.statistic
-    if statistic in (Statistic.RESERVED, Statistic.PROCESS):
-        snapshot[MemoryKind.FRAGMENTATION] = reserved_bytes(weights + peak, 0) - weights - peak
-    if statistic is Statistic.PROCESS:
-        profile = gpu_of(point)
-        if profile is None:
-            raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
-        snapshot[MemoryKind.CONTEXT] = profile.overheads.context.value
-    return in_its_unit(point, snapshot)
+    """The most that a scorer holds in a pass."""
+    return _predict(point, is_resident=False)
 
 
 @predicts("logprob_steady")
 def predict_score_steady(point: MeasuredPoint) -> Prediction:
     """What a scorer holds between passes: its weights."""
+    return _predict(point, is_resident=True)
+
+
+def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     settings = RunSettings(point)
-    return in_its_unit(point, {MemoryKind.WEIGHTS: _weight_bytes(settings, _role(settings), model_of(point))})
+    role = Role.REWARD if _role(settings) in SCALAR_ROLES else Role.REFERENCE
+    stated = point.measured.statistic
+    statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
+    plan = plan_of(score_job(point, role, has_passes=not is_resident))
+    return in_its_unit(point, held_by_scorer(plan, role, statistic, is_resident=is_resident))
+
+
+def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> dict[str, Any]:
+    """A GRPO job whose scorer makes the pass. Raises: CannotPredict."""
+    settings = RunSettings(point)
+    sequences, length = 1, 2
+    if has_passes:
+        tokens = read_tokens(settings)
+        sequences, length = tokens.sequences, tokens.length
+    dtype = read_precision(settings, has_master=False).stored.value
+    policy = policy_of(point, longest=length)
+    return {
+        "policy": policy,
+        "algorithm": {"name": "grpo", "kl_coef": 0.001 if role is Role.REFERENCE else 0.0},
+        "framework": "rlplan",
+        "hardware": hardware_of(point, 1),
+        "workload": {
+            "num_prompts_per_step": sequences,
+            "num_samples_per_prompt": 2,
+            "micro_batch_size_per_gpu": sequences,
+            "max_prompt_len": 1,
+            "max_response_len": max(1, length - 1),
+        },
+        "training": {
+            **dict.fromkeys(("tp", "pp", "cp", "ep", "ulysses"), 1),
+            "dtype": dtype,
+            "zero_stage": 0,
+            "gradient_checkpointing": True,
+            "offloads_optimizer": False,
+            "offloads_parameters": False,
+            "logits": stated_loss(settings.word("loss")) or "auto",
+        },
+        "roles": {"reward": {"path": policy["path"]}} if role is Role.REWARD else {},
+        "rollout": {"tp": 1, "dtype": dtype},
+        "placement": {"placement": "hybrid", "offload": "none"},
+    }
 
 
 def _role(settings: RunSettings) -> str:
@@ -62,26 +85,3 @@ def _role(settings: RunSettings) -> str:
     if num_ranks(settings) > 1 or settings.degree("tp") > 1:
         raise CannotPredict("only passes on one GPU are modelled")
     return role
-
-
-def _weight_bytes(settings: RunSettings, role: str, model: ModelSpec) -> int:
-    parameters = value_head_parameters(model) if role in SCALAR_ROLES else model.parameters
-    return read_precision(settings, has_master=False).stored * sum(parameter.numel for parameter in parameters)
-
-
-def _shape(settings: RunSettings, role: str, model: ModelSpec) -> MicroBatchShape:
-    first, *more = blocks_of(model)
-    tokens = read_tokens(settings)
-    loss = stated_loss(settings.word("loss")) or Loss.BY_ROWS
-    loss = Loss.NONE if role in SCALAR_ROLES else loss
-    return MicroBatchShape(
-        first.block,
-        first.num,
-        model.vocab_size,
-        tokens.num,
-        num_head_tokens=tokens.num
-        - tokens.sequences * (loss in (Loss.IN_PLACE, Loss.BY_ROWS)),  # the last token predicts nothing
-        element_bytes=read_precision(settings, has_master=False).compute,
-        loss=loss,
-        more=tuple(more),
-    )

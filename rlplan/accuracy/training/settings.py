@@ -6,16 +6,15 @@ Left out: what a trainer does by default (trainers.py), models (named_models.py)
 """
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
-from rlplan.memory.model.recomputed import MODULES
-from rlplan.memory.trainers.optimizers import Optimizer
-from rlplan.memory.trainers.shape import Recompute
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
+from rlplan.spec.parts.training import RecomputedModule
+from rlplan.vocabulary import Dtype
 
 SEQUENCE = (
     *("seq", "seq_len", "max_seq", "seq_max", "max_seq_len", "max_seq_length", "sequence_length", "seqlen"),
@@ -162,66 +161,72 @@ def read_tokens(settings: RunSettings) -> Tokens:
     return Tokens(settings.required(BATCH, "micro-batch size"), length)
 
 
-def read_recompute(settings: RunSettings, default: Recompute | None, selective: Recompute | None = None) -> Recompute:
+FULL, NONE = "layers", "none"
+"""Policies beside those that `training.recomputed` has: whole layers, and nothing at all."""
+Recomputed = str | tuple[str, ...]
+"""What the backward pass computes anew, as `training.recomputed` says it, or `none`."""
+
+
+def read_recompute(settings: RunSettings, default: str | None, selective: str | None = None) -> Recomputed:
     """What the backward pass recomputes. default: of the trainer; without one it must be stated. selective: what the
     trainer means by the bare word.
     """
     if settings.lists_techniques:
-        return Recompute.FULL if settings.says("act_ckpt", "activation_checkpointing") else Recompute.NONE
+        return FULL if settings.says("act_ckpt", "activation_checkpointing") else NONE
     key = settings.first(RECOMPUTE)
     if key is None:
         if default is None:
             raise CannotPredict("whether activations are recomputed is not stated")
-        settings.assume("recompute", default.value)
+        settings.assume("recompute", default)
         return default
     found = recompute_of(settings.raw(key), key)
-    return selective if selective is not None and found is Recompute.ATTENTION else found
+    return selective if selective is not None and found == ("core_attn",) else found
 
 
-def recomputed_modules(value: Any) -> frozenset[str]:
+def recomputed_modules(value: Any) -> tuple[str, ...]:
     """Megatron's modules that are recomputed, named one by one; empty where the words say something else.
 
-    >>> sorted(recomputed_modules("core_attn+layernorm")), sorted(recomputed_modules(["moe_act"]))
-    (['core_attn', 'layernorm'], ['moe_act'])
+    >>> recomputed_modules("core_attn+layernorm"), recomputed_modules(["moe_act"])
+    (('core_attn', 'layernorm'), ('moe_act',))
     >>> recomputed_modules("selective"), recomputed_modules("mlp, head")
-    (frozenset(), frozenset())
+    ((), ())
     """
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     words = frozenset(re.findall(r"\w+", text.lower())) - {"selective"}
-    return words if words <= MODULES else frozenset()
+    return tuple(sorted(words)) if words <= frozenset(get_args(RecomputedModule)) else ()
 
 
-def recompute_of(value: Any, key: str = "recompute") -> Recompute:
+def recompute_of(value: Any, key: str = "recompute") -> Recomputed:
     """A policy in the words of trainers.
 
-    >>> [recompute_of(word).value for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
-    ['full', 'selective', 'full', 'none', 'alternate']
-    >>> recompute_of("per-op SAC").value, recompute_of("core_attn").value  # torchtitan's, Megatron's
-    ('selective', 'attention')
+    >>> [recompute_of(word) for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
+    ['layers', 'selective', 'layers', 'none', 'every_other_layer']
+    >>> recompute_of("per-op SAC"), recompute_of("core_attn")  # torchtitan's, Megatron's
+    ('selective', ('core_attn',))
     """
     word = str(value).lower()
     if value is False or word in ("none", "off", "no", "false", "no ac", "disabled"):
-        return Recompute.NONE
-    if recomputed_modules(value):
-        return Recompute.ATTENTION
+        return NONE
+    if modules := recomputed_modules(value):
+        return modules
     if "selective" in word or re.search(r"\bsac\b", word):
         if "op" in word:
-            return Recompute.SELECTIVE
-        return Recompute.ALTERNATE if re.search(r"\b2\b", word) else Recompute.ATTENTION
+            return "selective"
+        return "every_other_layer" if re.search(r"\b2\b", word) else ("core_attn",)
     if value is True or any(
         name in word for name in ("full", "true", "reentrant", "block", "all", "uniform", "unsloth", "recompute")
     ):
-        return Recompute.FULL
+        return FULL
     raise CannotPredict(f"setting '{key}' is {shorten(value)}; known are full, selective and none")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes of a weight."""
+    """Types of weights."""
 
-    stored: int
+    stored: Dtype
     """Between steps."""
-    compute: int
+    compute: Dtype
     """In the passes."""
 
 
@@ -230,7 +235,7 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
 
     >>> point = MeasuredPoint(id="a", kind="k", settings={"dtype": "bf16-mixed"}, measured={"value": 1, "unit": "GiB"})
     >>> read_precision(RunSettings(point), has_master=False)
-    Precision(stored=4, compute=2)
+    Precision(stored=<Dtype.FLOAT32: 'float32'>, compute=<Dtype.BFLOAT16: 'bfloat16'>)
     """
     flagged = _flagged(settings)
     key = settings.first(("dtype", "precision")) or flagged
@@ -243,15 +248,16 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     elif key is None and (base := settings.first(BASE_DTYPES)):
         stated = str(settings.raw(base)).lower()
         word = word if re.search(r"4|hqq", stated) else stated
+    narrow = Dtype.FLOAT16 if re.search(r"fp16|float16(?<!bfloat16)|half", word) else Dtype.BFLOAT16
     if any(name in word for name in ("mixed", "amp", "autocast")):
-        return Precision(4, 2)
+        return Precision(Dtype.FLOAT32, narrow)
     if any(name in word for name in ("fp32", "float32", "32-true")):
-        return Precision(4, 4)
+        return Precision(Dtype.FLOAT32, Dtype.FLOAT32)
     if not any(
         name in word for name in ("bf16", "fp16", "bfloat16", "float16", "16-true", "half", "fp8", "float8", "nvfp4")
     ):
         raise CannotPredict(f"setting '{key}' is {shorten(word)}, which is not modelled")
-    return Precision(4 if has_master else 2, 2)
+    return Precision(Dtype.FLOAT32 if has_master else narrow, narrow)
 
 
 FLAGS = ("bf16", "fp16", "fp32")
@@ -267,23 +273,18 @@ def _flagged(settings: RunSettings) -> str | None:
     return chosen[0] if chosen else None
 
 
-def read_optimizer(settings: RunSettings) -> Optimizer:
-    """The optimizer, AdamW where it is not stated."""
+def read_optimizer(settings: RunSettings) -> str:
+    """The optimizer as `training.optimizer` names it, AdamW where it is not stated. Raises: CannotPredict."""
     word = str(settings.raw("optimizer") or "adamw").lower()
     if settings.raw("optimizer") is None:
         settings.assume("optimizer", word)
     if settings.says("adamw8bit", "adamw_8bit"):
-        return Optimizer.ADAMW_8BIT
-    if re.search(r"4-?bit|mini|galore|apollo|lomo", word):
-        raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
-    if "8bit" in word or "8-bit" in word:
-        return Optimizer.PAGED_ADAMW_8BIT if "paged" in word else Optimizer.ADAMW_8BIT
-    if (
-        "adam" in word or "lora" in word or "distributed optimizer" in word
-    ):  # LoRA+ and LoRA-FA are AdamW with rates or frozen halves of their own
-        return Optimizer.ADAMW
-    if "muon" in word:
-        return Optimizer.MUON
-    if word.startswith("sgd"):
-        return Optimizer.SGD
-    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which is not modelled")
+        return "adamw_8bit"
+    if not re.search(r"4-?bit|mini|galore|apollo|lomo|paged", word):
+        if "8bit" in word or "8-bit" in word:
+            return "adamw_8bit"
+        if "muon" in word:
+            return "muon"
+        if "adam" in word or "lora" in word or "distributed optimizer" in word:  # LoRA+ and LoRA-FA are AdamW
+            return "adamw"
+    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which no job says")

@@ -1,30 +1,26 @@
 """DeepSpeed's settings of a training point, by the keys of its own config and of tables that quote it.
 
-In: settings, ranks, types. Out: ZeroSettings; the steady state of a model of which only the size is known.
-Left out: what the passes hold (states.py).
+In: settings. Out: the keys of a job's `training` that say the same. Raises CannotPredict for what no job says.
 """
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_optimizer, read_precision
-from rlplan.memory.trainers.optimizers import Optimizer
-from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
+from rlplan.accuracy.training.settings import RunSettings
 from rlplan.spec.base import shorten
-from rlplan.spec.model import Parameter
 
 STAGE = ("zero_stage", "zero", "stage", "deepspeed_stage")
 COUNTS = {
     "reduce_bucket_size": ("reduce_bucket_size",),
-    "sub_group_size": ("sub_group_size",),
-    "max_live_parameters": ("stage3_max_live_parameters", "max_live_parameters"),
-    "max_reuse_distance": ("stage3_max_reuse_distance", "max_reuse_distance"),
-    "prefetch_bucket_size": ("stage3_prefetch_bucket_size", "prefetch_bucket_size"),
     "persistence_threshold": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
 }
-"""Fields of ZeroSettings and the keys that set them; sizes are elements."""
+"""Keys of a job and those of DeepSpeed that set them; sizes are elements."""
+UNSAID = (
+    *("sub_group_size", "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance"),
+    *("max_reuse_distance", "stage3_prefetch_bucket_size", "prefetch_bucket_size"),
+)
+"""Keys of DeepSpeed that no job has: rlplan's runtime sets them."""
 
 
 def read_stage(settings: RunSettings) -> int | None:
@@ -40,29 +36,22 @@ def read_stage(settings: RunSettings) -> int | None:
     return stage
 
 
-def read_zero(settings: RunSettings, ranks: int, optimizer: Optimizer, element_bytes: int) -> ZeroSettings:
-    """ZeroSettings of a point, with DeepSpeed's defaults for what is not stated. Raises: CannotPredict."""
-    stage = read_stage(settings)
-    if stage is None:
-        raise CannotPredict("the ZeRO stage is not stated")
-    counts: dict[str, Any] = {}
-    for field, keys in COUNTS.items():
-        if key := settings.first(keys):
-            counts[field] = settings.count(key, at_least=0)
-    accumulated = str(settings.raw("grad_accum_dtype") or "")
-    plain = ZeroSettings(
-        stage,
-        ranks,
-        weight_bytes=element_bytes,
-        gradient_bytes=4 if "32" in accumulated else element_bytes,
-        master_bytes=2 if settings.says("bf16_master_weights_and_grads") else 4,
-        moment_bytes=2 if settings.says("bf16_optimizer_states") else 4,
-        optimizer=optimizer,
-        overlaps_communication=settings.says("overlap_comm"),
-        offloads_optimizer=is_offloaded(settings, "offload_optimizer"),
-        offloads_parameters=is_offloaded(settings, "offload_param"),
-    )
-    return replace(plain, **counts)
+def zero_keys(settings: RunSettings) -> dict[str, Any]:
+    """Keys of `training` that a DeepSpeed config says. Raises: CannotPredict."""
+    if (unsaid := settings.first(UNSAID)) is not None:
+        raise CannotPredict(f"setting '{unsaid}': no job says it")
+    found: dict[str, Any] = {"zero_stage": read_stage(settings)}
+    for key, names in COUNTS.items():
+        if name := settings.first(names):
+            found[key] = settings.count(name, at_least=0)
+    settings.says("overlap_comm")  # a job of rlplan's own runtime has no key for it, and its buckets are alike
+    if settings.says("bf16_master_weights_and_grads"):
+        found["master_dtype"] = "bfloat16"
+    if settings.says("bf16_optimizer_states"):
+        found["moment_dtype"] = "bfloat16"
+    found["offloads_optimizer"] = is_offloaded(settings, "offload_optimizer")
+    found["offloads_parameters"] = is_offloaded(settings, "offload_param")
+    return found
 
 
 def is_offloaded(settings: RunSettings, key: str) -> bool:
@@ -71,23 +60,3 @@ def is_offloaded(settings: RunSettings, key: str) -> bool:
     if isinstance(value, dict):
         value = value.get("device")
     return value is True or (isinstance(value, str) and value.lower() not in ("", "none", "no", "false"))
-
-
-def has_own_adam(settings: RunSettings) -> bool:
-    """Whether DeepSpeed steps with its own kernel: unless the optimizer is said to be torch's, and not fused.
-
-    Source: DeepSpeed 0.19.8 runtime/engine.py (`_configure_basic_optimizer`, `torch_adam`).
-    """
-    word = str(settings.raw("optimizer") or "").lower()
-    return not (settings.says("torch_adam") or ("torch" in word and "fused" not in word))
-
-
-def steady_bytes_by_count(settings: RunSettings) -> int:
-    """Bytes that a rank holds between two steps of a model of which only the number of parameters is known.
-
-    Counts: `ZeroStates` of one tensor, which no threshold keeps whole. Raises: CannotPredict.
-    """
-    num_parameters = settings.count("params")
-    optimizer, precision = read_optimizer(settings), read_precision(settings, has_master=False)
-    zero = read_zero(settings, num_ranks(settings), optimizer, precision.compute)
-    return ZeroStates(zero, (Parameter("parameters", (num_parameters,)),)).after_step().device_bytes

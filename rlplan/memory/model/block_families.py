@@ -243,7 +243,10 @@ def _refuse_unknown(model: ModelSpec) -> None:
 
 
 @lru_cache(maxsize=1024)
-def cut_layers(model: ModelSpec, layers: range | None, cut: LayerCut, *, is_fused: bool = False) -> tuple[Layers, ...]:
+def cut_layers(
+    model: ModelSpec, layers: range | None, cut: LayerCut, *, is_fused: bool = False, has_own_modules: bool = False
+) -> tuple[Layers, ...]:
     """The kinds of layers of a stage (None: of all) on one rank. is_fused: under fused kernels. Raises: SpecError."""
-    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in blocks_of(model, layers))
+    found = blocks_of(model, layers, has_own_modules=has_own_modules)
+    kinds = (replace(kind, block=kind.block.fused()) if is_fused else kind for kind in found)
     return cut.layers_of(kinds)

@@ -160,6 +160,8 @@ def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
     >>> frozen_of((Parameter(names[0], (8, 64)), Parameter(names[1], (64, 8))), 2).more_token_bytes
     16
     """
+    adapts_experts = any(adapter.component is Component.EXPERTS for adapter in adapters)
+    adapters = tuple(adapter for adapter in adapters if adapter.component is not Component.EXPERTS)
     names = {adapter.name.split(".lora_")[0].rpartition(".")[2]: adapter.component for adapter in adapters}
     last = {name for name in names if name.startswith(_LAST_OF_A_BLOCK)}
     attention = {name for name, component in names.items() if component is Component.ATTENTION}
@@ -170,6 +172,7 @@ def frozen_of(adapters: tuple[Parameter, ...], element_bytes: int) -> Frozen:
         adapts_output=bool(attention & last),
         mlp_inputs=len(set(names) - attention - last),
         adapts_down=bool(last - attention),
+        adapts_experts=adapts_experts,
         adapter_bytes=element_bytes,
         more_token_bytes=element_bytes * sum(first) // num_layers,
         scales_outputs=True,

@@ -8,9 +8,6 @@ Source: Megatron-Core 0.14, transformer_config.py (`recompute_modules`), tensor_
 from rlplan.memory.model.activations import mlp_saved_bytes, norm_saved_bytes
 from rlplan.memory.model.block import Block
 
-MODULES = frozenset(("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"))
-"""Megatron's names."""
-
 
 def module_bytes(block: Block, name: str, element_bytes: int) -> int:
     """Bytes of a token that a module saves, and does not where it is recomputed.

@@ -31,6 +31,18 @@ class Recompute(StrEnum):
     ATTENTION = "attention"
 
 
+def recompute_named(word: str | tuple[str, ...]) -> tuple[Recompute, frozenset[str]]:
+    """What `training.recomputed` says: a policy, and modules that are recomputed alone.
+
+    >>> recompute_named("layers")[0], recompute_named(("mlp",))
+    (<Recompute.FULL: 'full'>, (<Recompute.ATTENTION: 'attention'>, frozenset({'mlp'})))
+    """
+    if isinstance(word, tuple):
+        return Recompute.ATTENTION, frozenset(word)
+    policies = {"every_other_layer": Recompute.ALTERNATE, "selective": Recompute.SELECTIVE}
+    return policies.get(word, Recompute.FULL), frozenset()
+
+
 @dataclass(frozen=True)
 class MicroBatchShape:
     """What one rank computes in one micro-batch."""

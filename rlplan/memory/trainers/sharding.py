@@ -161,6 +161,9 @@ class FsdpSettings:
     has_fused_step: bool = True
     """The optimizer makes no copies."""
 
+    moment_bytes: int = 0
+    """Of each moment; 0: as of a weight that is kept."""
+
     has_8bit_moments: bool = False
     """Both moments in a byte each (`adamw_8bit`)."""
 
@@ -171,7 +174,7 @@ class FsdpSettings:
 
     def moments(self, numel: int) -> int:
         """Bytes of both moments of so many elements."""
-        return quantized_bytes(numel) if self.has_8bit_moments else 2 * self.master_bytes * numel
+        return quantized_bytes(numel) if self.has_8bit_moments else 2 * (self.moment_bytes or self.master_bytes) * numel
 
 
 def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:

@@ -251,7 +251,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     refused = (
         ("training.optimizer", training.optimizer not in OPTIMIZERS[backend], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
-        ("training.lora.base_dtype", training.has_packed_base, "nf4", "auto"),
+        ("training.lora.base_dtype", backend == "megatron" and _has_own_base(training), _base(training), "auto"),
         *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
         *(("training.lora.path", True, lora.path, "null") for lora in (training.lora,) if lora and lora.path),
     )
@@ -277,6 +277,15 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
             "Megatron-Core offloads the optimizer's states; weights stay on the GPU",
             f"training.offloads_parameters=false, or {other}",
         )
+
+
+def _base(training: SettledTraining) -> str:
+    """The type of a frozen base, as the job says it."""
+    return "auto" if training.lora is None else training.lora.base_dtype
+
+
+def _has_own_base(training: SettledTraining) -> bool:
+    return _base(training) != "auto"
 
 
 def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:

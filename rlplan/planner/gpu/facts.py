@@ -14,6 +14,7 @@ OPEN = {
     ),
     "rollout": (
         *("num_engines", "tp", "attention_dp", "has_expert_parallel", "sleep_level", "kv_cache_memory"),
+        "gpu_memory_utilization",
         *("max_num_seqs", "quantization"),
     ),
     "placement": (

@@ -288,7 +288,18 @@ class CandidateScorer:
         """(bytes of KV cache a GPU, the rank that they lead to) in so much room (`size_kv_cache`)."""
         if not self.job.has_rollouts:
             return 0, 0
-        return size_kv_cache(self.roles.demand(arrangement, engine), self.job.rollout.kv_cache_memory, expected, high)
+        wanted = self._wanted_kv_cache(arrangement, engine)
+        return size_kv_cache(self.roles.demand(arrangement, engine), wanted, expected, high)
+
+    def _wanted_kv_cache(self, arrangement: Arrangement, engine: EngineChoice) -> int | Literal["auto"]:
+        """Bytes of KV cache of a rank that the job asks for, in bytes or by vLLM's share of a GPU."""
+        rollout = self.job.rollout
+        if rollout.gpu_memory_utilization is None or rollout.generates_in_trainer:
+            return rollout.kv_cache_memory
+        total = self.setting.pool(GENERATION).gpu.memory.value
+        on_gpu = self.roles.forecast(f"{ENGINE}/0", Choice(arrangement, NO_TRAINER, engine), 1.0)
+        assert isinstance(on_gpu, EngineOnGpu), "this process is an engine"
+        return on_gpu.kv_budget(total, rollout.gpu_memory_utilization)
 
     def engine_entries(
         self, arrangement: Arrangement, engines: Sequence[EngineChoice], rank: int
@@ -302,8 +313,8 @@ class CandidateScorer:
         cluster, capacity = self.times.cluster(arrangement, GENERATION), self.setting.pool(GENERATION).capacity
         generates_with = engine_class(self.job, arrangement.num_training)
         kind = shape, self.roles.places.ahead(arrangement), generates_with
-        wanted, entry = self.job.rollout.kv_cache_memory, self.alone.entry
-        found = (entry(kind, cluster, capacity, wanted, engine, rank) for engine in engines)
+        entry, wanted = self.alone.entry, self._wanted_kv_cache
+        found = (entry(kind, cluster, capacity, wanted(arrangement, engine), engine, rank) for engine in engines)
         return (one for one in found if one is not None)
 
     def kv_cache_beside(

@@ -22,6 +22,7 @@ from rlplan.timing.transfer.over_links import LinkedSync, sync_over_link
 from rlplan.timing.transfer.weight_sync import (
     CODED_BYTES_PER_S,
     GATHERED_ELEMENT_BYTES,
+    Loader,
     SyncSetup,
     SyncTransport,
     held_share,
@@ -88,6 +89,8 @@ class SyncTimes:
     def _setup(
         self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, transport: str
     ) -> SyncSetup:
+        is_slime = self.job.release.name == "slime"
+        takes_handles = self.job.rollout.engine == "sglang" and not is_slime
         return SyncSetup(
             cast(SyncTransport, transport),
             1 if (engine.quantization or "").startswith("fp8") else self.job.rollout.dtype.num_bytes,
@@ -99,6 +102,9 @@ class SyncTimes:
             self._adapter_bytes if transport == "adapter" else 0,
             arrangement.shares_devices,
             self.job.backend,
+            # SGLang takes pickled handles of each tensor; slime works bucket by bucket
+            loader=Loader.PICKLED if takes_handles else Loader.IN_PLACE,
+            has_two_buckets=not is_slime,
             attention_dp=engine.attention_dp,
         )
 

@@ -1,16 +1,18 @@
 """What is put on a model: a value or reward head instead of the language head, LoRA adapters beside linear layers.
 
-In: a ModelSpec, a rank, names of modules. Out: tensors. Left out: the base's dtype, DoRA, adapters on experts.
+In: a ModelSpec, a rank, names of modules. Out: tensors. Left out: the base's dtype, DoRA.
 Symbols: h hidden_size, r rank, V vocab_size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.model import Component, ModelSpec, Parameter
 
 ALL_LINEAR = "all-linear"
+EXPERTS = "experts"
+"""Among names of modules: gate, up and down of every routed expert."""
 
 
 def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
@@ -40,7 +42,8 @@ def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
 def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR) -> tuple[Parameter, ...]:
     """The adapters that train: A of r by in, B of out by r, for every linear layer of a name. Raises: SpecError.
 
-    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`.
+    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` beside them for all
+    routed experts, whose pairs are one tensor a layer and matrix.
     Source: LoRA, arXiv 2106.09685, section 4.1; PEFT 0.18 tuners/lora/layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -68,6 +71,9 @@ def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tu
     layers = linear_layers(model)
     if targets != ALL_LINEAR:
         names = {targets} if isinstance(targets, str) else set(targets)
+        if EXPERTS in names and model.experts is not None:
+            rest = tuple(name for name in targets if name != EXPERTS) if not isinstance(targets, str) else ()
+            return (*(_adapters(model, rank, rest) if rest else ()), *_beside_experts(model, rank))
         known = sorted({_module(tensor) for tensor in layers})
         for name in sorted(names - set(known)):
             raise SpecError(
@@ -78,6 +84,21 @@ def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tu
             )
         layers = tuple(tensor for tensor in layers if _module(tensor) in names)
     return tuple(adapter for tensor in layers for adapter in _pair(tensor, rank))
+
+
+def _beside_experts(model: ModelSpec, rank: int) -> Iterator[Parameter]:
+    """Adapters of every routed expert: r by in and out by r of each matrix, all experts of a layer in one tensor."""
+    experts = model.experts
+    assert experts is not None, "asked of mixtures alone"
+    width, inner = experts.latent_size or model.hidden_size, experts.intermediate_size
+    sizes = {"up_proj": (width, inner), "down_proj": (inner, width)}
+    if experts.num_matrices == 3:
+        sizes["gate_proj"] = (width, inner)
+    for layer in experts.layers:
+        for name, (into, out) in sizes.items():
+            module = f"model.layers.{layer}.mlp.experts.{name}"
+            yield Parameter(f"{module}.lora_A.weight", (experts.num_experts * rank, into), Component.EXPERTS)
+            yield Parameter(f"{module}.lora_B.weight", (experts.num_experts * out, rank), Component.EXPERTS)
 
 
 def _pair(tensor: Parameter, rank: int) -> tuple[Parameter, Parameter]:

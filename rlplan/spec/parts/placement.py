@@ -62,6 +62,8 @@ class HardwareSpec(Spec):
     """Bytes that may be used of each host, on GPUs of each GPU; None for all there are."""
     host_memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
     """On GPUs, bytes of each host; None as in the node that is named, or the first bundled one with this GPU."""
+    power_limit: int | None = Field(default=None, ge=1, le=100_000)
+    """Watts that each GPU is limited to (`nvidia-smi -pl`), below what its profile has; None for that."""
     price_per_gpu_hour: float | None = Field(default=None, gt=0, le=1e6)
     """Dollars, of each group of GPUs alike."""
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
@@ -131,7 +133,7 @@ class PlacementSpec(Spec):
     """Trainer rank `one` hands over to all, or `each` to the engine on its own device (CUDA IPC must)."""
     sync_content: SyncContent | Auto = "auto"
     """All weights, what has changed since the last sync, or adapters alone; `auto` may send adapters on GPUs."""
-    sync_bucket: Annotated[ByteCount, Field(ge=1)] | Auto = "auto"
-    """Bytes that may be on their way."""
+    sync_bucket: Annotated[ByteCount, Field(ge=0)] | Auto = "auto"
+    """Bytes that may be on their way; 0 sends each tensor by itself (verl without a checkpoint engine)."""
     sync_verification: Literal["first", "every"] = "first"
     """Syncs after which the engines' own parameters are compared with the trainer's: the first of a run, or each."""

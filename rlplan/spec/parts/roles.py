@@ -24,6 +24,8 @@ SCALAR_HEAD = "score.weight"
 
 NO_ADAPTER = "none"
 """In place of an adapter's folder: the frozen base alone."""
+START_ADAPTER = "start"
+"""In place of an adapter's folder: a frozen copy of the adapter that training starts from."""
 OnBase = TypeVar("OnBase", "ReferenceSpec", "TeacherSpec")
 
 
@@ -41,8 +43,8 @@ class ReferenceSpec(Spec):
     path: str | None = None
     """Its own model; None for the policy as it starts."""
     adapter: str | None = None
-    """A folder in PEFT's layout with its adapter on the policy's frozen base; `none` for that base alone; None for the
-    policy as it starts."""
+    """A folder in PEFT's layout with its adapter on the policy's frozen base; `none` for that base alone; `start` for a
+    copy of the adapter as training starts (AgileRL); None for the policy as it starts."""
     dtype: Dtype | Auto = "auto"
     """What its weights are kept in; `auto`: as the policy's passes have them."""
     is_precomputed: bool = False
@@ -141,7 +143,7 @@ class RolesSpec(Spec):
     def adapters(self) -> dict[Role, str]:
         """The folder of every role's adapter on the policy's base that the job names."""
         named = {Role.REFERENCE: self.reference.adapter, Role.TEACHER: self.teacher.adapter}
-        return {role: folder for role, folder in named.items() if folder not in (None, NO_ADAPTER)}
+        return {role: folder for role, folder in named.items() if folder not in (None, NO_ADAPTER, START_ADAPTER)}
 
     def with_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
         """The same roles in other folders."""

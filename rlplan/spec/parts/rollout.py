@@ -5,7 +5,7 @@ In: the `rollout:` part of a job. Out: frozen values. Left out: bytes (memory/),
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rlplan.spec.base import Auto, ByteCount, Spec
 from rlplan.spec.parts.environment import EnvironmentSpec
@@ -29,6 +29,11 @@ class RolloutSpec(Spec):
     runtime has vLLM. `transformers` generates in the trainer, with the weights that it trains (TRL without vLLM); its
     seconds are predicted as an engine's, which it does not reach.
     """
+    engine_version: str | None = Field(default=None, max_length=40)
+    """Release of vLLM, such as 0.23.0, whose memory is predicted; None for the one that rlplan installs."""
+    shares_process: bool = False
+    """Whether an engine runs in its trainer's process, and has no CUDA context of its own (TRL's
+    `vllm_mode=colocate`)."""
     dtype: Dtype | Auto = "auto"
     """Of weights and activations."""
     num_engines: Annotated[int, Field(ge=1, le=16_384)] | Auto = "auto"
@@ -67,9 +72,21 @@ class RolloutSpec(Spec):
     """Of a colocated engine on GPUs: 0 stays awake, 1 keeps its weights on the host, 2 drops them."""
     kv_cache_memory: Annotated[ByteCount, AfterValidator(_holds_tokens)] | Auto = "auto"
     """Bytes of KV cache of a rank; `auto` is what the rollouts ask for at P99, or what is free."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's total that the engine takes, as vLLM means it: its KV cache is what weights, activations and
+    graphs leave of it. None follows kv_cache_memory."""
     max_num_seqs: Count | Auto = "auto"
     """Sequences of an engine at once, at most; ranks of `attention_dp` have equal parts of them."""
     max_num_batched_tokens: Count | Auto = "auto"
     """Tokens of one step of an engine, at most; ranks of `attention_dp` have equal parts of them."""
     block_size: Literal["auto", 16, 32, 64, 128] = "auto"
     """Tokens of a block of the KV cache."""
+
+    @model_validator(mode="after")
+    def _one_size_of_the_cache(self) -> "RolloutSpec":
+        if self.gpu_memory_utilization is not None and self.kv_cache_memory != "auto":
+            raise ValueError(
+                f"rollout.kv_cache_memory = {self.kv_cache_memory} and rollout.gpu_memory_utilization = "
+                f"{self.gpu_memory_utilization} both say how large the KV cache is: give one of them"
+            )
+        return self

@@ -13,6 +13,7 @@ from pydantic import Field
 from rlplan.errors import SpecError
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.parts.kernels import KernelsSpec
 from rlplan.spec.parts.workload import MAX_COUNT, Count
 from rlplan.vocabulary import Backend, Dtype
 
@@ -78,6 +79,25 @@ class Combination(NamedTuple):
                 yield Contradiction(f"training.tp {self.tp} with {what}", "training.tp", rule, "training.tp=1")
 
 
+LossName = Literal[
+    "plain",
+    "chunked",
+    "compiled_chunked",
+    "uncast_chunked",
+    "fused",
+    "in_place",
+    "uncast",
+    "copied",
+    "kept",
+    "shifted",
+    "megatron",
+    "by_rows",
+    "compiled_rows",
+]
+RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""Modules of a layer by Megatron's names (`recompute_modules`)."""
+
+
 class LoraSpec(Spec):
     """Adapters beside the policy's linear layers, trained in its place."""
 
@@ -87,11 +107,23 @@ class LoraSpec(Spec):
     alpha: float = Field(default=16.0, gt=0)
     """What adapters add is scaled by alpha / rank."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Such as `q_proj`, or all linear layers."""
-    base_dtype: Literal["auto", "nf4"] = "auto"
-    """What the frozen weights are kept in: as they are trained, or `nf4` (QLoRA)."""
+    """Such as `q_proj`, or all linear layers. `experts` among names stands for all routed experts."""
+    base_dtype: Literal["auto", "nf4", "bfloat16", "float32"] = "auto"
+    """What the frozen weights are kept in: `auto` as trained weights are, or `nf4` (QLoRA)."""
+    unquantized_dtype: Literal["auto", "float32"] = "auto"
+    """Type of what a base in nf4 leaves unquantized, and of the residual stream: `auto` as the passes have it,
+    `float32` after PEFT's `prepare_model_for_kbit_training`."""
+    dtype: Literal["auto", "float32"] = "auto"
+    """Type of the adapters: `auto` as the passes have it. PEFT keeps them in `float32` beside 16-bit weights, where
+    each reads a copy of its input."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of its input that each adapter drops; each then reads a copy of its own."""
     path: str | None = None
     """A folder in PEFT's layout with the adapter that training starts from; None for one that changes nothing yet."""
+
+    def unquantized_bytes(self, element_bytes: int) -> int:
+        """Bytes of an element that a base in nf4 leaves unquantized. element_bytes: as the passes have it."""
+        return 4 if self.base_dtype == "nf4" and self.unquantized_dtype == "float32" else element_bytes
 
 
 Ranks = Annotated[int, Field(ge=1, le=1024)] | Auto
@@ -100,9 +132,6 @@ Ranks = Annotated[int, Field(ge=1, le=1024)] | Auto
 def given_ranks(ranks: int | str) -> int:
     """A number of ranks as given; 1 where it is left open."""
     return 1 if ranks == "auto" else int(ranks)
-
-
-LossName = Literal["plain", "chunked", "fused", "in_place", "uncast", "copied", "kept", "by_rows"]
 
 
 class TrainingSpec(Spec):
@@ -152,6 +181,19 @@ class TrainingSpec(Spec):
     """Elements of DeepSpeed's gradient reduction bucket."""
     persistence_threshold: int = Field(default=100_000, ge=0)
     """Elements up to which a tensor stays whole on every rank under ZeRO-3."""
+    recomputed: Literal["layers", "every_other_layer", "selective"] | tuple[RecomputedModule, ...] = "layers"
+    """What gradient checkpointing computes again: whole layers, every other one, all but every second matmul
+    (torchtitan's `selective`), or modules of a layer by Megatron's names."""
+    reduce_dtype: Literal["auto", Dtype.FLOAT32, Dtype.BFLOAT16] = "auto"
+    """Type in which gradients are added up and reduced (FSDP2, Megatron); `auto` as the target does."""
+    moment_dtype: Literal["auto", Dtype.FLOAT32, Dtype.BFLOAT16] = "auto"
+    """Type of the optimizer's moments; `auto` is training.master_dtype (Megatron's precision-aware optimizer)."""
+    virtual_stages: int = Field(default=1, ge=1, le=64)
+    """Parts of the layers that each pipeline stage has (Megatron's interleaved schedule)."""
+    predicts_ahead: int = Field(default=0, ge=0, le=8)
+    """Tokens that are trained to be predicted beyond the next one (multi-token prediction)."""
+    kernels: KernelsSpec = KernelsSpec.by_default()
+    """Kernels that are not those of the target."""
     lora: LoraSpec | None = None
     """Adapters that are trained in the policy's place; None trains the policy itself."""
 

@@ -9,7 +9,7 @@ Symbols: r rank, e = 2 bytes an element.
 from functools import lru_cache
 
 from rlplan.memory.model.quantization import NF4_DOUBLE
-from rlplan.spec.model import ModelSpec
+from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.timing.training.elementwise import ELEMENT_BYTES
@@ -29,7 +29,14 @@ def adapter_flops(model: ModelSpec, lora: LoraSpec) -> float:
     >>> adapter_flops(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * 32 * (3072 + 3072)
     11010048.0
     """
-    return 2.0 * sum(tensor.numel for tensor in lora_parameters(model, lora.rank, lora.target_modules))
+    tensors = lora_parameters(model, lora.rank, lora.target_modules)
+    return 2.0 * sum(tensor.numel * _chosen(model, tensor) for tensor in tensors)
+
+
+def _chosen(model: ModelSpec, tensor: Parameter) -> float:
+    """Share of a tensor that a token is multiplied with: of experts', those that it is sent to."""
+    experts = model.experts if tensor.component is Component.EXPERTS else None
+    return experts.num_active / experts.num_experts if experts else 1.0
 
 
 @lru_cache(maxsize=256)
@@ -44,8 +51,12 @@ def adapter_bytes(model: ModelSpec, lora: LoraSpec) -> float:
     >>> adapter_bytes(llama, LoraSpec(rank=32, target_modules=("q_proj",)))  # 28 layers * 2 * (3072 + 64 + 6 * 3072)
     1207808.0
     """
-    total = 0
+    total = 0.0
     for tensor in lora_parameters(model, lora.rank, lora.target_modules):
         out, into = tensor.shape
+        if tensor.component is Component.EXPERTS and model.experts is not None:
+            out = out // model.experts.num_experts
+            total += model.experts.num_active * (into + out if "lora_A" in tensor.name else into + 6 * out)
+            continue
         total += into + out if "lora_A" in tensor.name else into + 6 * out
-    return float(ELEMENT_BYTES * total)
+    return ELEMENT_BYTES * total

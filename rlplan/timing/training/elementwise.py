@@ -35,10 +35,6 @@ PLAIN_MLP, TANH_MLP = 4, 36
 """One activation kernel; GPT-2's tanh written out is nine."""
 PERMUTED = 4
 """Bytes an element of a row that is copied to its expert, or back."""
-SCATTERED = 60
-"""Bytes that an element takes as long as, added to its token by torch's `scatter_add_` of bf16 (atomic). Fitted to
-prime-rl on H100 and H200: Qwen3-30B-A3B alone says 90, INTELLECT-3 40. Left out: either's value errs by 5.6 and
-6.7 % of the other's, 11.9 and 16.3 % without it (benchmarks/constants/trainers.py)."""
 STATES = 16
 """Bytes of an element of a chunk's state in Mamba-2: fp32, written by its chunk, read and written by the pass over
 chunks, read by the scan (mamba_ssm 2.2, ssd_combined)."""
@@ -56,8 +52,8 @@ product reads three, writes two; a sum reads two, writes one: 1.5 to 2.2 times."
 
 
 @lru_cache(maxsize=512)
-def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = False) -> float:
-    """Bytes of a token in all layers, forward, of elementwise operators. has_plain_rotary: beside other fused kernels.
+def layers_bytes(model: ModelSpec, *, is_fused: bool) -> float:
+    """Bytes of a token in all layers, forward, of elementwise operators.
 
     Counts: two norms, two sums, rotary positions of q + k, attention's q, k, v and output, the MLP or its experts, with
     rows copied there and back. Source: transformers 5.19 modeling files, operator by operator; fused: Transformer
@@ -70,9 +66,8 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool, has_plain_rotary: bool = F
     >>> layers_bytes(qwen, is_fused=False) / 28  # 84*3584 + 20*4096 + 4*4096 + 10*18944
     588800.0
     """
-    plain = not is_fused or has_plain_rotary
     inner = dense_mlp_bytes(model, is_fused=is_fused) + experts_bytes(model, is_fused=is_fused)
-    return inner + sum(count * _outer_bytes(model, kind, is_fused, plain) for kind, count in _kinds(model))
+    return inner + sum(count * _outer_bytes(model, kind, is_fused) for kind, count in _kinds(model))
 
 
 def dense_mlp_bytes(model: ModelSpec, *, is_fused: bool = True) -> float:
@@ -119,7 +114,7 @@ def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:
     return min(NORM_BYTES[norm], FUSED_NORM) if is_fused else NORM_BYTES[norm]
 
 
-def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: bool) -> float:
+def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool) -> float:
     """Norms, sums and attention of one layer, a token."""
     traits, norm = traits_of(model), _norm_bytes(model, is_fused)
     outer = between_bytes(model, is_fused=is_fused) / model.num_layers
@@ -131,7 +126,7 @@ def _outer_bytes(model: ModelSpec, kind: str, is_fused: bool, has_plain_rotary: 
         scanned = (2 * keys + values) * 2 * ELEMENT_BYTES + states
         scanned *= SCAN if rule.is_mamba else 1.0
         return outer + (2 * keys + values) * FUSED_NORM + values * (norm + GATED) + scanned
-    rotary = (ROTARY if has_plain_rotary else FUSED_ROTARY) if traits.get("has_rotary", True) else 0
+    rotary = (FUSED_ROTARY if is_fused else ROTARY) if traits.get("has_rotary", True) else 0
     if (latent := model.latent_attention) is not None:
         keys = model.num_heads * (latent.nope_head_dim + latent.rope_head_dim)
         values = model.num_heads * latent.value_head_dim
@@ -148,16 +143,6 @@ def _mlp_bytes(model: ModelSpec, is_fused: bool) -> float:
     if widths == 4:
         return model.intermediate_size * (FUSED_GATED if is_fused else GATED)
     return model.intermediate_size * (TANH_MLP if widths == 5 and not is_fused else PLAIN_MLP)
-
-
-def repeat_bytes(model: ModelSpec) -> float:
-    """Bytes of a token's keys and values that are copied for every query head, in all layers, forward.
-
-    Counts: 2 e (k + q). Source: torchtitan 2024-12 (`repeat_kv`); none where each query head has its own keys.
-    """
-    if model.num_kv_heads == model.num_heads:
-        return 0.0
-    return 2.0 * ELEMENT_BYTES * (model.kv_size + model.q_size) * model.num_layers
 
 
 def cast_bytes(

@@ -11,7 +11,7 @@ from rlplan.memory.trainers.shape import Recompute
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.network.collectives import all_gather_cost, all_to_all_cost
-from rlplan.timing.network.links import link, link_domain
+from rlplan.timing.network.links import link
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 
 HIDDEN_BY_ASYNC_TP = 0.3
@@ -70,7 +70,7 @@ def ordered_bytes(setting: TrainSetting, batch: MicroBatch, exchanges: float) ->
     sequence is in order as it is.
     Source: torch 2.13 distributed/_functional_collectives.py (`all_gather_single`, `reduce_scatter_single`).
     """
-    if setting.choice.tp == 1 or not setting.runs.orders_rows or batch.num_sequences <= 1:
+    if setting.choice.tp == 1 or setting.backend != "fsdp2" or batch.num_sequences <= 1:
         return 0.0
     e = setting.training.dtype.num_bytes
     gathers, reductions = _halves(setting, exchanges)
@@ -93,9 +93,6 @@ def expert_exchange_cost(setting: TrainSetting, batch: MicroBatch, exchanges: fl
     rows = batch.num_tokens / setting.ranks_of_tokens / choice.tp
     width = experts.latent_size or model.hidden_size
     copies = float(experts.num_active)
-    if setting.runs.has_neighbours and setting.runs.sends_once:
-        ranks = max(1.0, experts.num_active * choice.ep / experts.num_experts)
-        copies = ranks if choice.ep <= link_domain(cluster) else 1.0  # ranks of one host
     sent = setting.training.dtype.num_bytes * width * copies * rows
     one = all_to_all_cost(sent, choice.ep, cluster, copies=copies if setting.runs.sends_once else None)
     if not setting.runs.sends_once and (inside := one.parts.get(Resource.DEVICE_LINK)):

@@ -8,9 +8,10 @@ Symbols: T rows (tokens), n columns of a matmul, w waves of tiles over the chip.
 from enum import StrEnum
 from functools import lru_cache
 
-from rlplan.memory.trainers.shape import Recompute
+from rlplan.memory.trainers.shape import recompute_named
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.parts.training import TrainingSpec
 from rlplan.timing.network.cluster import Cluster
 from rlplan.vocabulary import Backend
 
@@ -56,8 +57,6 @@ class Kernels:
     """Matmuls of the layers in 4-bit floats, where the chip has them."""
     stores_scores: bool = False
     """Attention writes its scores (before FlashAttention)."""
-    recompute: Recompute | None = None
-    """Instead of what is chosen, for policies that only published runs have."""
     modules: frozenset[str] = frozenset()
     """Of a layer, which the backward pass computes anew (modules.py)."""
     reduce_bytes: int = 2
@@ -68,31 +67,17 @@ class Kernels:
     """Reductions and gathers of an optimizer step run beside passes."""
     virtual_stages: int = 1
     """Of an interleaved pipeline."""
-    has_plain_rotary: bool = False
-    """Rotary positions are not fused."""
     sends_once: bool = False
     """A row goes to each host once, whatever experts it has there (DeepEP, HybridEP)."""
-    has_neighbours: bool = False
-    """A row's experts are neighbours, as a gate for benchmarks chooses them: with one message for each rank (DeepEP) a
-    row travels as often as they have ranks, and to one host."""
     hides_experts: bool = False
     """Rows travel to experts beside the matmuls of another micro-batch (Megatron's expert overlap)."""
     main_gradient_bytes: int = 0
     """Read and written of each expert's weight in every pass: gradients in fp32 that a matmul adds to (Megatron). Those
     of other weights hide behind their matmuls' many rows."""
-    dense_gradient_bytes: int = 0
-    """The same of each other weight, where a kernel of its own adds gradients up (no gradient accumulation fusion)."""
-    predicts_ahead: tuple[int, int] = (0, 0)
-    """Tokens that are predicted beyond the next one, and layers for each (multi-token prediction)."""
+    tokens_ahead: int = 0
+    """Tokens that are predicted beyond the next one (multi-token prediction)."""
     waits_per_expert_layer: float = 0.0
     """Seconds that a layer of experts waits for its host, forward and backward, where no CUDA graph has it."""
-    scatters_rows: bool = False
-    """Experts' rows are added to their tokens by `scatter_add_`, element by element."""
-    repeats_keys: bool = False
-    """Keys and values are copied for every query head."""
-    orders_rows: bool = False
-    """Rows of several sequences are copied into order after a gather of tensor parallelism and before a reduction
-    (torch's functional collectives along the tokens, which are no first dimension)."""
     gathers_8bit: bool = False
     """Tensor parallel ranks gather rows, and gradients, that have been cast to 8 bits, by one scale a tensor, and
     transpose them afterwards (torchao)."""
@@ -100,14 +85,50 @@ class Kernels:
     """Bytes in which a rank casts each gathered weight to 8 bits before each matmul; 0 where shards are cast."""
 
 
-@lru_cache(maxsize=8)
-def kernels_of(backend: Backend) -> Kernels:
-    """What a trainer runs by default: transformers' modules, or Megatron's with Transformer Engine."""
-    if backend == "megatron":
-        return Kernels(is_fused=True, attention=Attention.VENDOR, waits_per_expert_layer=EXPERTS_LAUNCHED)
-    return Kernels()
+@lru_cache(maxsize=256)
+def kernels_of(backend: Backend, training: TrainingSpec) -> Kernels:
+    """What a trainer runs: its backend's kernels (transformers' modules, or Megatron's with Transformer Engine) but for
+    what `training.kernels` and its neighbours say.
+
+    Counts: torchao casts each gathered weight before a matmul with scales for rows (5 bytes) or blocks (3), and gathers
+    8 bits where one scale is a tensor's; Megatron adds gradients to buffers, in fp32 those of experts are 8 bytes read
+    and written in every pass, in bf16 4.
+    """
+    asked, is_megatron = training.kernels, backend == "megatron"
+    attention = Attention.VENDOR if is_megatron else Attention.FLASH_2
+    has_fp8, sum_bytes = asked.matmuls in ("fp8", "fp8_rowwise", "mxfp8"), 0
+    if training.reduce_dtype != "auto" and is_megatron:
+        sum_bytes = 2 * training.reduce_dtype.num_bytes
+    is_torchao = has_fp8 and not is_megatron
+    return Kernels(
+        is_fused=is_megatron or asked.is_compiled,
+        attention=ASKED.get(asked.attention, attention),
+        has_fp8=has_fp8,
+        scales_rows=asked.matmuls == "fp8_rowwise",
+        has_fp4=asked.matmuls == "fp4",
+        stores_scores=asked.attention == "unfused",
+        modules=recompute_named(training.recomputed)[1],
+        reduce_bytes=2 if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
+        hides_tp=asked.overlaps_tp,
+        hides_step=asked.overlaps_step,
+        virtual_stages=training.virtual_stages,
+        sends_once=asked.expert_dispatcher in ("deepep", "hybridep"),
+        hides_experts=asked.overlaps_experts,
+        main_gradient_bytes=sum_bytes,
+        tokens_ahead=training.predicts_ahead,
+        waits_per_expert_layer=EXPERTS_LAUNCHED if is_megatron and asked.has_cuda_graphs is not True else 0.0,
+        gathers_8bit=is_torchao and asked.matmuls == "fp8",
+        weight_casts={"fp8_rowwise": 5, "mxfp8": 3}.get(asked.matmuls, 0) if is_torchao else 0,
+    )
 
 
+ASKED = {
+    "flash_1": Attention.FLASH_1,
+    "flash_2": Attention.FLASH_2,
+    "flash_3": Attention.VENDOR,
+    "flex": Attention.FLEX,
+}
+"""Kernels by the words of `training.kernels.attention`."""
 ATTENTION_SHARE = {
     (Attention.FLASH_2, "8"): 0.78,
     (Attention.FLASH_2, "9"): 0.50,

@@ -91,9 +91,8 @@ def train_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Clust
     """
     narrow = setting.runs.has_fp8 or setting.runs.has_fp4
     times = training_times(setting.recompute, is_frozen=setting.training.lora is not None, has_narrow=narrow)
-    times = times.with_again(computed_again(setting.model, setting.runs.modules))
-    tokens_ahead, layers_ahead = setting.runs.predicts_ahead
-    times = times.with_ahead(tokens_ahead, layers_ahead / setting.model.num_layers)
+    times = times.with_again(computed_again(setting.model, setting.modules))
+    times = times.with_ahead(setting.runs.tokens_ahead, setting.layers_ahead / setting.model.num_layers)
     num_passes, one, bubble = one_pass(setting, mini_batch, times, cluster)
     step = step_traffic(setting, cluster)
     last = overlap(one, step, _layers(setting)) if setting.runs.hides_step else one + step

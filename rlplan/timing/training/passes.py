@@ -16,13 +16,11 @@ from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.adapters import DEQUANTIZED, adapter_bytes, adapter_flops
 from rlplan.timing.training.elementwise import (
     PERMUTED,
-    SCATTERED,
     SCORES,
     between_bytes,
     cast_bytes,
     layers_bytes,
     loss_bytes,
-    repeat_bytes,
 )
 from rlplan.timing.training.exchanges import exchange_cost, expert_exchange_cost, ordered_bytes
 from rlplan.timing.training.flops import (
@@ -221,15 +219,11 @@ def elementwise_cost(setting: TrainSetting, batch: MicroBatch, times: Times, clu
     """
     model, runs, ranks = setting.model, setting.runs, setting.choice.ranks_per_sequence
     tokens = batch.num_tokens / ranks
-    moved = layers_bytes(model, is_fused=runs.is_fused, has_plain_rotary=runs.has_plain_rotary)
-    moved += repeat_bytes(model) if runs.repeats_keys else 0.0
+    moved = layers_bytes(model, is_fused=runs.is_fused)
     moved += between_bytes(model, is_fused=runs.is_fused) * (setting.choice.tp / setting.row_shards - 1)
     moved *= times.elementwise * tokens
     if runs.has_fp8 or runs.has_fp4:
         moved += _cast_bytes(setting, batch, times)
-    if runs.scatters_rows and model.experts:
-        rows = model.experts.num_active * len(model.experts.layers) * (times.elementwise - times.is_training)
-        moved += SCATTERED * model.hidden_size * rows * tokens
     moved += _sorted_bytes(setting) * times.elementwise * tokens
     moved += ordered_bytes(setting, batch, times.exchanges)
     if runs.stores_scores:
@@ -253,10 +247,8 @@ def _cast_bytes(setting: TrainSetting, batch: MicroBatch, times: Times) -> float
 
 
 def _gradient_bytes(setting: TrainSetting) -> float:
-    """Bytes of gradients that a pass adds to those of the passes before."""
-    runs, matmuls = setting.runs, _rank_matmuls(setting)
-    experts = matmuls.get(Component.EXPERTS, 0.0)
-    return runs.main_gradient_bytes * experts + runs.dense_gradient_bytes * (sum(matmuls.values()) - experts)
+    """Bytes of experts' gradients that a pass adds to those of the passes before."""
+    return setting.runs.main_gradient_bytes * _rank_matmuls(setting).get(Component.EXPERTS, 0.0)
 
 
 def _sorted_bytes(setting: TrainSetting) -> float:

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
-from rlplan.memory.trainers.shape import Recompute
+from rlplan.memory.trainers.shape import Recompute, recompute_named
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining
 from rlplan.timing.training.elementwise import BACKWARD
 from rlplan.timing.training.flops import Lengths
@@ -33,13 +34,16 @@ class TrainSetting:
     num_ranks: int
     """All of its GPUs."""
     backend: Backend = "deepspeed"
-    kernels: Kernels | None = None
-    """None as the trainer has them."""
 
     @cached_property
     def runs(self) -> Kernels:
         """The kernels that run."""
-        return self.kernels or kernels_of(self.backend)
+        return kernels_of(self.backend, self.training)
+
+    @property
+    def layers_ahead(self) -> float:
+        """Layers that multi-token prediction adds for each token ahead: one, of hybrids attention and experts."""
+        return 2.0 if NONE in self.model.attention_kinds else 1.0
 
     @property
     def num_groups(self) -> int:
@@ -59,9 +63,12 @@ class TrainSetting:
     @cached_property
     def recompute(self) -> Recompute:
         """What the backward pass recomputes."""
-        if self.runs.recompute is not None:
-            return self.runs.recompute
-        return Recompute.FULL if self.choice.gradient_checkpointing else Recompute.NONE
+        return recompute_named(self.training.recomputed)[0] if self.choice.gradient_checkpointing else Recompute.NONE
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules of a layer that the backward pass computes anew."""
+        return self.runs.modules if self.choice.gradient_checkpointing else frozenset()
 
     @property
     def loss(self) -> Loss:

@@ -20,7 +20,6 @@ from rlplan.timing.training.exchanges import (
     stage_transfer_cost,
 )
 from rlplan.timing.training.flops import Lengths
-from rlplan.timing.training.kernels import Kernels
 from rlplan.timing.training.optimizer import num_stepped
 from rlplan.timing.training.settings import MicroBatch, TrainSetting
 from rlplan.timing.training.shards import pass_traffic, step_traffic
@@ -39,6 +38,12 @@ def cluster(num_gpus: int) -> Cluster:
 def setting(num_ranks: int, **axes: int) -> TrainSetting:
     choice = replace(PLAIN, **axes)
     return TrainSetting(MIXTURE, Role.POLICY, SettledTraining(), choice, num_ranks, "megatron")
+
+
+def given(one: TrainSetting, **kernels: object) -> TrainSetting:
+    """The same with other kernels."""
+    kernels_spec = one.training.kernels.model_copy(update=kernels)
+    return replace(one, training=one.training.model_copy(update={"kernels": kernels_spec}))
 
 
 def test_experts_over_tensor_and_data_parallel_ranks_of_one_node_take_no_network() -> None:
@@ -69,44 +74,35 @@ def test_experts_over_two_nodes_send_half_of_their_rows_through_the_network() ->
     assert cost.parts[Resource.NETWORK] == pytest.approx(2 * 48 * 8 * sent * 8 / 16 / network)
 
 
-def test_rows_whose_experts_are_neighbours_go_once_to_each_rank_and_to_one_host() -> None:
-    """AutoModel's gate for benchmarks beside DeepEP: eight experts of a row are four ranks' of 64, on one host."""
-    once = Kernels(sends_once=True)
-    spread = expert_exchange_cost(replace(setting(64, ep=64), kernels=once), BATCH, 1.0, cluster(64))
-    near = replace(setting(64, ep=64), kernels=replace(once, has_neighbours=True))
-    network = 400e9 * cluster(64).node_efficiencies.network.value
-    sent = 2 * 48 * 8 * ROW * 8192 * 56 / 64 / network
-    cost = expert_exchange_cost(near, BATCH, 1.0, cluster(64))
-    assert cost.parts[Resource.NETWORK] == pytest.approx(sent)
+def test_a_dispatcher_that_sends_once_takes_a_row_to_each_host_and_not_to_each_expert() -> None:
+    """Eight experts of a row over eight hosts: 8 (1 - (7/8)^8) hosts on average, instead of eight rows."""
+    every = expert_exchange_cost(setting(64, ep=64), BATCH, 1.0, cluster(64))
+    once = expert_exchange_cost(given(setting(64, ep=64), expert_dispatcher="deepep"), BATCH, 1.0, cluster(64))
     hosts = 8 * (1 - (1 - 1 / 8) ** 8)
-    assert spread.parts[Resource.NETWORK] == pytest.approx(hosts * sent)
-    inside = replace(near, choice=replace(near.choice, ep=8), num_ranks=8)
-    one_rank = expert_exchange_cost(inside, BATCH, 1.0, cluster(8)).parts[Resource.DEVICE_LINK]
-    every = expert_exchange_cost(replace(inside, kernels=once), BATCH, 1.0, cluster(8)).parts[Resource.DEVICE_LINK]
-    assert every == pytest.approx(8 * one_rank)  # its eight experts are of one rank's 16
+    assert once.parts[Resource.NETWORK] == pytest.approx(every.parts[Resource.NETWORK] * hosts / 8)
 
 
 @pytest.mark.parametrize(
     ("kernels", "halves"),
     [
-        (Kernels(), 0),
-        (Kernels(orders_rows=True), 4 + 4),  # two gathers and two reductions, forward and backward
-        (Kernels(orders_rows=True, gathers_8bit=True), 4 / 2 + 4),
-        (Kernels(orders_rows=True, hides_tp=True), 8 * (1 - HIDDEN_BY_ASYNC_TP)),
+        ({}, 4 + 4),  # two gathers and two reductions, forward and backward
+        ({"matmuls": "fp8"}, 4 / 2 + 4),
+        ({"overlaps_tp": True}, 8 * (1 - HIDDEN_BY_ASYNC_TP)),
     ],
 )
-def test_rows_of_several_sequences_are_put_in_order_around_collectives(kernels: Kernels, halves: float) -> None:
-    ranks = replace(setting(8, tp=4), kernels=kernels)
+def test_fsdp2_puts_rows_of_several_sequences_in_order_around_collectives(
+    kernels: dict[str, object], halves: float
+) -> None:
+    ranks = replace(given(setting(8, tp=4), **kernels), backend="fsdp2")
     assert ordered_bytes(ranks, BATCH, 2.0) == pytest.approx(halves * 2 * ROW * 8192 * 48)  # each read and written
     assert not ordered_bytes(ranks, replace(BATCH, num_sequences=1), 2.0)
     assert not ordered_bytes(replace(ranks, choice=PLAIN), BATCH, 2.0)
+    assert not ordered_bytes(replace(ranks, backend="megatron"), BATCH, 2.0)
 
 
 def test_rows_in_eight_bits_take_half_of_a_gather() -> None:
-    half, whole = (
-        exchange_cost(replace(setting(8, tp=4), kernels=Kernels(gathers_8bit=is_narrow)), BATCH, 2.0, cluster(8))
-        for is_narrow in (True, False)
-    )
+    ranks = replace(setting(8, tp=4), backend="fsdp2")
+    half, whole = (exchange_cost(given(ranks, matmuls=matmuls), BATCH, 2.0, cluster(8)) for matmuls in ("fp8", "auto"))
     assert half.parts[Resource.DEVICE_LINK] == pytest.approx(whole.parts[Resource.DEVICE_LINK] * 6 / 8)
 
 

@@ -9,6 +9,7 @@ allocator has cached of its largest batch too: vLLM empties that cache in `sleep
 """
 
 from functools import cached_property, lru_cache
+from math import ceil
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.dataflow.schedule import Action
@@ -20,15 +21,18 @@ from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
+    COMPILED_KERNELS,
     NON_TORCH_GROWTH,
     RUNNER_SEGMENTS,
     cuda_graph_bytes,
+    expert_workspace_bytes,
+    input_buffer_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
-from rlplan.memory.serving.versions import LATEST
+from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.records import dataclass
@@ -139,24 +143,55 @@ class EngineOnGpu(Forecast):
         choice, num_tokens, e = self.choice, self.rollout.max_num_batched_tokens, self.rollout.dtype.num_bytes
         ep, dp = choice.expert_ranks, choice.attention_dp
         prefill = prefill_peak_bytes(self.model, choice.tp, num_tokens, e, ep=ep, attention_dp=dp)
-        return max(prefill, sampler_peak_bytes(LATEST, self.model, ceil_div(num_tokens, dp), self._num_rows))
+        return max(prefill, sampler_peak_bytes(self.version, self.model, ceil_div(num_tokens, dp), self._num_rows))
+
+    @cached_property
+    def version(self) -> VllmVersion:
+        """The engine's release."""
+        stated = self.rollout.engine_version
+        return LATEST if stated is None else parse_version(stated)
 
     @cached_property
     def asleep(self) -> Bytes:
-        """What stays whatever the engine does: context, communicator, graphs, kernels."""
-        choice = self.choice
-        graphs = cuda_graph_bytes(
-            LATEST,
-            self.model.num_layers,
-            self._num_rows,
-            enforce_eager=not self.rollout.has_cuda_graphs,
-            num_captures=2 if self.incoming.adapters else 1,
-        )
+        """What stays whatever the engine does: context, communicator, graphs, kernels, buffers of this release."""
+        choice, num_tokens, e = self.choice, self.rollout.max_num_batched_tokens, self.rollout.dtype.num_bytes
         groups = (choice.attention_dp, choice.ranks) if choice.attention_dp > 1 else ()
         is_apart = self.placement is Placement.DISAGGREGATED
         held = process_overheads(self.overheads, choice.tp, in_transfer_group=is_apart, axes=groups)
-        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH + RUNNER_SEGMENTS
-        return held | ({MemoryKind.CUDA_GRAPHS: graphs} if graphs else {})
+        if self.rollout.shares_process:
+            held[MemoryKind.CONTEXT] = 0
+        held[MemoryKind.CONTEXT] += NON_TORCH_GROWTH + RUNNER_SEGMENTS + self._compiled_kernels
+        buffers = input_buffer_bytes(self.version, self.model, ceil_div(num_tokens, choice.attention_dp), e)
+        if self.version.keeps_workspaces_asleep:
+            buffers += expert_workspace_bytes(self.model, choice.tp, num_tokens, e, ep=choice.expert_ranks)
+        kept = {MemoryKind.ACTIVATIONS: buffers, MemoryKind.CUDA_GRAPHS: self._graph_bytes}
+        return held | {kind: size for kind, size in kept.items() if size}
+
+    @property
+    def _compiled_kernels(self) -> int:
+        """Kernels that Triton compiles: of attention for heads of two widths, and of experts."""
+        return COMPILED_KERNELS if self.model.global_attention or self.model.experts else 0
+
+    @cached_property
+    def _graph_bytes(self) -> int:
+        has_two = self.incoming.adapters is not None and self.version.captures_with_adapters(self.model)
+        return cuda_graph_bytes(
+            self.version,
+            self.model.num_layers,
+            self._num_rows,
+            enforce_eager=not self.rollout.has_cuda_graphs,
+            num_captures=2 if has_two else 1,
+        )
+
+    def kv_budget(self, total_bytes: int, share: float) -> int:
+        """Bytes of KV cache under a `gpu_memory_utilization` on a GPU of so many bytes, and 0 where nothing is left.
+
+        Counts: vLLM's fraction of the total, without weights, the peak of its profile run, kernels, and graphs where
+        this release takes them out of it. Source: vLLM 0.32.0 gpu_worker.py (`determine_available_memory`).
+        """
+        left = ceil(total_bytes * share) - self.weight_bytes - self.activation_bytes - NON_TORCH_GROWTH
+        left -= self._graph_bytes if self.version.reserves_graphs(self.model) else 0
+        return max(0, left)
 
     @property
     def _num_rows(self) -> int:

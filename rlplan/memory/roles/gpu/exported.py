@@ -9,17 +9,21 @@ sharding.py, which published runs judge.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
+from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
 from rlplan.memory.roles.gpu.process import Bytes
 from rlplan.memory.roles.gpu.states import FixedStates, trained_sizes, with_role_head
+from rlplan.memory.trainers.backward import layer_of
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
     MegatronRank,
+    Sizes,
     rank_state_of_megatron_rank,
     rank_state_under_fsdp,
 )
@@ -31,7 +35,7 @@ from rlplan.spec.models.shards import stage_tensors, trained_stages
 from rlplan.spec.parts.training import LoraSpec
 from rlplan.spec.resolved import SettledTraining
 from rlplan.units import ceil_div
-from rlplan.vocabulary import MemoryKind, Role
+from rlplan.vocabulary import Dtype, MemoryKind, Role
 
 VOCABULARY_MULTIPLE = 128
 """Rows of Megatron's vocabulary tables are a multiple of it times tp (`make_vocab_size_divisible_by`)."""
@@ -47,6 +51,8 @@ def fsdp_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         tp_size=choice.tp,
         is_on_host=choice.offloads_parameters,
         has_8bit_moments=training.optimizer == "adamw_8bit",
+        reduce_bytes=4 if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
+        moment_bytes=training.moment_bytes,
     )
 
 
@@ -60,7 +66,9 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
     Source: torch 2.13 distributed/fsdp/_fully_shard (`cpu_offload`, `pin_memory`).
     Assumes: weights are loaded a layer at a time.
     """
-    _, adapters, sizes = trained_sizes(model, role, lora, fsdp.master_bytes)
+    parameters, adapters, sizes = trained_sizes(model, role, lora, fsdp.master_bytes)
+    if lora is not None and lora.base_dtype != "auto":
+        fsdp, sizes = _beside_base(parameters, lora, fsdp, sizes)
     rank_state = rank_state_under_fsdp(sizes, fsdp)
     ranks = fsdp.num_ranks * fsdp.tp_size
     updated = ceil_div(sizes.num_trainable, ranks)
@@ -80,7 +88,32 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
         0,
         _on_host(weights | gradients, moments) if on_host else {},
         fsdp.compute_bytes * max(sizes.layer_weights, sizes.largest_table),
+        _dequantised(parameters, lora),
+        rank_state_under_fsdp(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
     )
+
+
+def _dequantised(parameters: tuple[Parameter, ...], lora: LoraSpec | None) -> int:
+    """Elements of the largest weight in 4 bits, which a matmul dequantises."""
+    base = BASE_FORMATS.get(lora.base_dtype) if lora else None
+    return max((each.numel for each in parameters if base and base.covers(each)), default=0)
+
+
+def _beside_base(
+    parameters: tuple[Parameter, ...], lora: LoraSpec, fsdp: FsdpSettings, sizes: Sizes
+) -> tuple[FsdpSettings, Sizes]:
+    """FSDP2 with a frozen base in a type of its own. Its layers in 4 bits are gathered as they are.
+
+    Source: torchao NF4Tensor's all-gather; bitsandbytes under `bnb_4bit_quant_storage`.
+    """
+    base = BASE_FORMATS.get(lora.base_dtype)
+    element_bytes = fsdp.compute_bytes if base else Dtype(lora.base_dtype).num_bytes
+    stored = frozen_bytes(parameters, lora.unquantized_bytes(element_bytes), base)
+    if base:
+        outside = sizes.root * lora.unquantized_bytes(element_bytes)
+        num_layers = (sum(each.numel for each in parameters) - sizes.root) // sizes.layer_weights
+        fsdp = replace(fsdp, frozen_layer_bytes=(stored - outside) // num_layers)
+    return fsdp, replace(sizes, frozen_bytes=stored)
 
 
 def _on_host(pinned: Bytes, pageable: Bytes) -> Bytes:
@@ -112,6 +145,9 @@ class MegatronSettings:
     """None where experts are cut as usual."""
     weight_bytes: int = 2
     master_bytes: int = 4
+    gradient_bytes: int = 4
+    moment_bytes: int = 0
+    """Of each moment; 0: as of a master weight."""
     has_distributed_optimizer: bool = True
     offloads_optimizer: bool = False
 
@@ -141,6 +177,8 @@ def megatron_settings(training: SettledTraining, choice: TrainerChoice, num_rank
         etp=choice.expert_tp,
         weight_bytes=training.dtype.num_bytes,
         master_bytes=training.master_dtype.num_bytes,
+        gradient_bytes=4 if training.reduce_dtype == "auto" else training.reduce_dtype.num_bytes,
+        moment_bytes=training.moment_bytes,
         has_distributed_optimizer=choice.zero_stage > 0,
         offloads_optimizer=choice.offloads_optimizer,
     )
@@ -162,8 +200,12 @@ def megatron_rank(
     """
     (dense, experts), frozen = _stage_numels(model, role, settings.cut, stage), 0
     if lora is not None:
-        adapters = sum(adapter.numel for adapter in lora_parameters(model, lora.rank, lora.target_modules))
-        dense, experts, frozen = ceil_div(adapters, settings.tp * settings.pp), 0, dense + experts
+        numels = {True: 0, False: 0}
+        for adapter in lora_parameters(model, lora.rank, lora.target_modules):
+            numels[adapter.component is Component.EXPERTS] += adapter.numel
+        frozen = dense + experts
+        dense = ceil_div(numels[False], settings.tp * settings.pp)
+        experts = ceil_div(numels[True], settings.pp * settings.ep * settings.cut.etp)
     return MegatronRank(
         dense,
         experts,
@@ -172,8 +214,32 @@ def megatron_rank(
         frozen,
         settings.weight_bytes,
         settings.master_bytes,
+        settings.gradient_bytes,
+        settings.moment_bytes,
+        layer_matrices=0 if lora else _layer_matrices(model, role, settings.cut, stage),
+        head=0 if lora or stage < settings.pp - 1 else _head_matrix(model, role, settings.cut, stage),
         has_states=not settings.offloads_optimizer,
     )
+
+
+@lru_cache(maxsize=4096)
+def _layer_matrices(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
+    """Elements of the matrices of a rank's largest layer, of experts one: the shapes of their gradients' stand-ins."""
+    sizes: dict[int, int] = {}
+    for tensor in _stage_share(model, role, cut, stage):
+        layer = layer_of(tensor.name)
+        if layer is not None and len(tensor.shape) >= 2:
+            is_stacked = tensor.component is Component.EXPERTS and len(tensor.shape) == 3
+            sizes[layer] = sizes.get(layer, 0) + tensor.numel // (tensor.shape[0] if is_stacked else 1)
+    return max(sizes.values(), default=0)
+
+
+@lru_cache(maxsize=4096)
+def _head_matrix(model: ModelSpec, role: Role, cut: StageCut, stage: int) -> int:
+    """Elements of a rank's part of the head's matrix, or of the table that stands for it."""
+    tables = (Component.HEAD, Component.EMBEDDINGS)
+    share = _stage_share(model, role, cut, stage)
+    return max((tensor.numel for tensor in share if tensor.component in tables), default=0)
 
 
 @lru_cache(maxsize=4096)
@@ -233,11 +299,12 @@ def megatron_parts(
     offloaded: Bytes = {}
     if settings.offloads_optimizer:
         pinned = pinned_bytes(4 * rank.num_updated) if lora else _pinned_copies(model, role, settings, stage)
-        moments = {MemoryKind.OPTIMIZER: 2 * settings.master_bytes * rank.num_updated}
+        moments = {MemoryKind.OPTIMIZER: 2 * (settings.moment_bytes or settings.master_bytes) * rank.num_updated}
         offloaded = dict.fromkeys((MemoryKind.MASTER_WEIGHTS, MemoryKind.GRADIENTS), pinned) | moments
+    built: Bytes = {kind: size for kind, size in rank_state.resident.items() if kind is not MemoryKind.COMM_BUFFERS}
     return FixedStates(
         adapters,
-        _states(rank_state.resident, has_moments=False),
+        _states(built, has_moments=False),
         _states(rank_state.resident),
         _states(rank_state.resident),
         rank_state,

@@ -15,7 +15,9 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.layer_cut import LayerCut, layer_cut
+from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.roles.gpu.states import FixedStates
@@ -27,7 +29,7 @@ from rlplan.memory.trainers.micro_batch import (
     score_peak_bytes,
 )
 from rlplan.memory.trainers.nvme import left_on_host
-from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
+from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, recompute_named
 from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_parts
@@ -47,6 +49,8 @@ _WITHOUT_STATES = (
     *(ActionKind.SAVE_STATES, ActionKind.WRITE_STATES),
 )
 """Actions after which the weights alone are there, where states are put away."""
+UPCASTING = (Loss.PLAIN, Loss.SHIFTED, Loss.PARALLEL, Loss.MEGATRON)
+"""Losses that make fp32 logits beside those of the model."""
 CAPPED = ("Gemma2ForCausalLM",)
 """Families whose logits pass a tanh, which saves them once more (transformers 5.19, `final_logit_softcapping`)."""
 
@@ -124,6 +128,18 @@ class TrainedRole:
         )
 
     @property
+    def has_fused_kernels(self) -> bool:
+        """Whether norms, rotary positions and activations are one kernel each."""
+        return self.backend == "megatron" or self.training.kernels.is_compiled
+
+    @property
+    def recompute(self) -> tuple[Recompute, frozenset[str]]:
+        """What the backward pass computes anew: a policy, and modules that are recomputed alone."""
+        if not self.choice.gradient_checkpointing:
+            return Recompute.NONE, frozenset()
+        return recompute_named(self.training.recomputed)
+
+    @property
     def is_cut(self) -> bool:
         """Whether a rank lacks a part of the weights, which is gathered before it is handed over."""
         choice = self.choice
@@ -141,13 +157,20 @@ class PipelineStage:
 
 
 def stages_of(
-    model: ModelSpec, pp: int, num_micro_batches: int | None, role: Role = Role.POLICY
+    model: ModelSpec,
+    pp: int,
+    num_micro_batches: int | None,
+    role: Role = Role.POLICY,
+    *,
+    virtual_stages: int = 1,
 ) -> tuple[PipelineStage, ...]:
     """The stages of which one is the fullest: the first, the first of those with the most layers, that with the most
     layers of experts, the last.
 
-    Counts: with one forward, one backward pass (1F1B) stage i holds min(m, p - i) micro-batches.
-    Source: Narayanan et al. 2021 (Megatron-LM), section 2.2.
+    Counts: with one forward, one backward pass (1F1B) stage i holds min(m, p - i) micro-batches; interleaved over v
+    parts of a stage 2 (p - i - 1) + (v - 1) p + 1 parts, rounded up to whole micro-batches.
+    Source: Narayanan et al. 2021 (Megatron-LM), section 2.2; Megatron-Core 0.14 pipeline_parallel/schedules.py
+    (`get_pp_rank_microbatches`).
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> v3 = find_model("deepseek-ai/DeepSeek-V3")
@@ -160,9 +183,16 @@ def stages_of(
     fullest = max(range(pp), key=lambda stage: (len(sparse & frozenset(layers[stage])), len(layers[stage])))
     most = pp if num_micro_batches is None else num_micro_batches
     return tuple(
-        PipelineStage(index, layers[index], index == pp - 1, min(most, pp - index))
+        PipelineStage(index, layers[index], index == pp - 1, min(most, _in_flight(pp, index, virtual_stages)))
         for index in sorted({0, largest, fullest, pp - 1})
     )
+
+
+def _in_flight(pp: int, index: int, virtual_stages: int) -> int:
+    """Micro-batches whose activations a stage holds in the middle of a full pipeline."""
+    if virtual_stages == 1 or pp == 1:
+        return pp - index
+    return ceil_div(2 * (pp - index - 1) + (virtual_stages - 1) * pp + 1, virtual_stages)
 
 
 def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> MicroBatchShape:
@@ -176,7 +206,10 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
     is_value = trained.role in (Role.VALUE, Role.REWARD) or model.head_width == 1
     layers = stage.layers if choice.pp > 1 else None
     cut = trained.layer_cut
-    first, *more = cut_layers(model, layers, cut, is_fused=trained.backend == "megatron")
+    is_megatron = trained.backend == "megatron"
+    first, *more = cut_layers(model, layers, cut, is_fused=trained.has_fused_kernels, has_own_modules=is_megatron)
+    recompute, modules = trained.recompute
+    rows = training.kernels.logit_rows
     exported = trained.backend != "deepspeed"
     vocabulary = ceil_div(model.vocab_size, choice.tp) if exported else model.vocab_size
     return MicroBatchShape(
@@ -186,10 +219,14 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         micro_batch.num_tokens,
         micro_batch.num_head_tokens if stage.has_head else 0,
         element_bytes=training.dtype.num_bytes,
-        recompute=Recompute.FULL if choice.gradient_checkpointing else Recompute.NONE,
+        recompute=recompute,
+        modules=modules,
         loss=Loss.NONE if is_value or not stage.has_head else loss_of(trained),
         offloads_activations=training.offloads_activations,
-        frozen=fixed.frozen(training.dtype.num_bytes) if trained.lora else None,
+        frozen=_frozen_of(trained.lora, fixed, training) if trained.lora else None,
+        is_compiled=training.kernels.is_compiled,
+        rows_at_once=RowsAtOnce(rows, rows) if rows else ROWS_ON_GPU,
+        residual_bytes=trained.lora.unquantized_bytes(0) if trained.lora else 0,
         more=tuple(more),
         sequence_shards=cut.sequence_shards,
         gathers_again=cut.gathers_again,
@@ -200,6 +237,20 @@ def shape_of(trained: TrainedRole, stage: PipelineStage, fixed: FixedStates) -> 
         selects_rows=trained.backend == "deepspeed",
         dequantised=fixed.dequantised,
         scored_words=trained.scored_words,
+    )
+
+
+def _frozen_of(lora: LoraSpec, fixed: FixedStates, training: SettledTraining) -> Frozen:
+    """What adapters keep beside a layer's frozen weights: in fp32, or behind dropout, each a copy of its input.
+
+    A compiler makes one kernel of an adapter's output, its scaled copy and the sum.
+    """
+    element_bytes = training.dtype.num_bytes
+    return replace(
+        fixed.frozen(element_bytes),
+        adapter_bytes=4 if lora.dtype == "float32" else element_bytes,
+        has_dropout=lora.dropout > 0,
+        scales_outputs=not training.kernels.is_compiled,
     )
 
 
@@ -227,10 +278,7 @@ class RankOnGpu(Forecast):
     def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
         """Held on the GPU at the peak inside the action."""
         if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD:
-            held = self._with_overheads(self._largest_snapshot(run_phase), run_phase)
-            total = sum(held.values())
-            held[MemoryKind.FRAGMENTATION] = reserved_bytes(total, layer_bytes(self.shape)) - total
-            return held
+            return self._with_overheads(self._largest_snapshot(run_phase), run_phase)
         if action.kind is ActionKind.OPTIMIZER_STEP:
             return self._with_overheads(update_peak(self.rank_state, self.shape), run_phase)
         if action.kind is ActionKind.START_TRAINER:
@@ -254,7 +302,7 @@ class RankOnGpu(Forecast):
             held = left_on_host(held, pinned_bytes(self.fixed.swap_buffers))
         if action.kind is ActionKind.START_TRAINER:
             held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.loading})
-        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and training.offloads_activations:
+        elif action.kind is ActionKind.TRAIN_FORWARD_BACKWARD and self._offloads_activations:
             held = add(held, {MemoryKind.ACTIVATIONS: pinned_bytes(_offloaded_activations(self.shape))})
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             held = add(held, pinned(self.moved))
@@ -263,6 +311,11 @@ class RankOnGpu(Forecast):
         elif action.kind is ActionKind.CHECKPOINT:
             held = add(held, {MemoryKind.SYNC_STAGING: self.fixed.share_bytes})
         return held
+
+    @property
+    def _offloads_activations(self) -> bool:
+        """Whether what gradient checkpointing keeps lies on the host; a choice that stands for all keeps none."""
+        return self.trained.training.offloads_activations and self.trained.choice.gradient_checkpointing
 
     @cached_property
     def shape(self) -> MicroBatchShape:
@@ -310,7 +363,53 @@ class RankOnGpu(Forecast):
 
     def _largest_snapshot(self, run_phase: RunPhase) -> Bytes:
         late = MemoryKind.OPTIMIZER if run_phase == "first" else None
-        return {kind: size for kind, size in passes_peak(self.snapshots).items() if kind is not late}
+        return {kind: size for kind, size in self._reserved_peak.items() if kind is not late}
+
+    @cached_property
+    def _reserved_peak(self) -> Bytes:
+        """The largest snapshot of the passes with what torch has reserved beyond it."""
+        return passes_peak({place: self._with_gaps(place, held) for place, held in self.snapshots.items()})
+
+    @cached_property
+    def _pools(self) -> dict[Place, int]:
+        """Bytes that pools of other streams keep beyond what is in use: FSDP2's gathers and reductions."""
+        state = self.fixed.reserved_state
+        if state is None:
+            return {}
+        kept = snapshots(replace(state, accumulates=True), self.shape)
+        return {place: max(0, sum(kept[place].values()) - sum(held.values())) for place, held in self.snapshots.items()}
+
+    def _with_gaps(self, place: Place, held: Mapping[MemoryKind, int]) -> Bytes:
+        """A snapshot with what torch's segments have beyond its tensors.
+
+        Counts: at the loss one layer and the logits that are upcast (`reserved_bytes`); elsewhere half of the widest
+        tensor of a layer, for what a request finds free in the segments lies between nothing and all of it; pools of
+        other streams.
+        """
+        total = sum(held.values()) + self._pools.get(place, 0)
+        gaps = self._widest_tensor // 2
+        if place is Place.LOSS:
+            gaps = reserved_bytes(total, max(map(layer_bytes, self.shape.kinds)), self._uncast_logits) - total
+        return add(held, {MemoryKind.FRAGMENTATION: gaps + self._pools.get(place, 0)})
+
+    @property
+    def _uncast_logits(self) -> int:
+        """Bytes of the logits in the model's type that the loss upcasts and lets go."""
+        shape = self.shape
+        return shape.element_bytes * shape.num_head_tokens * shape.vocab_size if shape.loss in UPCASTING else 0
+
+    @cached_property
+    def _widest_tensor(self) -> int:
+        """Bytes of the widest tensor of a layer: the MLP's, experts' rows, or an adapter's copy of its input."""
+        shape, block = self.shape, self.shape.block
+        element_bytes = shape.element_bytes
+        if block.experts is not None:
+            width = block.experts.top_k * max(2 * block.experts.width, block.hidden)
+        else:
+            width = block.intermediate
+            if shape.frozen is not None and shape.frozen.adapts_down:
+                element_bytes = max(element_bytes, shape.frozen.adapter_bytes)
+        return element_bytes * shape.num_tokens * width
 
     def _states(self, action: Action, run_phase: RunPhase) -> States:
         if self.trained.puts_states_away and action.kind in _WITHOUT_STATES:

@@ -53,6 +53,9 @@ class FixedStates:
     dequantised: int = 0
     """Elements of the largest weight in 4 bits."""
 
+    reserved_state: RankState | None = None
+    """What torch keeps reserved for the ranks' states, where streams have pools of their own; None as in use."""
+
     @cached_property
     def _frozen(self) -> dict[int, Frozen]:
         return {}
@@ -79,7 +82,10 @@ def fixed_states(
     frozen = (*parameters, *held) if adapters else ()
     base = BASE_FORMATS.get(lora.base_dtype) if lora else None
     states = ZeroStates(
-        settings, adapters or parameters, frozen, frozen_bytes=frozen_bytes(frozen, settings.weight_bytes, base)
+        settings,
+        adapters or parameters,
+        frozen,
+        frozen_bytes=frozen_bytes(frozen, lora.unquantized_bytes(settings.weight_bytes) if lora else 0, base),
     )
     rank_state = rank_state_under_zero(states, reduces_in_step=True)
     backward = states.after_backward()
@@ -158,7 +164,7 @@ def zero_settings(training: SettledTraining, choice: TrainerChoice, num_ranks: i
         weight_bytes=element_bytes,
         gradient_bytes=element_bytes,
         master_bytes=training.master_dtype.num_bytes,
-        moment_bytes=training.master_dtype.num_bytes,
+        moment_bytes=training.moment_bytes,
         optimizer=Optimizer(training.optimizer),
         reduce_bucket_size=training.reduce_bucket_size,
         offloads_optimizer=choice.offloads_optimizer,

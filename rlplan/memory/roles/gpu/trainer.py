@@ -27,7 +27,13 @@ class TrainerOnGpu(Forecast):
     """
 
     def __init__(self, trained: TrainedRole) -> None:
-        stages = stages_of(trained.model, trained.choice.pp, trained.micro_batch.num_micro_batches, trained.role)
+        stages = stages_of(
+            trained.model,
+            trained.choice.pp,
+            trained.micro_batch.num_micro_batches,
+            trained.role,
+            virtual_stages=trained.training.virtual_stages,
+        )
         self.trained = trained
         self.ranks = tuple(RankOnGpu(trained, stage, parts_of(trained, stage)) for stage in stages)
 

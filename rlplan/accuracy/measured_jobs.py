@@ -1,0 +1,49 @@
+"""Measured jobs: `phase_time` and `role_peak`, whose points carry the job itself.
+
+In: a point with a job. Out: what its plan says of the phase or of the worker. Left out: reading files.
+"""
+
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.predict import device_peak, in_its_unit, phase_seconds, plan_of, seconds_of, worker_peak
+from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.vocabulary import Phase
+
+PHASES = {
+    "generate": Phase.ROLLOUT,
+    "score": Phase.SCORE,
+    "train": Phase.TRAIN,
+    "sync": Phase.SYNC,
+    "switch": Phase.SWITCH,
+}
+"""Phases of a step by the words of a file."""
+
+
+@predicts("phase_time")
+def predict_phase(point: MeasuredPoint) -> Prediction:
+    """Seconds of a phase of a usual step, or of the whole step."""
+    plan, phase = plan_of(_job_of(point)), str(point.settings.get("of"))
+    if phase == "step":
+        return Prediction(seconds_of(plan))
+    if phase not in PHASES:
+        raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
+    return Prediction(phase_seconds(plan).get(PHASES[phase], 0.0))
+
+
+@predicts("role_peak")
+def predict_role_peak(point: MeasuredPoint) -> Prediction:
+    """The most that one GPU holds of a worker, or of all of them."""
+    plan, worker, statistic = plan_of(_job_of(point)), str(point.settings.get("of")), point.measured.statistic
+    if worker == "device":
+        return in_its_unit(point, device_peak(plan))
+    return in_its_unit(
+        point, worker_peak(plan, worker, Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic)
+    )
+
+
+def _job_of(point: MeasuredPoint) -> dict[str, Any]:
+    job = point.settings.get("job")
+    if not isinstance(job, dict):
+        raise CannotPredict("a point of this kind carries its job; rlplan/accuracy/points/ has such files")
+    return job

@@ -1,0 +1,178 @@
+"""The one predictor of measured points: the plan of a job with a forced layout, and what of it was measured.
+
+In: a job as a mapping. Out: its Plan, found by the search that `rlplan plan` runs; bytes and seconds of its phases,
+read from the plan's own ledger and timing. Left out: how a point becomes a job (the readers), statistics (compare.py).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.settings import unit_bytes
+from rlplan.memory.ledger import LedgerRow, RunPhase
+from rlplan.planner.machine import search_of
+from rlplan.planner.plan import Plan
+from rlplan.spec.base import validate
+from rlplan.spec.job import JobSpec
+from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Role
+
+NOT_TENSORS = (MemoryKind.CONTEXT, MemoryKind.PROCESS)
+"""What a process holds beside the tensors of its framework."""
+TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
+
+
+def plan_of(job: Mapping[str, Any]) -> Plan:
+    """The plan of a job, whatever its verdict. Raises: RlplanError where the job is wrong or nothing can be built."""
+    return _plan_of(json.dumps(job, sort_keys=True))
+
+
+@lru_cache(maxsize=512)
+def _plan_of(text: str) -> Plan:
+    job = validate(JobSpec, JobSpec.long_form(json.loads(text)), file="the point's job", way_out="correct the point")
+    return search_of(job).run(with_others=False, may_leave_idle=False)
+
+
+def forget_plans() -> None:
+    """Find every plan anew: for those who change what plans depend on."""
+    _plan_of.cache_clear()
+
+
+def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:
+    """Ids of a step's actions of some kinds, of one role where they have one."""
+    return tuple(action.id for action in plan.schedule.step if action.kind in kinds and action.role is role)
+
+
+def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False) -> dict[MemoryKind, int]:
+    """Bytes by kind of a rank of the policy's trainer at its peak in training, as a statistic counts them.
+
+    is_first: of the first step, in which the optimizer's states appear.
+    """
+    kinds = (ActionKind.OPTIMIZER_STEP,) if statistic is Statistic.MEAN_ALLOCATED else TRAINS
+    moments = [
+        _held(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
+    ]
+    return max(moments, key=lambda held: sum(held.values()))
+
+
+def held_between_steps(plan: Plan, statistic: Statistic) -> dict[MemoryKind, int]:
+    """Bytes by kind of a rank of the policy's trainer when a step has ended."""
+    action = find_actions(plan, ActionKind.OPTIMIZER_STEP)[-1]
+    return _held(plan, action, statistic, "steady", is_resident=True)
+
+
+def held_by_scorer(plan: Plan, role: Role, statistic: Statistic, *, is_resident: bool = False) -> dict[MemoryKind, int]:
+    """Bytes by kind of a rank of a frozen role while it scores, or after that."""
+    [action, *_] = find_actions(plan, ActionKind.SCORE, role=role)
+    return _held(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
+
+
+def _held(
+    plan: Plan,
+    action: str,
+    statistic: Statistic,
+    run_phase: RunPhase,
+    *,
+    process: str = f"{Role.POLICY}_trainer/0",
+    is_resident: bool = False,
+) -> dict[MemoryKind, int]:
+    rows = plan.ledger.rows_of(process)
+    held = _by_kind(
+        (row for row in rows if (row.run_phase, row.action_id) == (run_phase, action)), is_resident=is_resident
+    )
+    if statistic is Statistic.PROCESS:
+        return held
+    started = _by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
+    held = {kind: size for kind, size in held.items() if kind not in NOT_TENSORS}
+    if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in held:
+        held[MemoryKind.COMM_BUFFERS] -= communicators
+    if statistic is not Statistic.RESERVED:
+        held.pop(MemoryKind.FRAGMENTATION, None)
+    return held
+
+
+def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident: bool = False) -> dict[MemoryKind, int]:
+    """Bytes by kind of all processes of the first device in an action, or when it has ended.
+
+    A process that takes no part holds what it held after its last action.
+    """
+    device = plan.ledger.devices[0]
+    last: dict[str, list[LedgerRow]] = {}
+    for moment in plan.ledger.order:
+        active: dict[str, list[LedgerRow]] = {}
+        for row in plan.ledger.rows:
+            if (row.run_phase, row.action_id) == moment and row.space == "device" and row.device == device:
+                active.setdefault(row.process, []).append(row)
+        if moment == (run_phase, action):
+            waiting = (rows for process, rows in last.items() if process not in active)
+            found = [_by_kind(rows, is_resident=is_resident) for rows in active.values()]
+            found += [_by_kind(rows, is_resident=True) for rows in waiting]
+            return {kind: sum(held.get(kind, 0) for held in found) for held in found for kind in held}
+        last |= active
+    raise AssertionError(f"{action} is no action of {run_phase}")
+
+
+def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -> dict[MemoryKind, int]:
+    """Bytes by kind of a rank of a rollout engine in an action of a usual step, or when it has ended."""
+    [action, *_] = find_actions(plan, kind)
+    rows = (
+        row for row in plan.ledger.rows_of("rollout_engine/0") if (row.run_phase, row.action_id) == ("steady", action)
+    )
+    return _by_kind(rows, is_resident=is_resident)
+
+
+def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
+    found: dict[MemoryKind, int] = {}
+    for row in rows:
+        if row.space == "device":
+            size = row.resident_bytes if is_resident else row.peak_bytes
+            found[row.kind] = max(found.get(row.kind, 0), size)
+    return found
+
+
+def in_its_unit(point: MeasuredPoint, held: Mapping[MemoryKind, int]) -> Prediction:
+    """Bytes by kind as the point's source would print them."""
+    unit = unit_bytes(point)
+    parts = {kind.value: size / unit for kind, size in held.items() if size}
+    return Prediction(sum(held.values()) / unit, parts=parts)
+
+
+def seconds_of(plan: Plan) -> float:
+    """Seconds of a usual step. Raises: CannotPredict where the profile has no rates."""
+    if plan.timing is None:
+        raise CannotPredict(f"no rates of {plan.devices} are known")
+    return plan.seconds
+
+
+def phase_seconds(plan: Plan) -> dict[Phase, float]:
+    """Seconds of each phase of a usual step. Raises: CannotPredict where the profile has no rates."""
+    if plan.timing is None:
+        raise CannotPredict(f"no rates of {plan.devices} are known")
+    found: dict[Phase, float] = {}
+    for action in plan.timing.step.actions:
+        found[action.phase] = found.get(action.phase, 0.0) + action.cost.seconds
+    return {phase: seconds for phase, seconds in found.items() if seconds}
+
+
+def device_peak(plan: Plan) -> dict[MemoryKind, int]:
+    """Bytes by kind of the fullest GPU at its worst moment."""
+    held: dict[MemoryKind, int] = {}
+    for _, _, kind, size in plan.binding.rows:
+        held[kind] = held.get(kind, 0) + size
+    return held
+
+
+def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKind, int]:
+    """Bytes by kind of a rank of a worker, such as `policy_trainer`, at its worst moment of a usual step.
+
+    Raises: CannotPredict where the job has no such worker.
+    """
+    process = f"{worker}/0"
+    actions = {row.action_id for row in plan.ledger.rows_of(process) if row.run_phase == "steady"}
+    if not actions:
+        known = sorted({name.rpartition("/")[0] for name in plan.ledger.processes})
+        raise CannotPredict(f"the job has no worker {worker!r}: {', '.join(known)}")
+    moments = [_held(plan, action, statistic, "steady", process=process) for action in actions]
+    return max(moments, key=lambda held: sum(held.values()))

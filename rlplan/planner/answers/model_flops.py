@@ -1,0 +1,27 @@
+"""Model FLOPs of a plan's step: what its model needs for its tokens, whatever is computed twice.
+
+In: a Plan whose rollouts are all as long as allowed. Out: FLOPs, and the share of the GPUs' peak that they are.
+Left out: recomputation, scoring and generation.
+"""
+
+from rlplan.planner.plan import Plan
+from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
+
+
+def model_flops(plan: Plan) -> float:
+    """Model FLOPs of a step: three forward passes.
+
+    Counts: 6 P a token and causal attention. Source: Kaplan et al. 2020; Narayanan et al. 2021, appendix.
+    Differs: llm-foundry and PaLM count attention twice.
+    """
+    model, workload = plan.job.load_model(), plan.job.workload
+    length = workload.max_seq_len
+    a_token = linear_flops(model) + head_flops(model)
+    lengths = Lengths(length, length**2)
+    return 3 * workload.num_rollouts_per_step * (a_token * length + attention_flops(model, lengths))
+
+
+def peak_flops_per_s(plan: Plan) -> float:
+    """The dense peak of one of its GPUs in bf16."""
+    return plan.job.load_gpu().flops_per_s(ComputeDtype.BFLOAT16)

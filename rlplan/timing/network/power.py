@@ -1,0 +1,35 @@
+"""Rates of a GPU whose power is limited below what it is sold with.
+
+In: a GpuProfile, watts. Out: the profile with slower matmuls. Left out: memory and links, whose clocks stay.
+"""
+
+from rlplan.spec.hardware.profile import GpuProfile
+
+STATIC_WATTS = 100
+"""Watts that do not follow the clock: leakage, memory, links. Assumed: an idle H100 draws 70 to 120 W."""
+
+
+def limited_gpu(gpu: GpuProfile, watts: int | None) -> GpuProfile:
+    """The GPU under a power limit; as it is without one, or above what it is sold with.
+
+    Counts: the clock, and with it matmuls, falls with the cube root of the dynamic power: P ~ f V^2, V ~ f; on
+    Blackwell in proportion, as if its voltage were the lowest. Source: CMOS power; an H100 SXM at 500 W of 700:
+    (400 / 600)^(1/3) = 0.874; GB300 with 1,400 W is 1.2 times as fast as GB200 with 1,200 W, of the same peak
+    (docs/decisions.md).
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu
+    >>> slow = limited_gpu(get_gpu("h100-sxm", where=""), 500)
+    >>> round(slow.efficiencies.matmul.value / 0.63, 3)
+    0.874
+    """
+    if watts is None or gpu.power is None or gpu.efficiencies is None or watts >= gpu.power.value:
+        return gpu
+    dynamic = max(1, watts - STATIC_WATTS) / (gpu.power.value - STATIC_WATTS)
+    factor = dynamic if gpu.architecture.startswith("10.") else dynamic ** (1 / 3)
+    rates = gpu.efficiencies
+    slower = {
+        name: share.model_copy(update={"value": share.value * factor})
+        for name, share in (("matmul", rates.matmul), ("matmul_8bit", rates.matmul_8bit))
+        if share
+    }
+    return gpu.model_copy(update={"efficiencies": rates.model_copy(update=slower)})
