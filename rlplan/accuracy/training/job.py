@@ -104,7 +104,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
     _check_attention(settings, trainer, model)
     layout = Layout(settings)
-    tokens, recomputed = Tokens(1, 2), NONE
+    tokens, recomputed = Tokens(1, 2), cast("str | tuple[str, ...]", NONE)
     if has_passes:
         tokens = _micro_batch(read_tokens(settings), settings, trainer, layout.pp)
         recomputed = _read_recomputed(settings, trainer, model)
