@@ -153,7 +153,7 @@ def find_release(label: str) -> FrameworkRelease:
     Raises: UnknownFrameworkError.
 
     >>> find_release("nemo-rl@0.5.1").version, find_release("verl").is_rlplan
-    ('0.4', False)
+    ('0.5', False)
     """
     return _find_release(*split_label(label))
 

@@ -203,7 +203,7 @@ def _passes_of_others(job: SettledJob) -> Iterator[str]:
             f"scoring.{sized[0]}: the runtime scores in passes of training's size "
             f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
         )
-    if job.roles.value.training != ValueTrainingSpec():
+    if job.roles.value.training != ValueTrainingSpec.by_default():
         yield "roles.value.training: the runtime lays the value model out as the policy (roles.value.training={})"
     if job.workload.num_generated_prompts_per_step is not None:
         yield (

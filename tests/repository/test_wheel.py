@@ -153,8 +153,8 @@ def test_an_estimate_starts_little_beside_its_search(fresh_venv: Path, tmp_path:
     counted = json.loads(done.stderr.splitlines()[-1])
     unused = ("ruamel", "simpy", "asyncio", "rlplan.runtime", "rlplan.report", "rlplan.foreign", "rlplan.accuracy")
     assert [name for name in counted["modules"] if name.startswith(unused)] == []
-    # Measured: 528 modules and 1,143,000 calls, of which the search makes 517,000.
-    assert len(counted["modules"]) <= 540
+    # Measured: 542 modules, of which three are the framework's profile and `scoring:`, and 1,140,000 calls.
+    assert len(counted["modules"]) <= 545
     assert counted["calls"] <= 1_170_000
     # A validator takes half a millisecond to four to build: of the job as a whole, and not once more of its parts.
     parts = {"Algorithm", "CatalogueEntry", "ConstantLengths", "Fingerprints", "GpuProfile", "JobSpec", "Layout"}

@@ -102,7 +102,7 @@ class ValueSpec(Spec):
     def _one_backbone(self) -> "ValueSpec":
         if self.path is not None and self.shares_backbone:
             raise ValueError("a value head on the policy's backbone has no path of its own: drop one of the two keys")
-        if self.shares_backbone and self.training != ValueTrainingSpec():
+        if self.shares_backbone and self.training != ValueTrainingSpec.by_default():
             raise ValueError("a value head on the policy's backbone is trained with it: drop roles.value.training")
         return self
 
