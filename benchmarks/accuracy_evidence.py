@@ -44,10 +44,10 @@ SERVING = """vLLM under a fixed concurrency: mean absolute error of each pair of
 mixture of experts of its generation is predicted with the experts' constants of the other generation when it is left
 out: kernels for experts differ more between generations than anything else does."""
 
-BEFORE = """\
-Every prediction is that of a plan: a point is a job with a forced layout, and `rlplan plan` of that job says the
-same. `was` is what this page said on 2026-11-28 (`benchmarks/accuracy_before.json`), by formulas and a model of one rig
-that no plan uses. Where a figure is worse now, it is what a plan is worth."""
+BEFORE = """Every prediction of training, RL steps and weight sync is that of a plan: a point is a job with a forced
+layout, and `rlplan plan` of that job says the same. `was` is what this page said on 2026-11-28
+(`benchmarks/accuracy_before.json`), by formulas and a model of one rig that no plan uses. Where a figure is worse now,
+it is what a plan is worth."""
 WAS = ("was predicted", "was median", "was largest")
 
 RULE = "rule of thumb"

@@ -117,10 +117,9 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
 def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -> dict[MemoryKind, int]:
     """Bytes by kind of a rank of a rollout engine in an action of a usual step, or when it has ended."""
     [action, *_] = find_actions(plan, kind)
-    rows = (
-        row for row in plan.ledger.rows_of("rollout_engine/0") if (row.run_phase, row.action_id) == ("steady", action)
-    )
-    return _by_kind(rows, is_resident=is_resident)
+    rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
+    usual = [row for row in rows if row.run_phase == "steady"]
+    return _by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
 
 
 def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:

@@ -5,7 +5,7 @@ says. Left out: bytes and seconds, which a plan of the job has (predict.py).
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from rlplan.accuracy.named_models import model_of, policy_of
 from rlplan.accuracy.points import MeasuredPoint

@@ -185,7 +185,7 @@ class TrainingSpec(Spec):
     """What gradient checkpointing computes again: whole layers, every other one, all but every second matmul
     (torchtitan's `selective`), or modules of a layer by Megatron's names."""
     reduce_dtype: Literal["auto", Dtype.FLOAT32, Dtype.BFLOAT16] = "auto"
-    """Type in which gradients are added up and reduced (FSDP2, Megatron); `auto` as the target does."""
+    """Type in which gradients are added up and reduced (FSDP2, Megatron); `auto` as the trainer does."""
     moment_dtype: Literal["auto", Dtype.FLOAT32, Dtype.BFLOAT16] = "auto"
     """Type of the optimizer's moments; `auto` is training.master_dtype (Megatron's precision-aware optimizer)."""
     virtual_stages: int = Field(default=1, ge=1, le=64)
@@ -193,7 +193,7 @@ class TrainingSpec(Spec):
     predicts_ahead: int = Field(default=0, ge=0, le=8)
     """Tokens that are trained to be predicted beyond the next one (multi-token prediction)."""
     kernels: KernelsSpec = KernelsSpec.by_default()
-    """Kernels that are not those of the target."""
+    """Kernels that are not those of the framework."""
     lora: LoraSpec | None = None
     """Adapters that are trained in the policy's place; None trains the policy itself."""
 
