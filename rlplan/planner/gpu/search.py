@@ -105,6 +105,7 @@ class GpuSearch:
         plan = on_best_count(self)._run(with_others=with_others)
         return plan.model_copy(update={"notes": (*notes_of(self, plan), *plan.notes)})
 
+    @memoized
     def on(self, num_gpus: int) -> "GpuSearch":
         """The same search on fewer GPUs, which lie on as few hosts as they can."""
         if num_gpus == self.setting.num_gpus or self.setting.has_pools:
