@@ -201,6 +201,8 @@ def _sources(report: AccuracyReport) -> list[list[str]]:
 def _errors_of(name: str, points: list[Comparison]) -> list[str]:
     """A row of a source: how many points, how many predicted, and their errors."""
     errors = [point.relative_error for point in points if point.relative_error is not None]
+    if not errors:
+        return [name, str(len(points)), "0", *["—"] * 5]
     sizes = [abs(error) for error in errors]
     found = (*map(_size, (median(sizes), fmean(sizes), max(sizes))), _percent(fmean(errors)))
     return [name, str(len(points)), str(len(errors)), *found, _rule_error(point.id for point in points)]
