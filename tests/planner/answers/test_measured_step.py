@@ -24,6 +24,12 @@ from tests.repository.at_night import examples
 JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["training.backend=fsdp2"])
 
 
+@pytest.fixture
+def one_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of steps as they are within a stack: over two, a factor of 2.6 is normal."""
+    monkeypatch.setitem(ERRORS, "step", replace(ERRORS["step"], high=1.77))
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return search_of(JOB).run(with_others=False)
@@ -65,6 +71,7 @@ def test_what_is_normal_follows_the_measured_error(plan: Plan, monkeypatch: pyte
 PACKING = {"workload__response_lengths": "{kind: constant}"}
 
 
+@pytest.mark.usefixtures("one_stack")
 @pytest.mark.parametrize(
     ("settings", "phase", "words"),
     [
@@ -119,6 +126,7 @@ def test_seconds_that_no_timer_covers_are_a_gap_of_their_own(plan: Plan) -> None
     assert found.largest.measured_s == pytest.approx(2 * plan.seconds)
 
 
+@pytest.mark.usefixtures("one_stack")
 def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
     found = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
     assert found.largest is not None
