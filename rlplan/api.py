@@ -178,34 +178,34 @@ def simulate(
 def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
     """Write the bundle that will run; with a target, what another stack or a cluster is started with.
 
-    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay. For another stack a job is
-    planned with what that has, where the job leaves it open. Raises: EmitError for what the target cannot say,
-    NoFeasiblePlanError, SpecError.
+    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay; by default the framework of
+    the plan. A job that leaves its framework open is planned for the target. Raises: EmitError for what the target
+    cannot say, NoFeasiblePlanError, SpecError.
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
-    from rlplan.planner.executable import check_memory, executable_plan
+    from rlplan.foreign.export.folders import check_stack, for_stack, render_export, write_texts
+    from rlplan.planner.executable import check_fits, check_memory, executable_plan
+    from rlplan.planner.search import best_plan
 
     question, out = _asked("emit", job, overrides), Path(folder)
-    plan, settled, notes = question.answer(), tuple[str, ...](), tuple[str, ...]()
-    if target is None:
-        write_bundle(executable_plan(plan), out)
-    elif target in LAUNCHERS:
-        write_launcher(executable_plan(plan), target, out)
-    else:
-        from rlplan.foreign.export.folders import check_stack, render_export, write_export
-        from rlplan.foreign.export.planned import check_export, planned_for
-
+    stack, notes = "", tuple[str, ...]()
+    if target is not None and target not in LAUNCHERS:
         stack = check_stack(target, tuple(LAUNCHERS))
-        if question.plan is None:
-            plan, settled = planned_for(question.job, plan, stack)
-        else:
-            check_export(plan, stack)
-        check_memory(plan)
-        notes = render_export(plan, stack).export.notes
-        write_export(plan, stack, out)
+    plan = question.plan or best_plan(for_stack(question.job, stack) if stack else question.job, with_others=False)
+    if target is None and not plan.job.release.is_rlplan:
+        stack = plan.job.release.name
+    if stack:
+        check_memory(plan) if plan.job.release.name != stack else check_fits(plan)
+        rendered = render_export(plan, stack)
+        notes = rendered.export.notes
+        write_texts(rendered.texts, out)
+    elif target is None:
+        write_bundle(executable_plan(plan), out)
+    else:
+        write_launcher(executable_plan(plan), target, out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return EmitResult(out, tuple(files), settled, notes)
+    return EmitResult(out, tuple(files), notes)
 
 
 @explaining_paths()

@@ -325,8 +325,6 @@ class EmitResult(Result):
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
-    settled: tuple[str, ...] = ()
-    """For another stack: what the job left open and the stack has one value for, as overrides."""
     notes: tuple[str, ...] = ()
     """Notes on an export for another stack whose files need other memory than the plan counts."""
 
@@ -344,7 +342,6 @@ class EmitResult(Result):
             "schema_version": 1,
             "folder": str(self.folder),
             "files": list(self.files),
-            "settled": list(self.settled),
             "notes": list(self.notes),
         }
 

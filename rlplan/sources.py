@@ -36,6 +36,8 @@ class JobWords:
     model: str | None = None
     algorithm: str | None = None
     gpus: str | None = None
+    framework: str | None = None
+    """The framework that the job is planned for, such as `verl` or `verl@0.9`."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
     """The question that was asked. fetch: brings models; by default their configs. Raises: SpecError, HostError."""
     fetch = fetch or fetched
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
+    keys["framework"] = asked.framework
     given = {key: value for key, value in keys.items() if value is not None}
     if isinstance(asked.source, Mapping):
         data = {**deepcopy(dict(asked.source)), **given}

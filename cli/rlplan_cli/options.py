@@ -38,6 +38,14 @@ Gpus = Annotated[
     str | None,
     typer.Option(help="How many of which GPU, such as 8xH100.", show_default=False, autocompletion=completion.gpus),
 ]
+Framework = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        help="The framework that runs it: verl, trl, openrlhf, slime, nemo-rl, rlplan; verl@0.9 names a release.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 ForeignFile = Annotated[
     Path, typer.Argument(help="A script, or a YAML or JSON file, of another stack.", show_default=False)
@@ -64,6 +72,7 @@ class JobArguments:
     model: Model = None
     algorithm: AlgorithmName = None
     gpus: Gpus = None
+    framework: Framework = None
 
 
 @dataclass(frozen=True)

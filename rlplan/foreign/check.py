@@ -18,10 +18,11 @@ from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, Taken, convert
 from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.pipeline import read_stages
-from rlplan.foreign.settings import Settings, matches, typed
+from rlplan.foreign.settings import Settings, typed
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, Served, serve
 from rlplan.frameworks.profile import known_versions
+from rlplan.frameworks.rules import matches
 from rlplan.planner.answers.plan_results import results_as_json
 from rlplan.planner.executable import does_not_fit
 from rlplan.planner.machine import search_of
@@ -279,7 +280,8 @@ def plan_as_given(settings: Settings, asked: Asked) -> Plan:
     Raises: SpecError, NoFeasiblePlanError.
     """
     _, job = imported_job(settings, asked)
-    return search_of(job).run(with_others=False, may_leave_idle=False)
+    plan = search_of(job).run(with_others=False, may_leave_idle=False)
+    return plan.model_copy(update={"refusals": ()})  # what a file says needs no export
 
 
 def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
@@ -290,7 +292,7 @@ def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
         planned = []
         for values in _steps(settings, remedy):
             plan = _tried(settings, asked, values)
-            if plan is not None and plan.fits:
+            if plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan):
                 yield Change(values, plan)
                 found += 1
                 break
@@ -308,6 +310,15 @@ def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
             return
 
 
+def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], plan: Plan | Served) -> bool:
+    """Whether a change that fits with the table's version fits in other releases too."""
+    if not isinstance(plan, Plan):
+        return True
+    others = _other_releases(settings.with_values(values), asked, plan)
+    answers = (_tried(other, with_release, {}) for _, other, with_release, _ in others)
+    return all(answer.fits for answer in answers if isinstance(answer, Plan))
+
+
 def _pair(
     settings: Settings, asked: Asked, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
 ) -> Change | None:
@@ -315,7 +326,8 @@ def _pair(
 
     def change(values: dict[str, Any]) -> Change | None:
         plan = _tried(settings, asked, values)
-        return Change(values, plan) if plan is not None and plan.fits else None
+        fits = plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan)
+        return Change(values, plan) if plan is not None and fits else None
 
     if change(first[-1] | second[-1]) is None:
         return None

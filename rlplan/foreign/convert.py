@@ -12,10 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Settings, word_of
+from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, shown
 from rlplan.foreign.unread.roles import differing_roles
+from rlplan.frameworks.rules import word_of
 from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of

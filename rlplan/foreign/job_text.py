@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplan.foreign.convert import MEMORY, Imported
 from rlplan.foreign.documents import flat
-from rlplan.foreign.settings import word_of
+from rlplan.frameworks.rules import word_of
 from rlplan.spec.job import JobSpec
 
 

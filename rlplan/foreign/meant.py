@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from rlplan.errors import MisspeltError, SpecError, did_you_mean
 from rlplan.foreign.convert import SHARES
-from rlplan.foreign.settings import word_of
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
+from rlplan.frameworks.rules import word_of
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys
 
@@ -98,6 +98,7 @@ def _elsewhere_here(key: str, given: str) -> str:
         near = re.search(r"'(\w+)'", did_you_mean(root, JobSpec.model_fields))
         return f"write {near[1]}.{rest}{given} for {key}" if near and f"{near[1]}.{rest}" in job_keys() else ""
     keys = [one for one in job_keys() if one.rpartition(".")[2] == word]
+    keys = [one for one in keys if not one.startswith(("scoring.", "roles."))] or keys  # sizes of one role are rare
     keys = keys or [one for one in job_keys() if part and one.startswith(f"{key}_")]
     return f"write {' or '.join(one + given for one in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 

@@ -10,7 +10,7 @@ Left out: stages of virtual pipelines, layouts in words (`pipeline_model_paralle
 
 from typing import Any
 
-from rlplan.errors import EmitError, SpecError
+from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Table
 from rlplan.planner.plan import Plan
@@ -21,20 +21,11 @@ from rlplan.spec.parts.training import given_ranks
 
 
 def write_stages(table: Table, plan: Plan, model: ModelSpec) -> dict[str, Any]:
-    """Keys that give Megatron the plan's stages. Raises: EmitError where it has no keys for them."""
+    """Keys that give Megatron the plan's stages, of which all but the last have equally many layers."""
     pp = plan.choice.trainer.pp
     if plan.job.backend != "megatron" or not table.stages or pp == 1 or model.num_layers % pp == 0:
         return {}
-    *others, last = (len(layers) for layers in trained_stages(model, pp))
-    if len(set(others)) > 1:
-        divisors = [size for size in range(pp - 1, 0, -1) if model.num_layers % size == 0]
-        raise EmitError(
-            f"{table.title} cannot split {model.num_layers} layers over {pp} stages as the plan does",
-            where=f"plan of {plan.job.name}: training.pp, target {table.title} {table.version}",
-            rule="beside the last stage all have equally many layers",
-            way_out=f"plan the job with {' or '.join(f'training.pp={size}' for size in divisors[:3])}",
-        )
-    return {table.stages["last"]: last}
+    return {table.stages["last"]: len(trained_stages(model, pp)[-1])}
 
 
 def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:

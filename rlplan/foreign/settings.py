@@ -11,6 +11,7 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.foreign.table import Condition, Table
 from rlplan.foreign.unknown import is_known, shown
+from rlplan.frameworks.rules import matches
 from rlplan.records import dataclass
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
@@ -134,25 +135,6 @@ def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]
             yield key, typed(" ".join(values)) if values else True, at
         key, separator, value = word[2:].partition("=")
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
-
-
-def word_of(value: Any) -> str:
-    """A value as a key of a map: `true`, `null`, `8`."""
-    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
-
-
-def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value is what a condition wants: it, one of several, one beyond a bound, or any at all (`*`)."""
-    if wanted == "*":
-        return value is not None
-    if isinstance(wanted, list | tuple):
-        return any(matches(value, one) for one in wanted)
-    if isinstance(wanted, str) and wanted[:1] in ("<", ">"):
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return False
-        bound = float(wanted[1:])
-        return value > bound if wanted[0] == ">" else value < bound
-    return word_of(value).lower() == word_of(wanted).lower()
 
 
 def _variable(text: str) -> str:

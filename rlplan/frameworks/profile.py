@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlplan.errors import did_you_mean
+from rlplan.frameworks.rules import Rule
 from rlplan.records import dataclass
 from rlplan.vocabulary import Backend, Role
 
@@ -103,6 +104,11 @@ class FrameworkRelease:
     """Bytes of the bucket through which weights pass to the engines; 0 where the machine's default holds."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """The host memory to which waiting roles are offloaded. Copies to pageable memory are several times slower."""
+    packs: bool = True
+    """Whether a training pass may hold as many tokens as fit, instead of as many rollouts as divide a rank's part of a
+    mini-batch."""
+    rules: tuple[Rule, ...] = ()
+    """Values of a job's keys that it can say and run; keys without a rule take every value."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where each statement was read: files of the repository at this release."""
 
@@ -212,7 +218,12 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
     facts["logits"] = {backend: _logits_of(words) for backend, words in facts["logits"].items()}
+    facts["rules"] = tuple(map(_rule_of, facts.get("rules", ())))
     return FrameworkRelease(**facts)
+
+
+def _rule_of(facts: dict[str, Any]) -> Rule:
+    return Rule(**facts | {key: tuple(facts[key]) for key in ("only", "searched") if key in facts})
 
 
 def _logits_of(facts: dict[str, Any]) -> Logits:

@@ -28,7 +28,7 @@ WITHOUT = "estimate, plan, explain and simulate do not"
 def check_fits(plan: Plan) -> None:
     """Raises: EmitError where the job's framework refuses it, NoFeasiblePlanError where it does not fit."""
     for reason in plan.refusals:
-        raise rules.refused(reason)
+        raise rules.refused(reason, is_for_rlplan=plan.job.is_for_rlplan)
     check_memory(plan)
 
 

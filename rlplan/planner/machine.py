@@ -79,6 +79,8 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
     if asked.device_kind == "cpu":
         from rlplan.planner.cpu.search import HostSearch
 
+        _check_runs_on_a_host(asked)
+
         return HostSearch(on_a_cpu_host(asked), asked)
     from rlplan.planner.checks.gpus import check_job
     from rlplan.planner.gpu.search import GpuSearch
@@ -96,6 +98,17 @@ def search_of(asked: JobSpec, memo: Memo | None = None) -> Search:
         other.instead_of = error.what
         return other
     return search
+
+
+def _check_runs_on_a_host(asked: JobSpec) -> None:
+    """Raises: SpecError for a framework that trains on GPUs alone."""
+    if not asked.release.is_rlplan:
+        raise SpecError(
+            f"framework is {asked.framework}, hardware {asked.hardware.profile}",
+            where="framework, hardware",
+            rule=f"{asked.release.title} trains on GPUs; rlplan's own runtime trains on CPU hosts too",
+            way_out="hardware=8xH100 or framework=rlplan",
+        )
 
 
 def _with_its_framework(asked: JobSpec, memo: Memo) -> Search:

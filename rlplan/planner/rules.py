@@ -15,6 +15,7 @@ from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
 from rlplan.planner.checks.foreign_settings import foreign_settings
+from rlplan.planner.checks.frameworks import export_refusals
 from rlplan.planner.checks.trainers import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
@@ -77,16 +78,18 @@ def choice_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
 def list_refusals(job: SettledJob, choice: Choice) -> tuple[str, ...]:
     """Why the framework that a job names refuses a choice of it; nothing where it runs.
 
-    What other frameworks lack is said before a search (checks/trainers.py).
+    What other frameworks lack is said before a search (checks/frameworks.py), but for what a file of theirs may say.
     """
-    return (*job_refusals(job), *choice_refusals(job, choice)) if job.is_for_rlplan else ()
+    if not job.is_for_rlplan:
+        return tuple(export_refusals(job, choice))
+    return (*job_refusals(job), *choice_refusals(job, choice))
 
 
-def refused(reason: str) -> EmitError:
-    """A reason as an error for people."""
+def refused(reason: str, *, is_for_rlplan: bool = True) -> EmitError:
+    """A reason as an error for people. is_for_rlplan: whether rlplan's own runtime refuses."""
     where, value = [word.rstrip(":") for word in [*reason.split(maxsplit=2), ""][:2]]
     change = keys_in(reason) or "another value of the key (docs/job.md)"
-    way_out = f"{change}; framework=verl plans for another framework"
+    way_out = f"{change}; framework=verl plans for another framework" if is_for_rlplan else change
     if where == "framework":
         name = find_release(value).name.replace("_", "-")
         way_out = f"rlplan emit JOB --target {name} -o FOLDER writes it in the keys of {value}"

@@ -10,11 +10,13 @@ stays sparse; a plan holds a ResolvedJob. `RULES` is all in which a default diff
 Left out: which choice is best (planner/), whether it can run (planner/rules.py).
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from rlplan.errors import SpecError
 from rlplan.frameworks.profile import ScoredWords, switch_to
-from rlplan.spec.base import Spec
+from rlplan.frameworks.rules import RuleBook
+from rlplan.spec.base import Spec, validate
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, get_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, HardwareProfile, NodeProfile
 from rlplan.spec.job import JobSpec
@@ -122,11 +124,6 @@ class SettledRollout(RolloutSpec):
     max_num_batched_tokens: int = 8192
     block_size: Literal[16, 32, 64, 128] = 16
     speculative_tokens: int = 0
-
-    @property
-    def generates_in_trainer(self) -> bool:
-        """Whether the trainer generates by itself, without an engine beside it."""
-        return self.engine == "transformers"
 
 
 class SettledPlacement(PlacementSpec):
@@ -336,6 +333,7 @@ def settle(job: JobSpec) -> SettledJob:
         job = job.model_copy(update={"framework": release.label})
     found: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
     backend = _backend(job)
+    job = _with_framework_values(_with_value(job, ("hardware", "num_hosts"), found["hardware"]["num_hosts"]))
     found["training"] = {"backend": backend}
     if job.training.logits == "auto":
         logits = release.logits[backend]
@@ -362,6 +360,43 @@ def settle(job: JobSpec) -> SettledJob:
         settings["importance"] = _importance(settled)
     algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
+
+
+def rule_book(job: JobSpec) -> RuleBook:
+    """The rules of the job's framework, asked with the job's values."""
+    rules = job.release.rules
+    if not job.has_rollouts:
+        rules = tuple(rule for rule in rules if not rule.key.startswith(("rollout.", "placement.placement")))
+    return RuleBook(rules, lambda key: _value_of(job, key))
+
+
+def _value_of(job: JobSpec, key: str) -> Any:
+    """The value of a dotted key, of a part or of one of its properties; None below what the job does not have."""
+    if key == "training.backend":
+        return job.backend
+    if key == "placement.placement" and job.hardware.generation is not None:
+        return "disaggregated"  # two groups of GPUs share no devices
+    part: Any = job
+    for name in key.split("."):
+        part = getattr(part, name, None)
+    return part
+
+
+def _with_framework_values(job: JobSpec) -> JobSpec:
+    """The job with the one value that its framework has of keys which the job leaves open."""
+    for key, value in rule_book(job).settle().items():
+        job = _with_value(job, key.split("."), value)
+    return job
+
+
+def _with_value(part: SpecKind, keys: Sequence[str], value: Any) -> SpecKind:
+    """A part of a job with another value of a nested key."""
+    key, *below = keys
+    if below:
+        value = _with_value(getattr(part, key), below, value)
+    elif isinstance(value, str):  # one of an enumeration
+        value = getattr(validate(type(part), {key: value}, file=key), key)
+    return part.model_copy(update={key: value})
 
 
 def _backend(job: JobSpec) -> Backend:

@@ -20,8 +20,6 @@ def way_out(override: str) -> str:
 @pytest.mark.parametrize(
     ("override", "ours"),
     [
-        ("gpu_memory_utilization=0.5", "rollout.kv_cache_memory"),
-        ("rollout.gpu_memory_utilization=0.5", "rollout.kv_cache_memory"),
         ("actor_rollout_ref.rollout.n=8", "workload.num_samples_per_prompt"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "workload.mini_batch_size"),
         ("rollout.tensor_parallel_size=2", "rollout.tp"),
@@ -35,7 +33,6 @@ def way_out(override: str) -> str:
         ("training.lora_r=16", "training.lora.rank"),
         ("policy.generation.vllm_cfg.precision=fp8", "rollout.dtype"),
         ("fsdp=true", "training.backend=fsdp2"),
-        ("target=fsdp", "training.backend=fsdp2"),
         ("training.dtype=bf16", "training.dtype=bfloat16"),
     ],
 )

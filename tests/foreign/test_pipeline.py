@@ -10,11 +10,12 @@ from rlplan.foreign.check import Asked, check, imported_job
 from rlplan.foreign.export.backwards import exported
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
+from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from
-from tests.foreign.export.plans import ASKED, plan_of
-from tests.foreign.export.test_folders import STARTED
+from tests.foreign.export.plans import ASKED, STARTED, plan_of
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 MEGATRON = "actor_rollout_ref.actor.megatron."
@@ -80,16 +81,19 @@ def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, mode
     assert exported(of_stages(stack, model), stack).settings[LAST[stack]] == last
 
 
-def of_stages(stack: str, model: str) -> Plan:
+def of_stages(stack: str, model: str, *more: str) -> Plan:
     words = (*ASKED[stack], "training.backend=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
-    job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, words)
+    job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, (*words, *more))
     return best_plan(job, with_others=False)
 
 
-def test_stages_that_no_key_says_are_refused() -> None:
+def test_a_plan_with_stages_that_no_key_says_is_refused_with_a_number_that_is_taken() -> None:
+    plan = of_stages("slime", "Qwen/Qwen2.5-7B")
+    assert plan.verdict is Verdict.REFUSED
     with pytest.raises(EmitError, match="28 layers over 16 stages") as caught:
-        exported(of_stages("slime", "Qwen/Qwen2.5-7B"), "slime")
-    assert caught.value.way_out.endswith("training.pp=14 or training.pp=7 or training.pp=4")
+        check_fits(plan)
+    assert caught.value.way_out == "training.pp=4"
+    assert of_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED
 
 
 def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:

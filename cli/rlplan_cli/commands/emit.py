@@ -36,8 +36,7 @@ def command(
         print(json.dumps(written.as_json()))
     else:
         print("\n".join(str(out / name) for name in written.files))
-        if written.settled:
-            note(f"what the job left open is as {target} has it: {' '.join(written.settled)}")
         for words in written.notes:
             note(words)
-        note(f"run it with `rlplan run {out}`" if target is None else f"{out}/README.md says how to start it")
+        readme = out / "README.md"
+        note(f"{readme} says how to start it" if readme.exists() else f"run it with `rlplan run {out}`")

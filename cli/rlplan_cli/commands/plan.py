@@ -65,7 +65,8 @@ def command(
     for plan in found.values():
         check_fits(plan)
     if out is not None:
-        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, `rlplan run {out}` runs it"
+        used = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
+        uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, {used.format(out)}"
         note(f"plan written to {out}; {uses}")
 
 

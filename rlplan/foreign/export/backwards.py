@@ -14,11 +14,12 @@ from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
 from rlplan.foreign.export.counted import Count, count_settings, name_hardware
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
-from rlplan.foreign.export.refusals import ADAPTERS, ReadBackError, list_overrides, word_way_out
 from rlplan.foreign.pipeline import write_stages
-from rlplan.foreign.settings import Settings, matches, word_of
+from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import SOURCES, Row, Table, load_table
 from rlplan.frameworks.profile import find_release
+from rlplan.frameworks.rules import matches, word_of
+from rlplan.planner.checks.frameworks import word_changes
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
@@ -31,21 +32,24 @@ SAME_CACHE = 0.02
 """The relative difference that a KV cache may have: engines cut whole blocks from the share of a GPU."""
 
 
-class UnsaidError(ReadBackError):
-    """A stack has no setting for a part of the plan."""
+ADAPTERS = "training.lora.rank"
+_OTHERS = "another target, of which `rlplan emit --help` has the list"
 
 
-def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> UnsaidError:
+def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
     """The refusal of keys that are lost, with the values that are read back."""
     words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
-    error = UnsaidError(
+    changes = [
+        "training.lora=null" if key == ADAPTERS and value is None else f"{key}={word_of(value)}"
+        for key, value in lost.items()
+    ]
+    makes_less = any(key.startswith("workload.") and key != _ROLLOUTS for key in lost)
+    return EmitError(
         f"{table.title} cannot say {', '.join(words[:4])}",
         where=f"plan of {plan.job.name}, target {table.title} {table.version}",
         rule="what is read back from the settings is the plan's job",
-        way_out=word_way_out(list_overrides(lost)),
+        way_out=_OTHERS if makes_less else f"plan the job with what it can say: {word_changes(changes)}",
     )
-    error.read_back = lost
-    return error
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,14 @@ def exported(plan: Plan, target: str) -> Export:
     _check_devices(table, plan)
     wanted = _wanted(plan, table)
     settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
-    for ours in table.rows:
-        if ours in wanted and not ours.startswith("hardware."):
+    ours_to_say = [ours for ours in table.rows if ours in wanted and not ours.startswith("hardware.")]
+    for _ in range(2):  # a row may ask for what another one below it writes
+        unsaid = []
+        for ours in ours_to_say:
+            before = settings
             settings = _said(settings, plan, ours, wanted)
+            unsaid += [ours] * (settings is before)
+        ours_to_say = unsaid
     settings = settings.with_values(_whole_lists(settings, wanted))
     settings = settings.with_values(settings.required())
     settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
@@ -94,9 +103,15 @@ def exported(plan: Plan, target: str) -> Export:
 
 
 def _check_framework(table: Table, plan: Plan) -> None:
-    """Raises: UnsaidError where the plan is for another framework, whose step has other passes."""
-    if table.trains and find_release(table.framework).name != plan.job.release.name:
-        raise _unsaid_error(table, plan, {"framework": table.framework}, {"framework": plan.job.framework})
+    """Raises: EmitError where the plan is for another framework, whose step has other passes."""
+    name = find_release(table.framework).name
+    if table.trains and name != plan.job.release.name:
+        raise EmitError(
+            f"the plan is for {plan.job.release.title}, the target is {table.title}",
+            where=f"plan of {plan.job.name}: framework = {plan.job.framework}, target {table.title} {table.version}",
+            rule="a plan is made for one framework, with the passes of its step",
+            way_out=f"plan the job with framework={name} (rlplan plan JOB --for {name} -o plan.json)",
+        )
 
 
 def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +173,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     found.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         found[_ROLLOUTS] = _even_passes(plan, table)
-    found = {key: value for key, value in found.items() if not (key.startswith("scoring.") and value == "auto")}
+    found = {key: value for key, value in found.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
     if found["rollout.quantization"] == "none":
         found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
@@ -224,7 +239,11 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
 
 def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """Foreign keys with which a row says a value; None where it cannot."""
-    if row.is_only_read or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted):
+    if (
+        row.is_only_read
+        or row.refused
+        or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted)
+    ):
         return None
     said = dict(_spelled({key: one for key, one in row.when.items() if key not in wanted}))
     said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
@@ -350,7 +369,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
             f"{table.title} cannot say a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
             where=f"plan of {plan.job.name}, target {table.title} {table.version}",
             rule=error.rule,
-            way_out="another target, of which `rlplan emit --help` has the list",
+            way_out=_OTHERS,
         ) from None
     rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
@@ -362,7 +381,9 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
         usual = _usual(plan)
         lost |= {key: usual.get(key) for key in unsaid}
     lost |= _silently_lost(plan, table, wanted, back)
-    lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS) if key in back and key not in wanted}
+    if not plan.job.has_rollouts and sum(back.get(key, 0) for key in _LENGTHS) == sum(wanted[key] for key in _LENGTHS):
+        lost = {key: value for key, value in lost.items() if key not in _LENGTHS}  # one limit bounds both together
+    lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS, _STALENESS) if key in back and key not in wanted}
     if lost:
         raise _unsaid_error(table, plan, lost, wanted)
     return back
@@ -376,6 +397,9 @@ def _must_say(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[st
     return [key for key in list_learning_keys(plan.job) if key in wanted and key not in fixed]
 
 
+_OF_ROLES = ("scoring.", "roles.value.training.")
+_STALENESS = "placement.max_staleness"
+_LENGTHS = ("workload.max_prompt_len", "workload.max_response_len")
 _UNSAID = frozenset({"training.logits", "placement.sync_bucket"})
 """Keys that a stack may have by itself alone: how it takes its loss and sends its weights."""
 _MUST_SAY = ("training.zero", "training.lora", "workload.num_prompts", "workload.num_samples", "workload.mini_batch")

@@ -7,10 +7,10 @@ In: Settings that say a plan, the plan. Out: Count; CostlierError where they fit
 Left out: stacks that say an engine or a trainer alone (vLLM, DeepSpeed).
 """
 
-from rlplan.errors import RlplanError
+from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.check import Asked, plan_as_given
-from rlplan.foreign.export.refusals import ReadBackError
 from rlplan.foreign.settings import Settings
+from rlplan.frameworks.profile import find_release
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.hardware.catalogue import find_profile
@@ -22,7 +22,7 @@ SAME_PEAK = 0.02
 LOGITS = "training.logits"
 
 
-class CostlierError(ReadBackError):
+class CostlierError(EmitError):
     """The files fit less surely than the plan."""
 
 
@@ -77,6 +77,8 @@ def count_settings(settings: Settings, plan: Plan) -> Count | None:
     hardware, sizes = name_hardware(plan), plan.asked.hardware
     memory = {"memory": sizes.memory, "host_memory": sizes.host_memory}
     overrides = [f"hardware.{key}={value}" for key, value in memory.items() if value is not None]
+    if find_release(table.framework) != plan.job.release:
+        overrides.append(f"framework={plan.job.framework}")
     where = f"plan of {plan.job.name}, target {table.title} {table.version}"
     rule = "what is written fits as surely as the plan, counted by `rlplan check`"
     try:
@@ -94,7 +96,7 @@ def count_settings(settings: Settings, plan: Plan) -> Count | None:
     if counted.fit.rank <= plan.fit.rank:
         return count
     low, high = counted.interval()
-    costlier = CostlierError(
+    raise CostlierError(
         f"{table.title} needs {format_bytes(count.written)} of {format_bytes(count.capacity)} (range "
         f"{format_bytes(low)} to {format_bytes(high)}) on the fullest device for what the plan does in "
         f"{format_bytes(count.planned)}: it {counted.fit.value}",
@@ -102,5 +104,3 @@ def count_settings(settings: Settings, plan: Plan) -> Count | None:
         rule=rule,
         way_out=f"plan the job with what it does: {LOGITS}={logits}",
     )
-    costlier.read_back = {LOGITS: logits} if logits != plan.job.training.logits else {}
-    raise costlier

@@ -113,20 +113,3 @@ def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
         return wanted.get(value, value) if isinstance(value, str) else value
 
     return {key: fill(value) for key, value in fixed.keys.items()}
-
-
-_LAYOUT = (
-    *("framework", "scoring.", "hardware", "placement.", "training.", "rollout.", "limits."),
-    "workload.micro_batch_size_per_gpu",
-)
-_LEARNED = ("training.lora", "training.optimizer", "training.dtype", "rollout.quantization", "rollout.kv_dtype")
-"""Parts of those that are no layout: what is trained, and the numbers that rollouts are sampled with."""
-
-
-def changes_learning(key: str) -> bool:
-    """Whether another value of a key changes what is learned; if not, it changes the layout, memory and time alone.
-
-    >>> changes_learning("training.pp"), changes_learning("workload.max_prompt_len"), changes_learning("training.lora")
-    (False, True, True)
-    """
-    return not key.startswith(_LAYOUT) or key.startswith((*_LEARNED, "placement.max_staleness"))

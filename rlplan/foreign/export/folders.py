@@ -6,16 +6,18 @@ Left out: what the settings are (backwards.py).
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplan.errors import EmitError, SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, exported
-from rlplan.foreign.table import table_name
+from rlplan.foreign.table import load_table, table_name
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import writing
+from rlplan.spec.files.job_file import changed
+from rlplan.spec.job import JobSpec
 
 
 class _Form(NamedTuple):
@@ -199,6 +201,12 @@ def _listed(value: Any) -> Any:
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
+def for_stack(job: JobSpec, stack: str) -> JobSpec:
+    """The job for a stack's framework, where it leaves open which framework runs it."""
+    table = load_table(stack)
+    return changed(job, [f"framework={table.framework}"]) if table.trains and job.framework == "auto" else job
+
+
 def check_stack(target: str, others: Sequence[str] = ()) -> str:
     """The name of a stack's table. others: targets that are not written here. Raises: SpecError."""
     known = (*TARGETS, *others)
@@ -229,7 +237,11 @@ def render_export(plan: Plan, target: str) -> Rendered:
 
 def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
     """The folder with the files that start a stack, and a README. Raises: EmitError, SpecError."""
-    texts = render_export(plan, target).texts
+    return write_texts(render_export(plan, target).texts, folder)
+
+
+def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
+    """The files of a rendered export in a folder. Raises: SpecError where it cannot be written."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.foreign.documents import read_document
-from rlplan.foreign.settings import Given, word_of
+from rlplan.foreign.settings import Given
+from rlplan.frameworks.rules import word_of
 from rlplan.reading import is_file
 
 KIND, DEEPSPEED, FSDP = "accelerate.distributed_type", "accelerate.deepspeed_config.", "accelerate.fsdp_config."

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Settings, word_of
+from rlplan.foreign.settings import Settings
+from rlplan.frameworks.rules import word_of
 from rlplan.records import dataclass
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.vocabulary import Role

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Given, matches, typed
+from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
+from rlplan.frameworks.rules import matches
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import Spec, validate
 from rlplan.spec.files.yaml import read_yaml

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.planner.checks import placements, trainers
+from rlplan.planner.checks import frameworks, placements, trainers
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.hardware.profile import ComputeDtype
@@ -22,7 +22,8 @@ from rlplan.vocabulary import Dtype
 
 def check_job(job: SettledJob, setting: GpuSetting) -> None:
     """Raises: SpecError for the first thing that could not run."""
-    for find in (_lengths, _types, _sizes, _adapters, _placement, _engine, *trainers.CHECKS, *placements.CHECKS):
+    own = (_lengths, _types, _sizes, _adapters, _placement, _engine)
+    for find in (frameworks.framework, *own, *trainers.CHECKS, *placements.CHECKS):
         for what, where, rule, way_out in find(job, setting):
             raise SpecError(what, where=where, rule=rule, way_out=way_out)
 

@@ -298,13 +298,6 @@ def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
             "FSDP2's CPUOffloadPolicy moves weights, gradients and states together",
             "both true, both false, or one of them auto",
         )
-    if backend == "fsdp2" and given_ranks(training.ulysses) > 1 and given_ranks(training.cp) > 1:
-        yield (
-            f"training.ulysses is {training.ulysses} and training.cp {training.cp}",
-            "training.ulysses, training.cp",
-            "both share a sequence: one of the two",
-            "training.ulysses=1, or training.cp=1",
-        )
 
 
 CHECKS = (axes, deepspeed, losses, shared_base, engine_base, engine_comparisons, trainer)

@@ -19,6 +19,7 @@ from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.shards import has_even_stages
 from rlplan.spec.parts.training import Combination, sharing_refusals
 from rlplan.spec.resolved import SettledJob, SettledTraining
 from rlplan.vocabulary import Backend
@@ -100,13 +101,14 @@ def _axes(
     rank_counts = [size for size in beside if heads % size == 0]
     cut = [1] if model.experts else rank_counts  # AutoTP cuts plain linear layers; stacked experts would stay whole
     contexts = powers(min(MAX_BESIDE, training, most_parts))
+    pipelines = powers(min(MAX_PP, training)) if backend == "megatron" else ()
     has = {
         "deepspeed": ([size for size in rank_counts if size <= most_parts], cut, [1], [1], [1]),
-        "fsdp2": ([1], rank_counts, [1], contexts, [1]),
+        "fsdp2": ([size for size in rank_counts if size <= most_parts], rank_counts, [1], contexts, [1]),
         "megatron": (
             [1],
             rank_counts,
-            [size for size in powers(min(MAX_PP, training)) if size <= model.num_layers],
+            [size for size in pipelines if size <= model.num_layers and has_even_stages(model, size)],
             contexts,
             [size for size in powers(min(MAX_EP, training)) if experts % size == 0],
         ),

@@ -17,6 +17,7 @@ from math import prod
 
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, Offloaded, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
+from rlplan.frameworks.rules import SHARE, word_of
 from rlplan.memory.weight_sync.adapters import adapter_versions
 from rlplan.planner.gpu.axes import (
     Axes,
@@ -34,7 +35,7 @@ from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
-from rlplan.spec.resolved import SettledJob
+from rlplan.spec.resolved import SettledJob, rule_book
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
@@ -64,6 +65,8 @@ class MicroBatchSweep:
     savings: MemorySavings
 
 
+Arranged = tuple[tuple[str, object], ...]
+"""An arrangement as keys of a job with their values, for a framework's rules; nothing where it has none."""
 Layout = tuple[Axes, int, MemorySavings, tuple[tuple[int, int], ...]]
 """Ranks by what they share, a ZeRO stage, what saves memory, and sizes of passes (rollouts, tokens or 0)."""
 
@@ -73,39 +76,47 @@ class ChoicesOfGroups:
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
-        self.models = (setting.policy, *setting.models.values())
+        self.models, self.rules = (setting.policy, *setting.models.values()), rule_book(job)
         self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
 
     @memoized
-    def sweeps_of(self, training: int, scoring: int, offloads_all: bool) -> tuple[MicroBatchSweep, ...]:
+    def sweeps_of(
+        self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()
+    ) -> tuple[MicroBatchSweep, ...]:
         """The trainers' choices beside so many GPUs that only score."""
         sweeps = self._all_sweeps(training)
         return tuple(
             sweep
             for sweep in sweeps
-            if self._can_combine(scoring, offloads_all, _axes_of(sweep.choices[0]), sweep.savings)
+            if self._can_combine(scoring, offloads_all, arranged, _axes_of(sweep.choices[0]), sweep.savings)
         )
 
     @memoized
-    def can_train(self, training: int, scoring: int, offloads_all: bool) -> bool:
+    def can_train(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> bool:
         """Whether there is a choice for the trainer."""
         layouts = self._layouts(training)
-        return any(self._can_combine(scoring, offloads_all, axes, savings) for axes, _, savings, _ in layouts)
+        return any(self._can_combine(scoring, offloads_all, arranged, axes, savings) for axes, _, savings, _ in layouts)
 
     @memoized
-    def num_trainers(self, training: int, scoring: int, offloads_all: bool) -> int:
+    def num_trainers(self, training: int, scoring: int, offloads_all: bool, arranged: Arranged = ()) -> int:
         """How many choices of a trainer there are, counted and not made."""
         layouts = self._layouts(training)
         return sum(
-            len(sizes) for axes, _, savings, sizes in layouts if self._can_combine(scoring, offloads_all, axes, savings)
+            len(sizes)
+            for axes, _, savings, sizes in layouts
+            if self._can_combine(scoring, offloads_all, arranged, axes, savings)
         )
 
-    def _can_combine(self, scoring: int, offloads_all: bool, axes: Axes, savings: MemorySavings) -> bool:
+    def _can_combine(
+        self, scoring: int, offloads_all: bool, arranged: Arranged, axes: Axes, savings: MemorySavings
+    ) -> bool:
         """Whether a trainer's layout goes with an arrangement: DeepSpeed's `offload_states` refuses weights that are
         offloaded already, and other trainers cut a frozen role like the policy, so that its own GPUs must divide by
-        that cut.
+        that cut. The framework has rules of its own.
         """
         if offloads_all and savings[2]:
+            return False
+        if self.rules and not self.rules.allows(dict(arranged) | _trainer_values(axes, savings)):
             return False
         return not scoring or self.job.backend == "deepspeed" or can_cut(scoring, axes)
 
@@ -131,6 +142,9 @@ class ChoicesOfGroups:
                 continue
             kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
             for stage, savings in product(zero_stages(self.job, training), all_savings):
+                chosen = {"training.zero_stage": stage} | _trainer_values(axes, savings) if self.rules else {}
+                if not self.rules.allows(chosen):
+                    continue
                 if can_train(wanted, self.job.backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
@@ -138,7 +152,7 @@ class ChoicesOfGroups:
         """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
         have equally many rollouts.
         """
-        if self.job.backend == "deepspeed":
+        if self.job.is_for_rlplan:
             return groups <= self.job.num_units_per_mini_batch
         return self.job.workload.rollouts_per_mini_batch % groups == 0
 
@@ -154,34 +168,44 @@ class ChoicesOfGroups:
             self.job.sequences_per_unit,
             self.job.training.max_tokens_per_micro_batch,
         )
-        longest, packs = work.max_seq_len, self.job.backend == "deepspeed"
+        longest, may_pack = work.max_seq_len, self.job.release.packs
+        packs = may_pack and self.job.backend == "deepspeed"
         if tokens != "auto":
             return (((max(1, tokens // longest), tokens),),)
         if work.micro_batch_size_per_gpu != "auto":
             size = min(share, work.micro_batch_size_per_gpu)
+            if not packs and share % size:
+                return ()  # passes of rollouts are all of one size
             return (((size, size * longest if packs else 0),),)
         largest = max(unit, min(share, MAX_AUTO_TOKENS * axes.ulysses * axes.cp // longest))
         sizes = tuple(size for size in reversed(powers(largest)) if unit <= size <= largest)
         if packs:
             return (tuple((size, size * longest) for size in sizes),)
-        if work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
-            return (tuple((size, 0) for size in sizes),)  # all are equally long: there is no padding to save
+        if not may_pack or work.usual_prompt_len + work.lengths.quantile(0.0) >= longest:
+            # All are padded, or equally long, so that there is no padding to save.
+            return (tuple((size, 0) for size in sizes if share % size == 0),)
         return ((*((size, size * longest) for size in sizes), *(((1, 0),) if unit == 1 else ())),)
 
     @memoized
     def engines_of(
-        self, generation: int, sleeps: bool, is_async: bool, takes_weights: bool, takes_adapters: bool
+        self,
+        generation: int,
+        sleeps: bool,
+        is_async: bool,
+        takes_weights: bool,
+        takes_adapters: bool,
+        arranged: Arranged = (),
     ) -> tuple[EngineChoice, ...]:
         """The engines' choices on so many GPUs, for those to which whole weights can be sent, or adapters."""
         versions = (0, adapter_versions(self.job) if is_async else 1)
-        every = product(self._all_engines(generation, sleeps), versions)
+        every = product(self._all_engines(generation, sleeps, arranged), versions)
         return tuple(
             replace(engine, adapter_versions=number) if number else engine
             for engine, number in every
             if (takes_adapters and engine.sleep_level < 2 if number else takes_weights)
         )
 
-    def _all_engines(self, generation: int, sleeps: bool) -> Iterator[EngineChoice]:
+    def _all_engines(self, generation: int, sleeps: bool, arranged: Arranged) -> Iterator[EngineChoice]:
         if not self.job.has_rollouts:
             yield EngineChoice(1, 0)
             return
@@ -191,18 +215,26 @@ class ChoicesOfGroups:
         for (tp, dp, has_experts), level, quantization in product(engine_sizes(self.job, self.model), levels, formats):
             num_engines, left = divmod(generation, tp * dp)
             if not left and num_engines and rollout.num_engines in ("auto", num_engines):
-                for num_seqs in self._num_seqs(num_engines, dp):
-                    yield EngineChoice(tp, level, num_seqs, quantization, has_experts, dp)
+                engine = EngineChoice(tp, level, 1, quantization, has_experts, dp)
+                chosen = dict(arranged) | _engine_values(engine) if self.rules else {}
+                if self.rules.allows(chosen):
+                    for num_seqs in self._num_seqs(num_engines, dp, chosen):
+                        yield replace(engine, max_num_seqs=num_seqs)
 
-    def _num_seqs(self, num_engines: int, attention_dp: int) -> tuple[int, ...]:
+    def _num_seqs(self, num_engines: int, attention_dp: int, chosen: dict[str, object]) -> tuple[int, ...]:
         """Sequences of an engine at once: up to all of its share, the most first, as many on each of its ranks.
 
-        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that).
+        Where attention is data-parallel, no more than a step has tokens (vLLM refuses that). chosen: what the
+        framework's rules are asked with.
         """
-        wanted = self.job.rollout.max_num_seqs
+        wanted, num_rollouts = self.job.rollout.max_num_seqs, self.job.num_generated_per_step
         if wanted != "auto":
             return (wanted,)
-        share = ceil_div(self.job.num_generated_per_step, num_engines * attention_dp)
+        if (fixed := self.rules.values("rollout.max_num_seqs", chosen)) is not None:
+            whole, rest = divmod(num_rollouts, num_engines)
+            shares = () if rest else (whole,)
+            return shares if fixed == (SHARE,) else fixed
+        share = ceil_div(num_rollouts, num_engines * attention_dp)
         most = min(MAX_AUTO_SEQS, 2 ** (share - 1).bit_length())
         if attention_dp > 1:
             most = min(most, powers(self.job.rollout.max_num_batched_tokens // attention_dp)[-1])
@@ -237,7 +269,7 @@ class GpuSpace(ChoicesOfGroups):
     def num_candidates(self) -> int:
         """How many combinations there are, counted and not made."""
         return sum(
-            self.num_trainers(*_trainers_see(arrangement))
+            self.num_trainers(*self._trainers_see(arrangement))
             * sum(len(self.transports(arrangement, engine)) for engine in self.engines(arrangement))
             for arrangement in self.arrangements
         )
@@ -257,7 +289,7 @@ class GpuSpace(ChoicesOfGroups):
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
         """What may be chosen for trained roles in an arrangement."""
-        return self.sweeps_of(*_trainers_see(arrangement))
+        return self.sweeps_of(*self._trainers_see(arrangement))
 
     def engines(self, arrangement: Arrangement) -> tuple[EngineChoice, ...]:
         """What may be chosen for the engine in an arrangement and reached by its transports, more sequences at once
@@ -265,7 +297,8 @@ class GpuSpace(ChoicesOfGroups):
         """
         modes, switches = self.sync_modes, (arrangement.sleeps, arrangement.is_async)
         takes_weights = bool(modes.of_weights(arrangement))
-        return self.engines_of(arrangement.num_generation, *switches, takes_weights, modes.may_send_adapters)
+        sends = takes_weights, modes.may_send_adapters
+        return self.engines_of(arrangement.num_generation, *switches, *sends, self._arranged(arrangement))
 
     def transports(self, arrangement: Arrangement, engine: EngineChoice) -> tuple[WeightSyncMode, ...]:
         """Modes of weight sync to the engine."""
@@ -290,8 +323,18 @@ class GpuSpace(ChoicesOfGroups):
                 (False, True) if may_be_async else (False,), self._offloads(arrangement)
             ):
                 one = replace(arrangement, is_async=is_async, offloaded=offloaded)
-                if self.can_train(*_trainers_see(one)) and self.engines(one):
+                is_allowed = self.rules.allows(_values_of(one))
+                if is_allowed and self.can_train(*self._trainers_see(one)) and self.engines(one):
                     yield one
+
+    def _trainers_see(self, arrangement: Arrangement) -> tuple[int, int, bool, Arranged]:
+        """What of an arrangement the trainers' choices depend on."""
+        offloads_all = arrangement.offloaded == "all"
+        return arrangement.num_training, arrangement.num_scoring, offloads_all, self._arranged(arrangement)
+
+    def _arranged(self, arrangement: Arrangement) -> Arranged:
+        """What of an arrangement a framework's rules may ask for."""
+        return tuple(_values_of(arrangement).items()) if self.rules else ()
 
     def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
         """Who may move away while it waits: every role under time sharing, or frozen ones alone."""
@@ -340,7 +383,7 @@ class GpuSpace(ChoicesOfGroups):
         many.
         """
         whole, host = self.num_gpus, self.gpus_per_host
-        if self.job.backend == "deepspeed":
+        if self.job.is_for_rlplan:
             if self.split is not None or whole <= max(2 * host, ANY_SIZE):
                 return tuple(range(1, whole))
             few = {size for power in powers(whole - 1) for size in (power, whole - power)}
@@ -353,6 +396,9 @@ class GpuSpace(ChoicesOfGroups):
         return tuple(sorted(size for size in sizes if size < self.num_gpus))
 
     def _reason(self, placement: Placement) -> str:
+        for broken in self.rules.find_broken({"placement.placement": placement.value}):
+            if broken.key == "placement.placement":
+                return f"{self.job.release.title} has {' and '.join(map(word_of, broken.tried))}: {broken.why}"
         if placement is Placement.DISAGGREGATED and self.num_gpus < 2:
             return "disaggregated needs at least 2 GPUs: some generate, the others train"
         job = self.job
@@ -380,7 +426,7 @@ class GpuSpace(ChoicesOfGroups):
             )
         groups = [training // group_size for group_size in group_sizes if training % group_size == 0]
         if not any(map(self._deals_out, groups)):
-            if job.backend == "deepspeed":
+            if job.is_for_rlplan:
                 return (
                     f"mini_batch_size {rollouts} leaves some of the {_words(groups)} ranks that train without a rollout"
                 )
@@ -397,9 +443,32 @@ def _axes_of(choice: TrainerChoice) -> Axes:
     return Axes(choice.ulysses, choice.tp, choice.pp, choice.cp, choice.ep)
 
 
-def _trainers_see(arrangement: Arrangement) -> tuple[int, int, bool]:
-    """What of an arrangement the trainers' choices depend on."""
-    return arrangement.num_training, arrangement.num_scoring, arrangement.offloaded == "all"
+def _values_of(arrangement: Arrangement) -> dict[str, object]:
+    """An arrangement as keys of a job."""
+    values: dict[str, object] = {
+        "placement.placement": arrangement.placement.value,
+        "placement.num_scoring_devices": arrangement.num_scoring,
+        "placement.offload": "none" if arrangement.offloaded == "none" else "host",
+    }
+    return values if arrangement.offloaded == "none" else {**values, "placement.offload_roles": arrangement.offloaded}
+
+
+def _trainer_values(axes: Axes, savings: MemorySavings) -> dict[str, object]:
+    """A trainer's layout as keys of a job."""
+    ranks = {f"training.{axis}": getattr(axes, axis) for axis in ("ulysses", "tp", "pp", "cp", "ep")}
+    names = ("gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
+    return ranks | {f"training.{name}": value for name, value in zip(names, savings, strict=True)}
+
+
+def _engine_values(engine: EngineChoice) -> dict[str, object]:
+    """An engine as keys of a job."""
+    return {
+        "rollout.tp": engine.tp,
+        "rollout.attention_dp": engine.attention_dp,
+        "rollout.has_expert_parallel": engine.has_expert_parallel,
+        "rollout.sleep_level": engine.sleep_level,
+        "rollout.quantization": engine.quantization or "none",
+    }
 
 
 def _words(numbers: list[int]) -> str:

@@ -51,6 +51,14 @@ def head_in_layers(model: ModelSpec) -> float:
 
 
 @lru_cache(maxsize=1024)
+def has_even_stages(model: ModelSpec, pp: int) -> bool:
+    """Whether all stages of a pipeline that trains have equally many layers, but for the last one.
+
+    Megatron-Core takes a number for the first and the last stage, and splits what is left evenly.
+    """
+    return len({len(layers) for layers in trained_stages(model, pp)[:-1]}) <= 1
+
+
 def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
     """The layers of each stage of a pipeline that trains: fewer on the last one, which has the head.
 

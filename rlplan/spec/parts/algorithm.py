@@ -167,6 +167,11 @@ class AlgorithmSpec(Spec):
         return self.importance in ("truncate", "mask")
 
     @property
+    def has_kl(self) -> bool:
+        """Whether the policy is held to a reference."""
+        return self.kl_coef > 0
+
+    @property
     def has_kl_in_reward(self) -> bool:
         """Whether tokens' rewards are less a KL estimate of the policy against the reference."""
         return self.kl_in == "reward" and self.kl_coef > 0

@@ -90,3 +90,8 @@ class RolloutSpec(Spec):
                 f"{self.gpu_memory_utilization} both say how large the KV cache is: give one of them"
             )
         return self
+
+    @property
+    def generates_in_trainer(self) -> bool:
+        """Whether the trainer generates by itself, without an engine beside it."""
+        return self.engine == "transformers"

@@ -9,14 +9,18 @@ is imported: what parsers import beside is replaced by empty modules.
 
 import importlib.util
 import json
+import os
 import runpy
 import shlex
 import subprocess
 import sys
-from argparse import Namespace
+import typing
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -93,6 +97,76 @@ def verl(folder: str) -> None:
     )
 
 
+def resolve_nemo_rl(folder: str) -> dict[str, Any]:
+    """What NeMo-RL's own loader makes of the configuration that train.yaml stands on, and of train.yaml."""
+    from omegaconf import OmegaConf
+
+    root = Path(os.environ["CHECKOUTS"], "nemo_rl")
+    loader = loaded(root / "nemo_rl" / "utils" / "config.py")
+    OmegaConf.register_new_resolver("mul", lambda first, second: first * second, replace=True)
+    config = loader.load_config_with_inheritance(Path(folder, "train.yaml"), root / "examples" / "configs")
+    return flat(OmegaConf.to_container(config, resolve=True))
+
+
+def loaded(file: Path) -> Any:
+    """A module of upstream's by its file alone."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+STUBBED = ("triton", "sglang", "sglang_router", "slime.backends.sglang_utils", "slime.observability")
+"""What slime's and Megatron's arguments import beside, with all that is below."""
+
+
+class _Stub(ModuleType):
+    """A module whose every name is a class that takes any arguments."""
+
+    __version__ = "3.5.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        methods = {"__init__": lambda *_, **__: None, "__call__": lambda self, *_, **__: self}
+        return type(name, (), {**methods, "__getattr__": lambda *_: None})
+
+
+class _Stubs(MetaPathFinder, Loader):
+    """Modules that parsers import and do not call."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        is_stubbed = any(fullname == name or fullname.startswith(f"{name}.") for name in STUBBED)
+        return ModuleSpec(fullname, self, is_package=True) if is_stubbed else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return _Stub(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def resolve_slime(folder: str) -> dict[str, Any]:
+    """What Megatron's parser makes of train.sh, with slime's own arguments added to its own."""
+    root = Path(os.environ["CHECKOUTS"])
+    for name in ("torch._inductor.runtime.hints", "torch._inductor.runtime.triton_compat"):
+        importlib.import_module(name)  # which look for the real Triton
+    sys.meta_path.insert(0, _Stubs())
+    typing.override = getattr(typing, "override", lambda method: method)  # type: ignore[attr-defined]  # of Python 3.12
+    sys.path[:0] = [str(root / "megatron"), str(root / "slime")]
+    from megatron.training.arguments import add_megatron_arguments
+    from slime.utils.arguments import get_slime_extra_args_provider
+
+    parser = ArgumentParser(allow_abbrev=False)
+    add_megatron_arguments(parser)
+    get_slime_extra_args_provider()(parser)
+    parsed, rest = parser.parse_known_args([word for word in arguments(folder) if word != "${MODEL_ARGS[@]}"])
+    assert all(word.startswith("--sglang-") for word in rest if word.startswith("--")), rest
+    return vars(parsed)
+
+
 class _ParsedError(Exception):
     pass
 
@@ -144,7 +218,13 @@ def verdict(accept: Callable[[str], None], folder: str) -> str | None:
     return None
 
 
-RESOLVED: dict[str, Callable[[str], dict[str, Any]]] = {"verl": resolve_verl, "openrlhf": resolve_openrlhf}
+RESOLVED: dict[str, Callable[[str], dict[str, Any]]] = {
+    "verl": resolve_verl,
+    "openrlhf": resolve_openrlhf,
+    "nemo_rl": resolve_nemo_rl,
+    "slime": resolve_slime,
+}
+"""Those of slime and NeMo-RL read checkouts of theirs and of Megatron-LM in the folder $CHECKOUTS."""
 
 
 if __name__ == "__main__":

@@ -1,43 +1,31 @@
-"""Thirty plans to write for each stack, with what the stack has by itself alone."""
+"""Thirty plans to write for each stack."""
 
 from functools import cache
 from itertools import product
 
+from rlplan.foreign.export.folders import TARGETS, for_stack
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from
+from rlplan.spec.job import JobSpec
 
+STARTED = dict.fromkeys(TARGETS, "train.sh") | {
+    "nemo_rl": "train.yaml",
+    "vllm": "vllm.yaml",
+    "deepspeed": "deepspeed.json",
+}
+"""The file of each stack's folder that says the whole job."""
 COLOCATED = ("placement.placement=colocated", "placement.offload=host", "placement.offload_roles=all")
-SLEEPING = ("placement.placement=colocated", "placement.offload=none", "rollout.sleep_level=2")
 ASKED = {
-    "verl": (*COLOCATED, "training.backend=megatron", "rollout.sleep_level=2"),
-    "openrlhf": (
-        *COLOCATED,
-        "rollout.sleep_level=2",
-        "rollout.max_num_seqs=256",
-        "rollout.max_num_batched_tokens=16384",
-        "training.logits=kept",
-    ),
-    "slime": (
-        *COLOCATED,
-        "training.backend=megatron",
-        "rollout.sleep_level=2",
-        "rollout.max_num_seqs=256",
-        "training.logits=copied",
-    ),
-    "nemo_rl": (
-        *COLOCATED,
-        "training.backend=fsdp2",
-        "rollout.sleep_level=1",
-        "rollout.max_num_seqs=1024",
-        "rollout.max_num_batched_tokens=16384",
-        "training.logits=plain",
-    ),
-    "trl": (*SLEEPING, "rollout.max_num_batched_tokens=4096", "rollout.max_num_seqs=128", "rollout.tp=1"),
+    "verl": ("framework=verl", *COLOCATED, "training.backend=megatron"),
+    "openrlhf": ("framework=openrlhf", *COLOCATED),
+    "slime": ("framework=slime", *COLOCATED),
+    "nemo_rl": ("framework=nemo_rl", *COLOCATED, "training.backend=fsdp2"),
+    "trl": ("framework=trl", "placement.placement=colocated"),
     "vllm": COLOCATED,
     "deepspeed": COLOCATED,
 }
-"""What each stack can say of a job."""
+"""The framework of each stack, and engines that take turns with the trainer."""
 LENGTHS = [(f"workload.max_prompt_len={size}", f"workload.max_response_len={3 * size}") for size in (1024, 512, 256)]
 BATCHES = [
     ("workload.num_prompts_per_step=128", "workload.num_samples_per_prompt=8"),
@@ -63,21 +51,19 @@ LACKS = {
     "nemo_rl": ("workload.num_epochs_per_step=2", "algorithm.lr_scheduler_type=", "algorithm.lr_warmup_ratio="),
 }
 """What a stack has no key for, and is refused (test_learning.py)."""
-TRL_ENGINES = "rollout.max_num_seqs=256"
-"""TRL gives an engine of two GPUs the sequences of both."""
 
 
 def asked_of(target: str, every: int = 1) -> list[tuple[str, ...]]:
-    """Overrides of the thirty plans, or of each so many of them, as a stack can say them."""
-    beside = {overrides: (TRL_ENGINES,) for overrides in GRID if target == "trl" and "rollout.tp=2" in overrides}
+    """Overrides of the thirty plans, or of each so many of them, without what a stack lacks."""
     return [
-        (
-            *ASKED[target],
-            *(word for word in overrides if not word.startswith(LACKS.get(target, ()))),
-            *beside.get(overrides, ()),
-        )
+        (*ASKED[target], *(word for word in overrides if not word.startswith(LACKS.get(target, ()))))
         for overrides in GRID[::every]
     ]
+
+
+def plan_for(job: JobSpec, stack: str) -> Plan:
+    """The best plan of a job for a stack's framework."""
+    return best_plan(for_stack(job, stack), with_others=False)
 
 
 @cache

@@ -1,7 +1,6 @@
 """A plan in another stack's own keys: what is read back from its files is the plan's job."""
 
 import json
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,17 @@ from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.documents import flat
 from rlplan.foreign.export.backwards import exported
-from rlplan.foreign.export.folders import TARGETS, write_export
-from rlplan.foreign.export.planned import planned_for
+from rlplan.foreign.export.folders import TARGETS, for_stack, write_export
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
-from rlplan.planner.machine import settled_like
+from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
-from rlplan.spec.files.job_file import changed, job_from, load_job
+from rlplan.spec.files.job_file import job_from, load_job
+from rlplan.spec.resolved import settle
 from tests.factories import EXAMPLES
-from tests.foreign.export.plans import ASKED, asked_of, plan_of
+from tests.foreign.export.plans import ASKED, STARTED, asked_of, plan_for, plan_of
 from tests.repository.at_night import at_night
 
 SAME_CACHE = 1.02
@@ -41,13 +41,6 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
         "rollout.kv_cache_memory": job.rollout.kv_cache_memory,
         "hardware.num_devices": job.hardware.num_devices,
     }, unknown
-
-
-STARTED = dict.fromkeys(TARGETS, "train.sh") | {
-    "nemo_rl": "train.yaml",
-    "vllm": "vllm.yaml",
-    "deepspeed": "deepspeed.json",
-}
 
 
 @pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.nightly)])
@@ -83,21 +76,13 @@ def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp
 @pytest.mark.parametrize(
     ("target", "overrides", "what"),
     [
-        ("verl", (), "verl cannot say target = rlplan"),
-        ("slime", ("training.backend=fsdp2",), "slime cannot say target = fsdp2"),
-        ("openrlhf", ("training.backend=megatron",), "OpenRLHF cannot say target = megatron"),
-        (
-            "verl",
-            ("training.backend=fsdp2", "placement.placement=disaggregated"),
-            "placement.placement = disaggregated",
-        ),
-        ("verl", ("training.backend=fsdp2", "algorithm=online_dpo"), "verl cannot say algorithm.name = online_dpo"),
-        ("slime", (*ASKED["slime"], "training.lora={rank: 16}"), "slime cannot say training.lora.rank = 16"),
-        ("openrlhf", (*ASKED["openrlhf"], "training.optimizer=adamw_8bit"), "training.optimizer = adamw_8bit (adamw"),
-        ("trl", (*ASKED["trl"], "rollout.quantization=fp8"), "TRL cannot say rollout.quantization = fp8"),
+        ("verl", ("framework=rlplan",), "the plan is for rlplan, the target is verl"),
+        ("slime", ("training.backend=fsdp2",), "the plan is for verl, the target is slime"),
+        ("openrlhf", (*ASKED["trl"],), "the plan is for TRL, the target is OpenRLHF"),
+        ("verl", (*ASKED["verl"], "placement.placement=disaggregated"), "placement.placement = disaggregated"),
     ],
 )
-def test_what_a_stack_cannot_say_is_refused_by_its_key(
+def test_a_plan_for_another_framework_is_refused(
     target: str, overrides: tuple[str, ...], what: str, tmp_path: Path
 ) -> None:
     with pytest.raises(EmitError) as caught:
@@ -107,28 +92,52 @@ def test_what_a_stack_cannot_say_is_refused_by_its_key(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        ((*ASKED["nemo_rl"], "training.ulysses=2"), "a plan for NeMo-RL has no training.ulysses = 2"),
+        ((*ASKED["slime"], "training.lora={rank: 16}"), "a plan for slime has no training.lora = {...}"),
+        ((*ASKED["slime"], "algorithm.token_weights=constant"), "no algorithm.token_weights = constant"),
+    ],
+)
+def test_what_a_framework_lacks_is_refused_before_the_search(overrides: tuple[str, ...], what: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan_of(*overrides)
+    assert what in caught.value.what
+    assert caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("stack", "key", "value"),
+    [
+        ("openrlhf", "training.optimizer", "adamw_8bit"),
+        ("trl", "rollout.quantization", "fp8"),
+        ("verl", "placement.placement", "disaggregated"),
+    ],
+)
+def test_what_a_file_may_say_and_no_export_writes_is_planned_and_refused(stack: str, key: str, value: str) -> None:
+    plan = plan_of(*ASKED[stack], f"{key}={value}")
+    assert plan.verdict is Verdict.REFUSED
+    assert plan.binding.num_bytes
+    with pytest.raises(EmitError) as caught:
+        check_fits(plan)
+    assert caught.value.where == key
+    assert plan_of(*ASKED[stack], caught.value.way_out).verdict is Verdict.FITS
+
+
 @pytest.mark.parametrize("policy", at_night(["Qwen/Qwen2.5-7B", "Qwen/Qwen3-30B-A3B"], but=1))
 @pytest.mark.parametrize("target", ["verl", "trl", "openrlhf", "slime", "nemo_rl"])
 def test_what_a_job_leaves_open_is_as_the_stack_has_it(target: str, policy: str) -> None:
     asked = job_from({"policy": policy, "hardware": "8xH100", "algorithm": "grpo"})
-    plan, settled = planned_for(asked, best_plan(asked, with_others=False), target)
+    plan = plan_for(asked, target)
     assert exported(plan, target).settings
-    assert all(attrgetter(override.partition("=")[0])(asked) == "auto" for override in settled)
-    assert plan.asked == settled_like(changed(asked, settled), plan.asked)
-
-
-def test_a_value_that_follows_from_another_key_is_not_settled() -> None:
-    """verl's tokens of a pass are those of one rank of those that share a sequence."""
-    asked = load_job(EXAMPLES / "grpo-7b-8xh100.yaml")
-    plan, settled = planned_for(asked, best_plan(asked, with_others=False), "verl")
-    assert exported(plan, "verl").settings
-    assert "training.backend=fsdp2" in settled
+    assert plan.asked == for_stack(asked, target)
 
 
 @pytest.mark.parametrize(
     ("target", "overrides"),
     [
-        ("verl", ("training.lora={rank: 16, alpha: 64}", "rollout.sleep_level=1")),
+        ("verl", ("training.lora={rank: 16, alpha: 64}",)),
         ("verl", ("rollout.quantization=fp8",)),
         ("nemo_rl", ("training.lora={rank: 16, alpha: 64}",)),
         ("nemo_rl", ("rollout.quantization=fp8",)),
@@ -150,21 +159,21 @@ def test_adapters_and_low_bits_are_said_where_a_stack_has_them(
     assert any(key.startswith(override.partition("=")[0]) for override in overrides for key in keys)
 
 
-def test_what_a_job_says_itself_is_never_changed_for_a_stack() -> None:
+def test_the_framework_that_a_job_names_is_never_changed_for_a_target() -> None:
     asked = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "framework": "rlplan"})
-    with pytest.raises(EmitError, match="verl cannot say target = rlplan") as caught:
-        planned_for(asked, best_plan(asked, with_others=False), "verl")
-    assert "plan the job with what it can say: training.backend=fsdp2" in caught.value.way_out
+    with pytest.raises(EmitError, match="the plan is for rlplan, the target is verl") as caught:
+        exported(plan_for(asked, "verl"), "verl")
+    assert "framework=verl" in caught.value.way_out
 
 
 def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -> None:
-    """Its loss is taken in chunks of TRL's own, which rlplan's runtime does not have."""
+    """Its loss is taken in chunks of TRL's own, as TRL's profile has it."""
     (tmp_path / "train.yaml").write_text(
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 8\ngradient_accumulation_steps: 2\n"
         "num_generations: 8\nmax_completion_length: 256\nuse_vllm: true\nvllm_gpu_memory_utilization: 0.3\n"
     )
     imported, job = imported_job(read_source(tmp_path / "train.yaml", "trl"), Asked("2xH100", None))
-    assert job.training.logits == "fused"
+    assert settle(job).training.logits == "fused"
     (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
     emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
     again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
@@ -196,7 +205,7 @@ def test_a_stack_is_known_by_every_spelling_of_its_name(tmp_path: Path) -> None:
 def test_the_example_that_is_planned_for_megatron_is_written_for_stacks_with_it(target: str, tmp_path: Path) -> None:
     """The other examples on GPUs are bundles of ours: tests/emit/test_gpu_bundles.py."""
     asked = load_job(EXAMPLES / "grpo-671b-1024xh200.yaml")
-    plan, _ = planned_for(asked, best_plan(asked, with_others=False), target)  # slime has no hybrid placement
+    plan = plan_for(asked, target)  # slime has no hybrid placement
     write_export(plan, target, tmp_path)
     found, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
     assert unknown == []

@@ -14,12 +14,12 @@ from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.documents import flat
 from rlplan.foreign.export.backwards import exported
 from rlplan.foreign.export.folders import write_export
-from rlplan.foreign.export.planned import planned_for
 from rlplan.foreign.source import read_source
+from rlplan.planner.executable import check_fits
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from
-from tests.foreign.export.plans import ASKED, plan_of
+from tests.foreign.export.plans import ASKED, plan_for, plan_of
 from tests.foreign.scripts import write_yaml
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
@@ -182,7 +182,7 @@ def test_a_context_that_a_job_overrides_is_said_to_verl_and_read_back(tmp_path: 
         "training": {"backend": "fsdp2"},
     }
     job = job_from(asked, ["policy.max_position_embeddings=16384", "workload.max_response_len=8192"])
-    plan, _ = planned_for(job, best_plan(job, with_others=False), "verl")
+    plan = plan_for(job, "verl")
     write_export(plan, "verl", tmp_path)
     assert " ++actor_rollout_ref.model.override_config.max_position_embeddings=16384 " in (
         (tmp_path / "train.sh").read_text()
@@ -208,7 +208,7 @@ def of_trl(hardware: str, *overrides: str) -> Plan:
     sizes = ("workload.num_prompts_per_step=64", "workload.mini_batch_size=512", "workload.num_samples_per_prompt=8")
     asked = {"policy": "Qwen/Qwen2.5-1.5B-Instruct", "hardware": hardware, "algorithm": "grpo"}
     job = job_from(asked, (*sizes, *overrides))
-    return planned_for(job, best_plan(job, with_others=False), "trl")[0]
+    return plan_for(job, "trl")
 
 
 def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tmp_path: Path) -> None:
@@ -229,6 +229,7 @@ def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tm
     assert job.workload.mini_batch_size == plan.job.workload.mini_batch_size
 
 
-def test_a_server_beside_several_hosts_that_train_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(EmitError, match="beside 16 training GPUs on several hosts"):
-        of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
+def test_a_server_beside_several_hosts_that_train_is_not_written() -> None:
+    plan = of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
+    with pytest.raises(EmitError, match="trl vllm-serve on the host that trains"):
+        check_fits(plan)

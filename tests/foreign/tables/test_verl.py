@@ -76,7 +76,7 @@ def test_the_gpus_of_a_teacher_are_beside_those_that_are_counted(tmp_path: Path)
 
 def test_a_trainer_that_is_chosen_as_a_group_of_the_configuration_is_that_trainer(tmp_path: Path) -> None:
     group = "actor@actor_rollout_ref.actor"
-    assert imported(tmp_path, {group: "megatron_actor"}).data["training.backend"] == "megatron"
+    assert imported(tmp_path, {group: "megatron_actor"}).data["training"]["backend"] == "megatron"
     with pytest.raises(SpecError, match="one of dp_actor, megatron_actor"):
         imported(tmp_path, {group: "mlite_actor"})
 

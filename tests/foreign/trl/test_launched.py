@@ -75,11 +75,16 @@ def test_a_switch_that_turns_a_default_off_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "backend", "stage", "num_devices"),
     [
-        ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero3", "rlplan", 3, 8),
-        ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero2 --num_processes 4", "rlplan", 2, 4),
+        ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero3", "deepspeed", 3, 8),
+        ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config zero2 --num_processes 4", "deepspeed", 2, 4),
         ("trl sft --model_name_or_path Qwen/Qwen2.5-7B --accelerate_config fsdp2", "fsdp2", 3, 8),
-        ("accelerate launch --config_file trl/accelerate_configs/zero1.yaml train.py", "rlplan", 1, 8),
-        ("accelerate launch --config_file examples/accelerate_configs/deepspeed_zero2.yaml train.py", "rlplan", 2, 8),
+        ("accelerate launch --config_file trl/accelerate_configs/zero1.yaml train.py", "deepspeed", 1, 8),
+        (
+            "accelerate launch --config_file examples/accelerate_configs/deepspeed_zero2.yaml train.py",
+            "deepspeed",
+            2,
+            8,
+        ),
     ],
 )
 def test_a_configuration_that_trl_ships_is_known_by_its_name(
@@ -177,10 +182,10 @@ def test_states_that_a_part_of_the_ranks_shares_are_counted_so(tmp_path: Path) -
     ("said", "backend", "stage"),
     [
         ("fsdp_sharding_strategy: FULL_SHARD", "fsdp2", 3),
-        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "rlplan", 2),
-        ("fsdp_sharding_strategy: 2", "rlplan", 2),
-        ("fsdp_sharding_strategy: NO_SHARD", "rlplan", 0),
-        ("fsdp_version: 2\n  fsdp_reshard_after_forward: false", "rlplan", 2),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "deepspeed", 2),
+        ("fsdp_sharding_strategy: 2", "deepspeed", 2),
+        ("fsdp_sharding_strategy: NO_SHARD", "deepspeed", 0),
+        ("fsdp_version: 2\n  fsdp_reshard_after_forward: false", "deepspeed", 2),
         ("fsdp_version: 2\n  fsdp_reshard_after_forward: true", "fsdp2", 3),
     ],
 )

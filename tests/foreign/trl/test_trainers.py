@@ -10,6 +10,8 @@ from rlplan.foreign.check import Asked, check
 from rlplan.foreign.convert import Imported, convert
 from rlplan.foreign.documents import flat
 from rlplan.foreign.source import read_source
+from rlplan.spec.files.job_file import job_from
+from rlplan.spec.resolved import settle
 
 MODEL = "model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n"
 
@@ -61,7 +63,8 @@ def test_a_trainer_that_is_not_read_is_refused_by_its_name(tmp_path: Path) -> No
 @pytest.mark.parametrize("liger", ["true", "false"])
 def test_logits_are_in_chunks_whatever_liger_is_told(trainer: str, liger: str, tmp_path: Path) -> None:
     """TRL 1.16.0, sft_trainer.py, dpo_trainer.py, kto_trainer.py: `add_fused_lm_head`, unconditional."""
-    assert job(tmp_path, f"trainer: {trainer}\nuse_liger_kernel: {liger}\n")["training.logits"] == "fused"
+    read = imported(tmp_path, f"trainer: {trainer}\nuse_liger_kernel: {liger}\n", hardware="1xH100")
+    assert settle(job_from(read.data, ())).training.logits == "fused"
 
 
 def peak(folder: Path, text: str, *overrides: str) -> int:

@@ -23,13 +23,10 @@ def unread(folder: Path, settings: dict[str, Any]) -> str:
     ("key", "value"),
     [
         ("critic.model.enable_gradient_checkpointing", False),
-        ("critic.ppo_micro_batch_size_per_gpu", 16),
         ("critic.strategy", "megatron"),
-        ("critic.ulysses_sequence_parallel_size", 4),
         ("critic.fsdp.model_dtype", "bf16"),
         ("critic.fsdp.param_offload", False),
         ("critic.model.fsdp_config.optimizer_offload", False),
-        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", 32),
     ],
 )
 def test_what_a_role_is_given_beside_the_policy_is_said(key: str, value: object, tmp_path: Path) -> None:

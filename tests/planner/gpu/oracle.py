@@ -69,6 +69,8 @@ class Oracle(RawSeconds):
             for engine in self._engines(arrangement):
                 mine, holds = self._engine_bytes(moments, arrangement, engine)
                 for trainer, other in trainers:
+                    if not self._has_framework(arrangement, trainer, engine):
+                        continue
                     for sync_mode in self._sync_modes(arrangement, engine):
                         held = (mine[0], mine[1], copies(mine[2])) if sync_mode == "delta" else mine
                         rank, kv_cache = self._fit(moments, arrangement, engine, held, other, holds)

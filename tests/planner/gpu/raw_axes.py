@@ -9,9 +9,10 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.errors import SpecError
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.hardware.profile import ComputeDtype
+from rlplan.spec.models.shards import has_even_stages
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.parts.workload import WorkloadSpec
-from rlplan.spec.resolved import SettledJob
+from rlplan.spec.resolved import SettledJob, rule_book
 from rlplan.vocabulary import Placement, SyncContent
 
 FLAGS = (False, True)
@@ -89,7 +90,7 @@ class RawAxes:
         contexts = min(8, max(1, self.work.max_seq_len // 2048))
         opens = {
             "deepspeed": (contexts, 8, 1, 1, 1),
-            "fsdp2": (1, 8, 1, contexts, 1),
+            "fsdp2": (contexts, 8, 1, contexts, 1),
             "megatron": (1, 8, 16, contexts, 64),
         }[backend]
         given = wants.ulysses, wants.tp, wants.pp, wants.cp, wants.ep
@@ -101,7 +102,7 @@ class RawAxes:
             ways, ranks = ulysses * tp * pp * cp, arrangement.num_training
             if backend == "deepspeed" and not self._can_share(ulysses, tp):
                 continue
-            if heads % (ulysses * tp) or ways > ranks or ranks % ways or pp > self.setting.policy.num_layers:
+            if heads % (ulysses * tp) or ways > ranks or ranks % ways or not self._has_stages(pp):
                 continue
             if wants.tp == "auto" and any(model.num_heads % tp for model in self.setting.models.values()):
                 continue
@@ -125,6 +126,10 @@ class RawAxes:
                     continue
                 for micro, tokens in self._passes(share, ulysses * cp):
                     yield TrainerChoice(stage, again, optimizer, parameters, micro, ulysses, tp, pp, cp, ep, tokens)
+
+    def _has_stages(self, pp: int) -> bool:
+        """Whether the layers go on so many stages, of which all but the last have equally many."""
+        return pp == 1 or (pp <= self.setting.policy.num_layers and has_even_stages(self.setting.policy, pp))
 
     def _lacks_rows(self, experts: int) -> bool:
         """Whether Megatron refuses to train experts behind tensor parallel ranks."""
@@ -174,6 +179,20 @@ class RawAxes:
         if optimizer and wants.offload_device == "nvme" and stage < 3:
             return False
         return not (wants.lora is not None and wants.lora.base_dtype == "nf4" and stage == 3)
+
+    def _has_framework(self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice) -> bool:
+        """Whether the job's framework has the whole choice, of which each rule is asked."""
+        axes = ("zero_stage", "gradient_checkpointing", "offloads_optimizer", "offloads_parameters")
+        axes += ("ulysses", "tp", "pp", "cp", "ep")
+        chosen = {f"training.{axis}": getattr(trainer, axis) for axis in axes}
+        for name in ("tp", "attention_dp", "has_expert_parallel", "sleep_level"):
+            chosen[f"rollout.{name}"] = getattr(engine, name)
+        chosen["placement.placement"] = arrangement.placement.value
+        chosen["placement.num_scoring_devices"] = arrangement.num_scoring
+        chosen["placement.offload"] = "none" if arrangement.offloaded == "none" else "host"
+        if arrangement.offloaded != "none":
+            chosen["placement.offload_roles"] = arrangement.offloaded
+        return rule_book(self.spec).allows(chosen)
 
     def _passes(self, share: int, ways: int) -> Iterator[tuple[int, int]]:
         work, tokens, packs = self.work, self.spec.training.max_tokens_per_micro_batch, self.spec.backend == "deepspeed"

@@ -151,7 +151,7 @@ def test_random_lengths_may_fit_in_expectation_only() -> None:
     lengths = "workload.response_lengths={kind: lognormal, median: 2000, sigma: 0.8}"
     wide = found("meta-llama/Llama-3.2-1B", "2xH100", "grpo", *fixed, lengths, "workload.max_response_len=60000",
                  "workload.micro_batch_size_per_gpu=1", "training.logits=plain", "workload.num_prompts_per_step=2",
-                 "training.backend=fsdp2",
+                 "framework=nemo_rl", "training.backend=fsdp2",
                  "rollout.max_num_batched_tokens=8192", "training.offloads_optimizer=false")  # fmt: skip
     assert wide.verdict is Verdict.IN_EXPECTATION
     assert 0 < wide.oom_risk < 1

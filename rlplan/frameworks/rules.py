@@ -1,0 +1,158 @@
+"""Rules of a framework: the values of a job's keys that its configuration can say and its trainer can run.
+
+In: rules of a profile, and the values of a job's keys. Out: which values a search may try, which open keys have one
+value alone, and which stated values the framework lacks. Left out: the framework's own configuration keys (keys/).
+
+A key that a job leaves open is judged once a search has chosen its value; a rule whose condition asks for a key that is
+still open is not judged before.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from rlplan.records import dataclass
+
+OPEN = "auto"
+"""The value of a key that a job leaves open."""
+SHARE = "share"
+"""The value of a rule for `rollout.max_num_seqs`: an engine's equal part of a step's rollouts."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The values of one key that a framework takes."""
+
+    key: str
+    """A key of a job, dotted."""
+    why: str
+    """The reason, for people: a sentence without its full stop."""
+    only: tuple[Any, ...] = ()
+    """The values that it takes. A job that leaves the key open takes the one value of such a rule."""
+    searched: tuple[Any, ...] = ()
+    """The values that a search tries where the job leaves the key open, if these are fewer than `only`."""
+    when: Mapping[str, Any] = field(default_factory=dict)
+    """Values of other keys with which the rule holds."""
+    reads_more: bool = False
+    """Whether the framework has other values, which are counted where a file says them and which no export writes."""
+
+    @property
+    def tried(self) -> tuple[Any, ...]:
+        """The values that a search may try."""
+        return self.searched or self.only
+
+
+def word_of(value: Any) -> str:
+    """A value as it is typed: `true`, `null`, `8`."""
+    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
+
+
+def matches(value: Any, wanted: Any) -> bool:
+    """Whether a value is what a condition wants: it, one of several, one beyond a bound, any (`*`), or any other than
+    these (`{not: ...}`).
+
+    >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
+    (True, True, False, True)
+    """
+    if wanted == "*":
+        return value is not None
+    if isinstance(wanted, Mapping):
+        return not matches(value, wanted["not"])
+    if isinstance(wanted, list | tuple):
+        return any(matches(value, each) for each in wanted)
+    if isinstance(wanted, str) and wanted[:1] in ("<", ">"):
+        if not _is_number(value):
+            return False
+        bound = float(wanted[1:])
+        return bool(value > bound if wanted[0] == ">" else value < bound)
+    if _is_number(value) and _is_number(wanted):
+        return bool(value == wanted)  # 0 and 0.0
+    return word_of(value).lower() == word_of(wanted).lower()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class RuleBook:
+    """The rules of one job's framework."""
+
+    def __init__(self, rules: Sequence[Rule], value_of: Callable[[str], Any]) -> None:
+        """value_of: gives the job's value of a key, and OPEN for one that the job leaves open."""
+        self._rules, self._value_of = tuple(rules), value_of
+        # What the job itself says is refused before the search, or counted as it stands.
+        self._judged = frozenset(rule.key for rule, _ in self.find_lacking()) if rules else frozenset[str]()
+        self._by_keys: dict[tuple[str, ...], tuple[Rule, ...]] = {}
+        self._known: dict[tuple[tuple[str, Any], ...], bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def beside(self, changes: Mapping[str, Any]) -> "RuleBook":
+        """The rules asked with other values of some keys."""
+        return RuleBook(self._rules, lambda key: changes[key] if key in changes else self._value_of(key))
+
+    def allows(self, chosen: Mapping[str, Any]) -> bool:
+        """Whether the framework takes values that a search has chosen, beside those that the job states."""
+        if not self._rules:
+            return True
+        key = tuple(chosen.items())
+        if key not in self._known:
+            self._known[key] = next(self.find_broken(chosen), None) is None
+        return self._known[key]
+
+    def find_broken(self, chosen: Mapping[str, Any]) -> Iterator[Rule]:
+        """Rules that chosen values break."""
+        for rule in self._rules_about(tuple(chosen)):
+            value = chosen[rule.key] if rule.key in chosen else self._value_of(rule.key)
+            is_open = rule.key in chosen and self._value_of(rule.key) == OPEN
+            allowed = rule.tried if is_open else rule.only
+            if value != OPEN and not matches(value, allowed) and self._holds(rule, chosen):
+                yield rule
+
+    def find_lacking(self) -> Iterator[tuple[Rule, Any]]:
+        """Rules that the job's own values break, with these values."""
+        for rule in self._rules:
+            value = self._value_of(rule.key)
+            is_judged = value != OPEN and rule.only != (SHARE,)
+            if is_judged and not matches(value, rule.only) and self._holds(rule, {}):
+                yield rule, value
+
+    def settle(self) -> dict[str, Any]:
+        """Keys that the job leaves open and for which the framework has one value alone."""
+        settled: dict[str, Any] = {}
+        for rule in self._rules:
+            is_one = len(rule.tried) == 1 and rule.tried[0] not in (OPEN, SHARE)
+            if is_one and self._value_of(rule.key) == OPEN and self._holds(rule, settled):
+                settled.setdefault(rule.key, rule.tried[0])
+        return settled
+
+    def values(self, key: str, chosen: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """The values of an open key that may be tried beside chosen ones; None where no rule says any."""
+        found = (rule.tried for rule in self._rules if rule.key == key and self._holds(rule, chosen))
+        return next(found, None)
+
+    def _rules_about(self, keys: tuple[str, ...]) -> tuple[Rule, ...]:
+        """Rules that one of these keys may decide."""
+        if keys not in self._by_keys:
+            among = frozenset(keys)
+            judged = (rule for rule in self._rules if rule.key not in self._judged and rule.only != (SHARE,))
+            self._by_keys[keys] = tuple(rule for rule in judged if rule.key in among or not among.isdisjoint(rule.when))
+        return self._by_keys[keys]
+
+    def _holds(self, rule: Rule, chosen: Mapping[str, Any]) -> bool:
+        """Whether a rule's condition holds, whatever becomes of the keys that are still open."""
+        return all(self._is_met(key, wanted, chosen) for key, wanted in rule.when.items())
+
+    def _is_met(self, key: str, wanted: Any, chosen: Mapping[str, Any]) -> bool:
+        value = chosen[key] if key in chosen else self._value_of(key)
+        if value != OPEN:
+            return matches(value, wanted)
+        about = (rule for rule in self._rules if rule.key == key)
+        possible = next((rule.tried for rule in about if self._is_certain(rule)), ())
+        return bool(possible) and all(matches(each, wanted) for each in possible)
+
+    def _is_certain(self, rule: Rule) -> bool:
+        """Whether the job's own values meet a rule's condition."""
+        values = {key: self._value_of(key) for key in rule.when}
+        return all(value != OPEN and matches(value, rule.when[key]) for key, value in values.items())
