@@ -118,9 +118,7 @@ class GpuTimes:
         return NOTHING
 
     def trainer_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
-        """Everything of a step but rollouts, the engine's switches, the weight sync, and what may run beside all of it:
-        a value model's states are saved beside the policy's passes.
-        """
+        """A lower bound of a step without rollouts, the engine's switches and the weight sync."""
         return self.pass_seconds(arrangement, choice) + self._sum_of("moves", (*MOVES, *SAVES), arrangement, choice)
 
     def pass_seconds(self, arrangement: Arrangement, choice: TrainerChoice) -> float:
@@ -139,17 +137,19 @@ class GpuTimes:
     def _actions_of(
         self, name: str, kinds: tuple[ActionKind, ...], where: Arrangement
     ) -> tuple[tuple[Action, ...], int]:
-        """The step's actions of some kinds, and a number: one for arrangements in which these take as long."""
+        """The step's actions of some kinds that nothing runs beside, and a number: one for arrangements in which these
+        take as long. States of a value model are saved beside the policy's passes.
+        """
         groups = where.num_training, where.num_scoring
         key = name, groups, where.offloaded, where.placement
         if key not in self._actions:
-            mine = tuple(
+            actions = tuple(
                 each
                 for each in self.roles.view(where).step
                 if each.kind in kinds and each.every == 1 and (each.kind not in SAVES or each.role is Role.POLICY)
             )
-            passes = groups, tuple((each.kind, each.id, each.role, each.repeat) for each in mine)
-            self._actions[key] = mine, self._alike.setdefault(passes if name == "passes" else key, len(self._alike))
+            passes = groups, tuple((each.kind, each.id, each.role, each.repeat) for each in actions)
+            self._actions[key] = actions, self._alike.setdefault(passes if name == "passes" else key, len(self._alike))
         return self._actions[key]
 
     def least_ahead(
