@@ -293,9 +293,11 @@ def test_a_lost_engine_with_a_base_in_4_bits_comes_back_with_it(tmp_path: Path) 
 @pytest.mark.engine
 @pytest.mark.nightly
 def test_an_engine_that_dies_while_it_starts_ends_the_run_by_name(tmp_path: Path) -> None:
+    """It is killed when vLLM has begun to write: before that the process only comes up, which is no action yet."""
     folder = tmp_path / "run"
+    log = folder / "logs" / "rollout_engine-0.log"
     process = start("run", "examples/quickstart.yaml", "--out", str(folder))
-    wait_for(lambda: engine_pid(folder) > 0, 120)
+    wait_for(lambda: log.exists() and "MainProcess" in log.read_text(), 120)
     children = descendants_of(process.pid)
     os.kill(engine_pid(folder), signal.SIGKILL)
     run = finish(process, folder)
