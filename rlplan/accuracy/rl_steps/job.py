@@ -8,6 +8,7 @@ What sources do not state is assumed, the same for every point, and listed at ea
 
 import re
 from functools import lru_cache
+from math import exp
 from typing import Any
 
 from rlplan.accuracy.named_models import policy_of
@@ -24,13 +25,14 @@ USUAL_PROMPT = 200
 """Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k: 100 to 250)."""
 USUAL_MAX_PROMPT = 2048
 """Tokens of the longest prompt that is allowed, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
-MEAN_OF_LIMIT = 0.06
-"""Mean response over the limit, where the limit is far above what a model says and no mean is stated. Assumed: a 7B
-model on competition mathematics says 1,500 to 4,000 tokens under limits of 20 to 32 thousand."""
+USUAL_MEAN, REASONING_MEAN = 2450.0, 10_000.0
+"""Mean tokens of responses that no limit cuts, where no mean is stated: of models that were not trained to reason at
+length, and of those that were. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics under limits
+of 20 to 32 thousand (their geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B."""
+REASONING = re.compile(r"r1-distill|deepscaler|qwq|thinking|openthinker|skywork-or1|deepseek-r1|magistral", re.I)
+"""Names of models that were trained to reason at length."""
 SIGMA = 1.0
 """Of the logarithm of response lengths. Assumed: a few of a thousand then reach ten times the mean, as DAPO clips."""
-SHORT_LIMIT = 2048
-"""Limits up to which responses are taken to be half of the limit."""
 NUM_SAMPLES = 16
 """Responses of a prompt where they are not stated (GRPO in NeMo-RL's recipes and verl's)."""
 MAX_NUM_SEQS = 1024
@@ -41,7 +43,8 @@ UTILIZATIONS = {"nemo_rl": (0.6, 0.8)}
 USUAL_UTILIZATIONS = (0.8, 0.8)
 """In verl's recipes."""
 RECOMPUTED = re.compile(r"llama-?3\.1-8b|qwen3-235b|deepseek-(v3|r1)|nemotron-?3-super", re.IGNORECASE)
-"""Models whose recipes in NeMo-RL set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off."""
+"""Models whose recipes in NeMo-RL set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off.
+Its recipes for FSDP2 with tensor parallelism set it (`fsdp2tp8-actckpt`)."""
 SCORED_SEQUENCES = 2
 """NeMo-RL's `logprob_batch_size`, sequences of the greatest length in a pass without gradients: 1 to 4 by model."""
 LONG_RESPONSE, LONG_ULYSSES = 16_384, 4
@@ -86,7 +89,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     total = num_ranks(settings)
     num_training, num_generation = _devices(settings, total, is_async=is_async)
     is_shared = num_training + num_generation > total
-    prompt, lengths = _lengths(settings)
+    prompt, lengths = _lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
     axes = _axes(settings, backend, num_training)
     job: dict[str, Any] = {
         "policy": policy_of(point, longest=_max_prompt(settings, prompt) + lengths.longest),
@@ -172,7 +175,9 @@ def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backe
     found: dict[str, Any] = {
         "backend": backend,
         **{axis: getattr(axes, axis) for axis in ("tp", "pp", "cp", "ep", "ulysses")},
-        "gradient_checkpointing": RECOMPUTED.search(point.model or "") is not None if framework == "nemo_rl" else True,
+        "gradient_checkpointing": framework != "nemo_rl"
+        or RECOMPUTED.search(point.model or "") is not None
+        or (backend == "fsdp2" and axes.tp > 1),
         "offloads_optimizer": "optimizer" in offload or "auto",
     }
     if stage := settings.first(("zero_stage", "zero")):
@@ -246,7 +251,7 @@ def _rollouts(settings: RunSettings, num_samples: int) -> int:
     return settings.count(prompts) * max(1, num_samples)
 
 
-def _lengths(settings: RunSettings) -> tuple[float, Lengths]:
+def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
     """Tokens of a prompt, and how responses are distributed."""
     prompt = float(_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
@@ -263,8 +268,13 @@ def _lengths(settings: RunSettings) -> tuple[float, Lengths]:
     elif (key := settings.first(("avg_response", "mean_response", "response_mean", "mean_response_len"))) is not None:
         mean = settings.number(key, low=1)
     else:
-        mean = limit / 2 if limit <= SHORT_LIMIT else limit * MEAN_OF_LIMIT
+        mean = _uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _uncut(USUAL_MEAN, limit).mean)
     return prompt, lognormal(round(min(mean, limit), 1), limit)
+
+
+def _uncut(mean: float, limit: int) -> Lengths:
+    """Lengths that have a mean without their limit, cut at the limit."""
+    return Lengths(LogNormalLengths(kind="lognormal", median=mean * exp(-(SIGMA**2) / 2), sigma=SIGMA), limit)
 
 
 @lru_cache(maxsize=64)

@@ -23,11 +23,14 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
 
 @predicts("rl_fits")
 def predict_fit(point: MeasuredPoint) -> Prediction:
-    """The verdict of the job with its published layout forced, also with the longest responses that are allowed."""
+    """The memory of the job with its published layout forced, also with the longest responses that are allowed.
+
+    A run that took place says nothing of what an export writes, which a plan's verdict counts too.
+    """
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")
     plan = plan_of(rl_job(point))
-    return Prediction(plan.verdict.value, is_right=plan.fits == point.measured.value)
+    return Prediction(plan.fit.value, is_right=plan.memory_fits == point.measured.value)
 
 
 def seconds_in(unit: str) -> float:

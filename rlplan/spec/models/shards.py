@@ -62,10 +62,10 @@ def has_even_stages(model: ModelSpec, pp: int) -> bool:
 def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
     """The layers of each stage of a pipeline that trains: fewer on the last one, which has the head.
 
-    Counts: of all numbers x of the last stage's layers with which no other stage has more than L / p, rounded up, the
-    one whose slowest stage is the fastest; of equal ones that which leaves the others equal parts, then the most. So it
-    is never slower than an even split and no stage is larger. has_head: not of a model that gives values.
-    Source: Megatron-Core 0.14, `num_layers_in_last_pipeline_stage`, `pipeline_model_parallel_layout`.
+    Counts: of all numbers x of the last stage's layers with which no stage has more than L / p, rounded up: those that
+    leave the other stages equal parts, since verl, NeMo-RL and slime can say no others; of these, or of all where there
+    are none, the one whose slowest stage is the fastest, then the most. has_head: not of a model that gives values.
+    Source: Megatron-Core 0.14, `num_layers_in_last_pipeline_stage`.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> v3, mixture = find_model("deepseek-ai/DeepSeek-V3"), find_model("Qwen/Qwen3-235B-A22B")
@@ -80,9 +80,9 @@ def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple
         return even
     extra, most = head_in_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
 
-    def badness(last: int) -> tuple[float, int, int]:
+    def badness(last: int) -> tuple[bool, float, int]:
         largest = ceil_div(num_layers - last, pp - 1)
-        return max(largest, last + extra), (num_layers - last) % (pp - 1), -last
+        return (num_layers - last) % (pp - 1) > 0, max(largest, last + extra), -last
 
     last = min((x for x in range(1, most + 1) if 1 <= ceil_div(num_layers - x, pp - 1) <= most), key=badness)
     ends = list(accumulate(len(layers) for layers in stage_layers(num_layers - last, pp - 1)))
