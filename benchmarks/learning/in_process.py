@@ -2,7 +2,8 @@
 
 Prompts, groups, rewards, advantages, mini-batches, losses and the trainers' passes are the runtime's own; the engine is
 transformers' model with the same weights, the optimizer torch's AdamW.
-In: a job. Out: greedy accuracy on the held-out prompts, before training and after so many steps.
+In: a job. Out: greedy accuracy on the held-out prompts, before training and after so many steps; of a reward model the
+share of held-out pairs that it ranks right.
 """
 
 import os
@@ -34,6 +35,7 @@ from rlplan.runtime.rollout.groups import Group, GroupMaker, gather
 from rlplan.runtime.rollout.requests import RequestMaker
 from rlplan.runtime.workers.scorer import Scorer
 from rlplan.runtime.workers.trainer.policy_trainer import PolicyTrainer
+from rlplan.runtime.workers.trainer.reward_trainer import RewardTrainer
 from rlplan.runtime.workers.trainer.value_trainer import ValueTrainer
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import Role
@@ -107,7 +109,8 @@ class InProcess:
         self.reward_pool = RewardPool(job)
         self.groups = GroupMaker(job, self.requests.prompt, self.ends)
         self.engine = AutoModelForCausalLM.from_pretrained(job.policy.path, dtype=torch.float32)
-        self.policy = PolicyTrainer("policy_trainer/0", job, {}, 1)
+        self.trains_scalar = job.algorithm.declaration.trains_scalar
+        self.policy = (RewardTrainer if self.trains_scalar else PolicyTrainer)("policy_trainer/0", job, {}, 1)
         self.policy.engine = self._plain(self.policy, job.algorithm.learning_rate)
         self.value: ValueTrainer | None = None
         if Role.VALUE in job.trained_roles:
@@ -141,7 +144,9 @@ class InProcess:
         return self.accuracy()
 
     def accuracy(self) -> float:
-        """Greedy, on the held-out prompts."""
+        """Greedy, on the held-out prompts; of a reward model on the held-out pairs."""
+        if self.trains_scalar:
+            return self._pair_accuracy()
         completions = self._complete(self.requests.evaluation())
         rollouts = [
             Rollout(prompt, 0, completion, self.groups.words.text(completion.chosen))
@@ -149,6 +154,15 @@ class InProcess:
         ]
         self.reward_pool.judge(rollouts)
         return sum(rollout.rewards["answer_matcher"] for rollout in rollouts) / len(rollouts)
+
+    def _pair_accuracy(self) -> float:
+        """The share of held-out pairs whose chosen answer has the higher score; of equal scores a half."""
+        ranked = []
+        for prompt in self.prompts.heldout:
+            answers = [SequencePair(prompt.tokens, tokens) for tokens in prompt.answers]
+            (chosen,), (rejected,) = self.policy.score(answers, Role.POLICY.value)
+            ranked.append(((chosen > rejected) + (chosen >= rejected)) / 2)
+        return sum(ranked) / len(ranked)
 
     def _step(self) -> None:
         groups = gather(self.job.workload.num_prompts_per_step, self._more, self.job.max_refills, lambda _: None)
@@ -164,7 +178,8 @@ class InProcess:
             self._train(self.value, rollouts)
         if self.steps_done > self.job.algorithm.value_warmup_steps:
             self._train(self.policy, rollouts)
-        self.engine.load_state_dict(self.policy.engine.module.language_model.state_dict())
+        if not self.trains_scalar:
+            self.engine.load_state_dict(self.policy.engine.module.language_model.state_dict())
 
     def _more(self, count: int) -> list[Group]:
         numbers = range(self.next, self.next + count)
