@@ -107,6 +107,8 @@ def _found(key: str, word: str | None) -> Iterator[_Meant]:
     for table in map(load_table, SOURCES):
         for ours, alternatives in table.rows.items():
             for row in alternatives:
+                if row.is_only_read:
+                    continue  # the same key stands in the row of its own meaning
                 if word is None:
                     yield from _of_key(table, ours, row, key)
                 elif ours == key and row.map is not None and word in row.map:

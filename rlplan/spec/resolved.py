@@ -28,7 +28,7 @@ from rlplan.spec.parts.rollout import RolloutSpec
 from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import LossName, TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
-from rlplan.units import MIB, ceil_div
+from rlplan.units import GIB, MIB, ceil_div
 from rlplan.vocabulary import Backend, Dtype, Loss, Role, SyncContent, Transport
 
 Kind = Literal["cpu", "cuda"]
@@ -376,10 +376,18 @@ def _value_of(job: JobSpec, key: str) -> Any:
         return job.backend
     if key == "placement.placement" and job.hardware.generation is not None:
         return "disaggregated"  # two groups of GPUs share no devices
+    if key == "hardware.has_large_gpus":
+        generation = job.hardware.generation or job.hardware
+        return job.is_on_gpus and _is_large_to_vllm(get_gpu(generation.profile, where="hardware.profile"))
     part: Any = job
     for name in key.split("."):
         part = getattr(part, name, None)
     return part
+
+
+def _is_large_to_vllm(gpu: GpuProfile) -> bool:
+    """Whether vLLM's server takes its larger default limits on a GPU. Source: vLLM 0.25 arg_utils.py."""
+    return gpu.memory.value >= 70 * GIB and not gpu.name.startswith("a100")
 
 
 def _with_framework_values(job: JobSpec) -> JobSpec:

@@ -67,19 +67,24 @@ GRPOTrainer(model=model, args=options, train_dataset=data, reward_funcs=[reward]
 """
 
 
-@pytest.mark.parametrize(("name", "text", "gpus"), [("o.sh", OPENRLHF, "8xH100"), ("u.py", UNSLOTH, "1xH100")])
-def test_what_import_writes_is_estimated_and_planned_and_not_run(
-    rlplan: Call, name: str, text: str, gpus: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "text", "gpus", "refused_for"),
+    [("o.sh", OPENRLHF, "8xH100", None), ("u.py", UNSLOTH, "1xH100", "rollout.quantization=none")],
+)
+def test_what_import_writes_is_planned_as_it_is_emitted(
+    rlplan: Call, name: str, text: str, gpus: str, refused_for: str | None, tmp_path: Path
 ) -> None:
-    """These have logits kept and engines quantised, which rlplan's own runtime lacks and their own programs have."""
+    """Unsloth's engine in 4 bits is counted, and no export for TRL has it: every verb says so, with the bytes."""
     (tmp_path / name).write_text(text)
     out = tmp_path / "job.yaml"
     assert rlplan("import", tmp_path / name, "--hardware", gpus, "--out", out).exit_code == 0
     for verb in ("estimate", "plan"):
         answer = rlplan(verb, out)
-        assert answer.exit_code == 0, answer.out + answer.err
-        assert answer.out.startswith("fits ")
-    assert rlplan("emit", out, "--out", tmp_path / "bundle").exit_code == 3
+        assert answer.exit_code == (3 if refused_for else 0), answer.out + answer.err
+        assert answer.out.startswith("refused " if refused_for else "fits ")
+        assert "GiB of 78.9 GiB" in answer.out
+        assert (refused_for or "") in answer.err
+    assert rlplan("emit", out, "--out", tmp_path / "bundle").exit_code == (3 if refused_for else 0)
 
 
 def test_a_folder_with_several_scripts_has_a_command_for_one_and_a_bundle_an_estimate(

@@ -195,7 +195,7 @@ def test_the_same_seed_draws_the_same(rlplan: Call, plan: Path) -> None:
 
 
 def test_what_takes_no_drawing_takes_what_the_formula_says(rlplan: Call) -> None:
-    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT, "training.backend=fsdp2")
+    asked = ("--model", "Qwen/Qwen2.5-0.5B", "--gpus", "2xH100", "--algorithm", "dpo", *SHORT, "framework=trl")
     simulated = data_of(rlplan("simulate", *asked, "--steps", 2, "--json"))
     seconds = data_of(rlplan("plan", *asked, "--json"))["results"]["step"]["seconds"]
     assert simulated["mean_step_s"] == pytest.approx(seconds)

@@ -20,7 +20,7 @@ SLOWER = 0.7
 
 def points(folder: Path, number: int) -> str:
     """Published throughputs of H100s as a slower machine would have them."""
-    chosen = [point for point in bundled_points() if point.id.startswith("primerl-") and "xh100" in point.id]
+    chosen = [point for point in bundled_points() if point.id.startswith("mb-") and "H100" in (point.gpu or "")]
     chosen = [point for point in chosen if point.kind == "throughput_train"][:number]
     path = folder / "points.json"
     rows = [json.loads(point.model_dump_json()) for point in chosen]
