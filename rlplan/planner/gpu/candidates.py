@@ -150,11 +150,11 @@ class ChoicesOfGroups:
 
     def _deals_out(self, groups: int) -> bool:
         """Whether a mini-batch goes to so many groups of ranks: rlplan's own runtime packs what each gets, the others'
-        have equally many rollouts.
+        have equally many rollouts, or pairs of them.
         """
         if self.job.is_for_rlplan:
             return groups <= self.job.num_units_per_mini_batch
-        return self.job.workload.rollouts_per_mini_batch % groups == 0
+        return self.job.workload.rollouts_per_mini_batch % (groups * self.job.sequences_per_unit) == 0
 
     def _micro_batches(self, share: int, axes: Axes) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Sweeps of (rollouts of a pass, tokens of a packed pass or 0), the largest first.

@@ -54,7 +54,6 @@ REFUSED: list[tuple[str, str, tuple[str, ...], str, str]] = [
     (DENSE, "8xH100", ("training.fsdp_size=2", MEGATRON), "training.fsdp_size", "the trainer is Megatron-Core"),
     (DENSE, "8xH100", ("training.optimizer=muon", MEGATRON), "training.optimizer", "muon"),
     (DENSE, "8xH100", ("training.offload_device=nvme", FSDP2), "training.offload_device", "nvme"),
-    (DENSE, "8xH100", ("training.lora={rank: 8, base_dtype: nf4}", FSDP2), "training.lora.base_dtype", "nf4"),
     (DENSE, "8xH100", ("training.offloads_parameters=true", MEGATRON), "training.offloads_parameters", ""),
     (DENSE, "8xH100", ("training.offloads_optimizer=true", FSDP2), "training.offloads_optimizer", "differ"),
     (DENSE, TWO_KINDS, ("placement.placement=colocated",), "placement.placement", "two groups"),

@@ -29,7 +29,7 @@ def test_a_layout_that_leaves_megabytes_gives_way_to_one_that_leaves_gigabytes_f
     spec = job("Qwen/Qwen2.5-7B", "8xH100", "grpo")
     search, chosen = GpuSearch(spec, read_setting(spec)), best_plan(spec)
     fastest = search.best().plan
-    assert fastest.headroom_bytes < 0.1 * GIB
+    assert fastest.headroom_bytes < 0.5 * GIB
     assert chosen.verdict is Verdict.FITS
     assert chosen.headroom_bytes > 7 * GIB
     assert chosen.seconds <= fastest.seconds * (1 + SAME_SPEED)
