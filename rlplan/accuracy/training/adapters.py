@@ -44,7 +44,7 @@ ALGORITHMS = ("algo", "algorithm")
 POLICY_GRADIENTS = frozenset({"grpo", "drgrpo", "dapo", "gspo", "rloo", "reinforce", "cispo"})
 PREFERENCE = frozenset({"dpo", "orpo", "kto", "simpo", "ppo", "grpo", "rlhf", "kd", "distillation", "reward"})
 _BACKENDS = ("custom", "bnb", "hqq")
-"""How fsdp_qlora writes its own modules: `hqq_lora`."""
+"""Prefixes of the modules of fsdp_qlora, such as hqq in hqq_lora."""
 _PLACES = {
     "attention": r"q_proj|k_proj|v_proj|query_key_value|Wqkv|qkv|c_attn|query|key|value",
     "output": r"o_proj|out_proj|dense$|attn\.c_proj|self_attention\.dense",
@@ -202,7 +202,7 @@ def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """Words without dashes; `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
+    """Words without dashes; `full-finetuning` and hqq_lora are two, `p-tuning` and `LN Tuning` are one."""
     known, found = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)

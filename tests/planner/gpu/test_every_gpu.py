@@ -26,7 +26,7 @@ CHANGES = (
 FROZEN_APART = [
     ("4xL4", "Qwen/Qwen2.5-7B", "fsdp2"),
     ("8xA10", "Qwen/Qwen2.5-7B", "fsdp2"),
-    ("9xrtx-3090", "Qwen/Qwen3-30B-A3B", "megatron"),
+    ("8xrtx-3090", "Qwen/Qwen3-30B-A3B", "megatron"),
 ]
 """Jobs whose frozen roles were timed in the trainer's layout on a group that is too small for it."""
 
