@@ -103,8 +103,13 @@ def test_a_healthy_log_of_verl_is_normal_in_every_phase() -> None:
     assert report.causes == ()
 
 
-def test_the_vendor_s_own_run_of_nemo_rl_is_normal_in_every_phase() -> None:
-    """NVIDIA-NeMo/RL issue 959: 8B on 8 H100; the log has the mean of the lengths alone, the job has their shape."""
-    report = explain_step(load_job(REPORTS / "nm959_8b.yaml"), read_log(REPORTS / "nm959.jsonl"))
+@pytest.mark.parametrize("run", ["nm959_8b", "nm959_8b_fsdp2", "nm959_70b"])
+def test_the_vendor_s_own_runs_of_nemo_rl_are_normal_in_every_phase(run: str) -> None:
+    """NVIDIA-NeMo/RL issue 959, "Llama 3.1 on 8 and 64 H100": its table has the mean lengths, the jobs their shape.
+
+    The 70B on FSDP2 is not here: its training takes 1.9 and its weight sync 2.5 times the prediction.
+    """
+    report = explain_step(load_job(REPORTS / f"{run}.yaml"), read_log(REPORTS / f"{run}.jsonl"))
     assert is_normal_by_phase(report)
+    assert report.causes == ()
     assert {gap.phase for gap in report.gaps} >= {"rollout", "score", "train", "sync", "between"}
