@@ -32,7 +32,6 @@ from rlplan.printable import PrintableStream
 from rlplan.reading import path_refusal
 
 COMMANDS = {
-    "ui": "Change a job in the browser and see at once whether it fits.",
     "init": "Write a job to begin with, full of comments.",
     "estimate": "Predict memory per phase, process and kind.",
     "plan": "Choose a layout for a job.",
@@ -57,7 +56,7 @@ COMMANDS = {
 FOLDERS = {
     **dict.fromkeys(("explain", "simulate", "compare", "solve", "calibrate"), "answers."),
     **dict.fromkeys(("run", "watch", "report"), "running."),
-    **dict.fromkeys(("ui", "init", "schema", "docs"), "start."),
+    **dict.fromkeys(("init", "schema", "docs"), "start."),
 }
 """Commands whose module stands in a folder of its own below commands/."""
 
