@@ -39,7 +39,7 @@ PROMISES = {
     ),
     "A bundle adds nothing to its plan.": (
         "test_a_bundle_that_would_run_code_is_refused_before_anything_starts",
-        "tests/emit/test_edits.py::test_an_edit_that_the_table_does_not_have_is_refused_with_both_values",
+        "tests/emit/test_edits.py::test_an_edit_is_refused_with_both_values",
         "tests/emit/test_edits.py::test_a_link_is_refused_when_it_is_read_and_never_written_through",
         "tests/emit/test_edits.py::test_a_changed_launch_script_is_refused_at_its_line",
         "tests/runtime/processes/test_own_host.py::test_a_run_from_inside_a_bundle_full_of_traps_springs_none_and_listens_nowhere_else",
