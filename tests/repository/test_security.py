@@ -90,7 +90,6 @@ PROMISES = {
     "The installed packages": (
         "tests/repository/test_packaging.py::test_every_line_of_the_lock_is_an_exact_pin_with_a_hash",
         "tests/repository/test_gpu_lock.py::test_every_line_is_an_exact_pin_with_a_hash",
-        "tests/runtime/host/test_known_holes.py::test_a_version_with_a_hole_is_named_with_the_one_that_mends_it",
     ),
 }
 """What SECURITY.md promises, and the tests that hold it. Other users are not defended against."""

