@@ -18,7 +18,6 @@ from typing import Any
 
 from rlplan.emit.edits import check_unchanged, emit_again
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.emit.flags import check_engine_file, check_keys
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, read_plan, write_plan
 from rlplan.reading import MAX_SPEC_BYTES, read_text
@@ -34,7 +33,7 @@ ENGINES = ("deepspeed", "vllm")
 
 
 def write_bundle(plan: Plan, folder: Path) -> None:
-    """Write the bundle of a plan. Raises: EmitError when the folder holds something else or a key is not known,
+    """Write the bundle of a plan. Raises: EmitError when the folder holds something else,
     SpecError when it cannot be written.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "execution.json").exists():
@@ -45,7 +44,6 @@ def write_bundle(plan: Plan, folder: Path) -> None:
             way_out="name another folder",
         )
     spec = execution_spec(plan)
-    check_keys(spec)
     files = _files_of(spec, folder)
     for name in ("plan.json", *files):
         _refuse_links(folder, name)
@@ -84,7 +82,6 @@ def read_bundle(folder: Path) -> ExecutionSpec:
     _refuse_links(folder, "plan.json")
     plan = read_plan(folder / "plan.json")
     spec = execution_spec(plan, str(folder / "plan.json"))
-    check_keys(spec)
     files = _files_of(spec, folder)
     _check_files(folder, files)
     for name, text in files.items():
@@ -93,14 +90,12 @@ def read_bundle(folder: Path) -> ExecutionSpec:
 
 
 def _check_file(plan: Plan, folder: Path, name: str, given: str) -> None:
-    """Raises: SpecError, EmitError where a file is not as the plan gives it."""
+    """Raises: SpecError where a file is not as the plan gives it."""
     limit = MAX_SPEC_BYTES + 2 * len(given.encode())
     if name == "launch.sh":
         _check_script(folder, read_text(folder / name, "the bundle's launch.sh", limit=limit))
         return
     data = read_json(folder / name, f"the bundle's {name}", limit=limit)
-    if isinstance(data, dict):
-        check_engine_file(name, data)
     check_unchanged(folder, name, plan, json.loads(given), data)
 
 

@@ -163,7 +163,7 @@ def test_the_doctor_answers_in_json_with_a_fix_for_what_is_wrong(rlplan: Call) -
     value = json.loads(answer.out)
     assert value["schema_version"] == 1
     findings = {finding["subject"]: finding for finding in value["findings"]}
-    assert {"Python", "C++ compiler", "torch", "ray", "memory", "/dev/shm", "bundle keys"} <= set(findings)
+    assert {"Python", "C++ compiler", "torch", "ray", "memory", "/dev/shm"} <= set(findings)
     states = {finding["state"] for finding in findings.values()}
     assert states <= {"ok", "warning", "missing"}
     assert answer.exit_code == (4 if "missing" in states else 0)

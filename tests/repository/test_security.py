@@ -165,7 +165,6 @@ def test_planning_never_asks_the_servers_that_a_job_names(rlplan: Call, tmp_path
 
 OPENED_OTHERWISE = {
     "rlplan/accuracy/named_models.py": "comes with rlplan",
-    "rlplan/emit/flags.py": "comes with rlplan",
     "rlplan/foreign/logs/read.py": "names.yaml, which comes with rlplan",
     "rlplan/foreign/table.py": "comes with rlplan",
     "rlplan/frameworks/profile.py": "comes with rlplan",

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlplan.emit.flags import known_keys
 from rlplan.errors import HostError
 from rlplan.runtime.host.detect import detect
 from rlplan.runtime.host.finding import Finding, installed_version, judged
@@ -125,7 +124,6 @@ def _host() -> Iterator[Finding]:
     found = "/proc/self/clear_refs" if resets else "not writable"
     fix = "run on Linux with a writable /proc; on GPUs a process's peak is else that since its start"
     yield judged("peak measurement", resets, found, fix, "warning" if installed_version("vllm") else "missing")
-    yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
 def _sandboxes() -> Iterator[Finding]:
