@@ -169,6 +169,7 @@ OPENED_OTHERWISE = {
     "rlplan/foreign/table.py": "comes with rlplan",
     "rlplan/frameworks/profile.py": "comes with rlplan",
     "rlplan/report/html.py": "comes with rlplan",
+    "rlplan/report/style.py": "comes with rlplan",
     "rlplan/spec/algorithms/__init__.py": "comes with rlplan",
     "rlplan/spec/models/families/family.py": "comes with rlplan",
     "rlplan/spec/models/families/towers.py": "comes with rlplan",
