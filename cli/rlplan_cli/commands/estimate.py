@@ -9,7 +9,7 @@ from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
-    from rlplan_cli.sources import Question
+    from rlplan.sources import Question
 
 NAME = "estimate"
 EXAMPLES = (

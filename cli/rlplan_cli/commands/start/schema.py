@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "schema"
 EXAMPLES = ("rlplan schema -o job.schema.json",)
 
 
