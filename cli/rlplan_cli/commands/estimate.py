@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from rlplan.sources import Question
 
 NAME = "estimate"
-EXAMPLES = (
-    "rlplan estimate --model Qwen/Qwen2.5-7B --gpus 8xH100",
-    "rlplan estimate job.yaml workload.max_response_len=8192",
-)
 
 Trace = Annotated[
     bool, typer.Option("--trace", help="Trace the model's own code without running it: for unknown architectures.")

@@ -10,10 +10,6 @@ from rlplan.errors import SpecError
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "plan"
-EXAMPLES = (
-    "rlplan plan job.yaml -o plan.json",
-    "rlplan plan --model Qwen/Qwen2.5-7B --algorithm ppo --gpus 8xH100 --objective cost",
-)
 SHOWN_FIRST = 3
 """Next best layouts that are shown by default."""
 

@@ -13,10 +13,6 @@ from rlplan_cli.options import AsJson, JobArguments
 from rlplan_cli.render.terminal import note, print_stages
 
 NAME = "report"
-EXAMPLES = (
-    "rlplan report runs/quickstart/20261120-120000",
-    "rlplan report plan.json -o page",
-)
 
 
 def command(

@@ -11,7 +11,6 @@ from rlplan_cli.options import AsJson
 if TYPE_CHECKING:
     from rlplan.runtime.run_folder.following import Follower
 
-EXAMPLES = ("rlplan watch", "rlplan watch runs/quickstart/20261120-120000", "rlplan watch --once --json")
 NOT_YET = 1
 """Exit code where the run still goes on: a correct, negative answer."""
 DAY_S = 86_400

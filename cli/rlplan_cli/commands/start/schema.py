@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-EXAMPLES = ("rlplan schema -o job.schema.json",)
-
 
 def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schema to this file.")] = None,
