@@ -173,6 +173,7 @@ OPENED_OTHERWISE = {
     "rlplan/spec/algorithms/__init__.py": "comes with rlplan",
     "rlplan/spec/models/families/family.py": "comes with rlplan",
     "rlplan/spec/models/families/towers.py": "comes with rlplan",
+    "rlplan/spec/files/renamed.py": "comes with rlplan",
     "rlplan/spec/hardware/catalogue.py": "profiles, which were read through read_yaml before",
     "rlplan/spec/models/catalogue.py": "comes with rlplan",
     "rlplan/trace.py": "is written",
