@@ -191,7 +191,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     question, out = _asked("emit", job, overrides), Path(folder)
     stack, notes = "", tuple[str, ...]()
     if target is not None and target not in LAUNCHERS:
-        stack = check_stack(target, tuple(LAUNCHERS))
+        stack = check_stack(target, LAUNCHERS)
     plan = question.plan or best_plan(for_stack(question.job, stack) if stack else question.job, with_others=False)
     if target is None and not plan.job.release.is_rlplan:
         stack = plan.job.release.name

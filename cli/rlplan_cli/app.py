@@ -4,6 +4,7 @@ Results go to stdout, progress and messages to stderr. Exit codes stand in `rlpl
 """
 
 import importlib
+import json
 import keyword
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import typer
@@ -31,35 +33,10 @@ from rlplan.errors import (
 from rlplan.printable import PrintableStream
 from rlplan.reading import path_refusal
 
-COMMANDS = {
-    "ui": "Change a job in the browser and see at once whether it fits.",
-    "init": "Write a job to begin with, full of comments.",
-    "estimate": "Predict memory per phase, process and kind.",
-    "plan": "Choose a layout for a job.",
-    "explain": "Say what binds in a plan, and what would change it.",
-    "simulate": "Simulate the steps of a plan, with sampled response lengths.",
-    "compare": "Say what a job takes and costs on several clusters.",
-    "solve": "Find the largest length or number of sequences that still fits.",
-    "import": "Read a configuration of another stack as a job.",
-    "check": "Say whether a configuration of another stack fits.",
-    "emit": "Write the bundle that will run.",
-    "run": "Run a job, plan or bundle on vLLM, DeepSpeed and Ray.",
-    "watch": "Show how a run stands, until it ends.",
-    "report": "Write a page with charts and tables of a run or a plan.",
-    "accuracy": "Compare the formulas with published or your own measurements.",
-    "calibrate": "Fit a profile to measured steps and peaks of your own.",
-    "doctor": "Look at Python, packages, memory and /dev/shm.",
-    "profiles": "List, show, detect and measure hardware profiles.",
-    "docs": "Look a word up in the pages, offline.",
-    "schema": "Print the JSON Schema of job files, for editors.",
-}
-"""Every command and its line in the help. Modules are imported when their command is called: the help needs none."""
-FOLDERS = {
-    **dict.fromkeys(("explain", "simulate", "compare", "solve", "calibrate"), "answers."),
-    **dict.fromkeys(("run", "watch", "report"), "running."),
-    **dict.fromkeys(("ui", "init", "schema", "docs"), "start."),
-}
-"""Commands whose module stands in a folder of its own below commands/."""
+COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
+"""Every command: its line in the help, the folder below commands/ that its module stands in, examples. Modules are
+imported when their command is called: the help needs none.
+"""
 
 
 class _Modules(MutableMapping[str, Any]):
@@ -89,8 +66,8 @@ class _Modules(MutableMapping[str, Any]):
 
 
 def _command_of(name: str) -> Any:
-    file = FOLDERS.get(name, "") + name + "_" * keyword.iskeyword(name)
-    module = importlib.import_module(f"rlplan_cli.commands.{file}")
+    place = [*filter(None, [COMMANDS[name].get("folder")]), name + "_" * keyword.iskeyword(name)]
+    module = importlib.import_module(".".join(["rlplan_cli.commands", *place]))
     if hasattr(module, "app"):
         made: Any = typer.main.get_group(module.app)
         made.name = name
@@ -98,8 +75,7 @@ def _command_of(name: str) -> Any:
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         alone.command(name=name)(module.command)
         made = typer.main.get_command(alone)
-    if lines := getattr(module, "EXAMPLES", ()):
-        made.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    made.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in COMMANDS[name]["examples"])
     return made
 
 
@@ -135,7 +111,7 @@ class _Root(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, about["help"]) for name, about in COMMANDS.items()])
 
 
 app = typer.Typer(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplan.errors import HostError
-from rlplan.sources import JobWords, Question, check_inputs, executable, fetched, is_hub_id
+from rlplan.sources import JobWords, Question, executable, fetched, is_hub_id
 from rlplan.sources import read_question as read_words
 from rlplan.spec.files.job_file import Fetch
 from rlplan.spec.files.stages import Stage, chosen_stage, stages_of
@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from rlplan.foreign.settings import Settings
     from rlplan.planner.plan import Plan
     from rlplan_cli.options import ForeignArguments
-
-__all__ = [
-    "Question",
-    "as_it_runs",
-    "check_inputs",
-    "each_stage",
-    "fetched",
-    "read_foreign",
-    "read_question",
-    "stages_in",
-    "with_models",
-]
 
 
 def read_question(verb: str, asked: JobArguments, objective: str | None = None, fetch: Fetch | None = None) -> Question:

@@ -16,14 +16,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlplan.emit.edits import Edits, emit_again
+from rlplan.emit.edits import check_unchanged, emit_again
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.emit.flags import check_engine_file, check_keys
-from rlplan.emit.ray import RayPlacement
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, read_plan, write_plan
 from rlplan.reading import MAX_SPEC_BYTES, read_text
-from rlplan.spec.base import read_json, shorten, validate, writing
+from rlplan.spec.base import read_json, shorten, writing
 
 LAUNCH_SCRIPT = """#!/usr/bin/env bash
 # Runs this bundle, exactly as it stands, with the rlplan of the active environment.
@@ -35,7 +33,7 @@ ENGINES = ("deepspeed", "vllm")
 
 
 def write_bundle(plan: Plan, folder: Path) -> None:
-    """Write the bundle of a plan. Raises: EmitError when the folder holds something else or a key is not known,
+    """Write the bundle of a plan. Raises: EmitError when the folder holds something else,
     SpecError when it cannot be written.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "execution.json").exists():
@@ -46,7 +44,6 @@ def write_bundle(plan: Plan, folder: Path) -> None:
             way_out="name another folder",
         )
     spec = execution_spec(plan)
-    check_keys(spec)
     files = _files_of(spec, folder)
     for name in ("plan.json", *files):
         _refuse_links(folder, name)
@@ -74,7 +71,7 @@ def _files_of(spec: ExecutionSpec, folder: Path) -> dict[str, str]:
 
 
 def read_bundle(folder: Path) -> ExecutionSpec:
-    """The ExecutionSpec of a bundle: of its plan, with the edits that are allowed. Raises: SpecError, EmitError."""
+    """The ExecutionSpec of a bundle, which is its plan's. Raises: SpecError, EmitError."""
     if not all((folder / name).is_file() for name in ("plan.json", "execution.json")):
         raise SpecError(
             f"{folder} holds no bundle",
@@ -85,29 +82,24 @@ def read_bundle(folder: Path) -> ExecutionSpec:
     _refuse_links(folder, "plan.json")
     plan = read_plan(folder / "plan.json")
     spec = execution_spec(plan, str(folder / "plan.json"))
-    check_keys(spec)
     files = _files_of(spec, folder)
     _check_files(folder, files)
-    found = {name: _with_edits(plan, folder, name, text) for name, text in files.items()}
-    engines = {
-        engine: {role: found[f"{engine}/{role}.json"] for role in getattr(spec, engine)} for engine in ENGINES
-    }  # fmt: skip
-    ray = validate(RayPlacement, found["ray.json"], file=str(folder / "ray.json"), way_out=emit_again(folder))
-    return spec.model_copy(update={**engines, "ray": ray})
+    for name, text in files.items():
+        _check_file(plan, folder, name, text)
+    return spec
 
 
-def _with_edits(plan: Plan, folder: Path, name: str, given: str) -> Any:
-    """What runs of one file. Raises: SpecError, EmitError."""
+def _check_file(plan: Plan, folder: Path, name: str, given: str) -> None:
+    """Raises: SpecError where a file is not as the plan gives it."""
     limit = MAX_SPEC_BYTES + 2 * len(given.encode())
     if name == "launch.sh":
-        return _check_script(folder, read_text(folder / name, "the bundle's launch.sh", limit=limit))
+        _check_script(folder, read_text(folder / name, "the bundle's launch.sh", limit=limit))
+        return
     data = read_json(folder / name, f"the bundle's {name}", limit=limit)
-    if isinstance(data, dict):
-        check_engine_file(name, data)
-    return Edits(folder, name, plan).laid_over(json.loads(given), data)
+    check_unchanged(folder, name, plan, json.loads(given), data)
 
 
-def _check_script(folder: Path, found: str) -> str:
+def _check_script(folder: Path, found: str) -> None:
     """launch.sh is not run by rlplan, but people run it. Raises: SpecError."""
     if found != LAUNCH_SCRIPT:
         lines = zip([*LAUNCH_SCRIPT.splitlines(), ""], [*found.splitlines(), ""], strict=False)
@@ -120,7 +112,6 @@ def _check_script(folder: Path, found: str) -> str:
             rule="the script of a bundle is the one that every bundle has",
             way_out=f"`{emit_again(folder)}` writes it again; keep a script of your own outside of the bundle",
         )
-    return found
 
 
 def _check_files(folder: Path, files: dict[str, str]) -> None:

@@ -1,8 +1,7 @@
-"""Edits: what a person changed in a bundle's file, held to the table of what may be changed.
+"""Edits: a bundle's file is compared with what its plan gives, and refused at the first difference.
 
-In: what the plan gives for a file, and what stands in it. Out: what runs, or a SpecError at the first difference that
-the table (editable.py) does not take. What runs is always what the plan gives, with the edits laid over it: nothing of
-a file is used because it stands there.
+In: what the plan gives for a file, and what stands in it. Out: nothing, or a SpecError with both values. Nothing of a
+file is used because it stands there: what runs is what the plan gives.
 """
 
 import json
@@ -11,65 +10,47 @@ from pathlib import Path
 from typing import Any
 
 from rlplan import __version__
-from rlplan.emit.editable import EDITABLE, KeyPath, find_editable, job_key_of
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 
+KeyPath = tuple[str, ...]
+"""Keys from a file's top level down; the place in a list as a number."""
 
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """The edits of one file of a bundle."""
 
-    folder: Path
-    file: str
-    """Its path in the folder, with `/`."""
-    plan: Plan
+def check_unchanged(folder: Path, file: str, plan: Plan, given: Any, found: Any) -> None:
+    """Raises: SpecError where a file, by its path in the bundle, holds other data than the plan gives."""
+    difference = _difference(given, found, ())
+    if difference is None:
+        return
+    key, what = difference
+    path = ".".join(shorten(part, 40).strip("'\"") for part in key) or "(top level)"
+    of_job = file == "execution.json" and key[:1] == ("job",) and len(key) > 1
+    raise SpecError(
+        f"{file}: {path} {what}",
+        where=f"{folder / file}: {path}",
+        rule="a bundle runs what its plan.json gives." + _other_version(plan),
+        way_out=f"`{emit_again(folder)}` writes it as the plan gives it; to choose otherwise, "
+        + (f"set {'.'.join(key[1:])} in the job and emit that" if of_job else "change the job and emit that"),
+    )
 
-    def laid_over(self, given: Any, found: Any, key: KeyPath = ()) -> Any:
-        """What runs: what the plan gives, with the edits that are allowed. Raises: SpecError."""
-        if isinstance(given, dict) and isinstance(found, dict):
-            return self._of_mapping(given, found, key)
-        if isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
-            pairs = enumerate(zip(given, found, strict=True))
-            return [self.laid_over(one, other, (*key, str(index))) for index, (one, other) in pairs]
-        if _is_same(given, found):
-            return given
-        row = find_editable(self.file, key)
-        if row is not None and row.takes.takes(found):
-            return found
-        raise self._refused(key, f"is {_shown(found)}, the plan gives {_shown(given)}")
 
-    def _of_mapping(self, given: dict[str, Any], found: dict[str, Any], key: KeyPath) -> dict[str, Any]:
-        result = {}
+def _difference(given: Any, found: Any, key: KeyPath) -> tuple[KeyPath, str] | None:
+    """(where, both values in words) of the first difference; None where there is none."""
+    if isinstance(given, dict) and isinstance(found, dict):
         for name, value in given.items():
             if name not in found:
-                raise self._refused((*key, name), f"is missing, the plan gives {_shown(value)}")
-            result[name] = self.laid_over(value, found[name], (*key, name))
-        for name in [name for name in found if name not in given]:
-            row = find_editable(self.file, (*key, name))
-            if row is None or not row.may_be_added or not row.takes.takes(found[name]):
-                hint = did_you_mean(name, given)
-                raise self._refused((*key, name), f"is {_shown(found[name])}, the plan gives no such key", hint)
-            result[name] = found[name]
-        return result
-
-    def _refused(self, key: KeyPath, what: str, hint: str = "") -> SpecError:
-        path = ".".join(shorten(part, 40).strip("'\"") for part in key)
-        row, job_key = find_editable(self.file, key), job_key_of(self.file, key)
-        if row is not None:
-            rule = f"by hand it may be {row.takes}"
-        else:
-            mine = [one.key for one in EDITABLE if self.file == one.file or self.file.startswith(f"{one.file}/")]
-            rule = "a bundle runs what its plan.json gives; by hand may be changed here: " + (", ".join(mine) or "none")
-        change = f"; to choose otherwise, set {job_key} in the job and emit that" if job_key else ""
-        return SpecError(
-            f"{self.file}: {path or '(top level)'} {what}",
-            where=f"{self.folder / self.file}: {path or '(top level)'}",
-            rule=rule + "." + hint + _other_version(self.plan),
-            way_out=f"`{emit_again(self.folder)}` writes it as the plan gives it{change}",
-        )
+                return (*key, name), f"is missing, the plan gives {_shown(value)}"
+            if (below := _difference(value, found[name], (*key, name))) is not None:
+                return below
+        added = next((name for name in found if name not in given), None)
+        if added is None:
+            return None
+        return (*key, added), f"is {_shown(found[added])}, the plan gives no such key.{did_you_mean(added, given)}"
+    if isinstance(given, list) and isinstance(found, list) and len(given) == len(found):
+        below_each = (_difference(*pair, (*key, str(n))) for n, pair in enumerate(zip(given, found, strict=True)))
+        return next((below for below in below_each if below is not None), None)
+    return None if _is_same(given, found) else (key, f"is {_shown(found)}, the plan gives {_shown(given)}")
 
 
 def emit_again(folder: Path, into: str = "") -> str:

@@ -7,52 +7,20 @@ vision and without red, green or blue cones (CIE 76 after Machado 2009): at leas
 tests/report/test_style.py holds it. Names stand in the areas all the same.
 """
 
+import json
+from pathlib import Path
+
 from rlplan.timing.cost import Resource
 from rlplan.vocabulary import MemoryKind, Phase
 
 MUTED = "#66727f"
-
-KIND_COLORS = {
-    MemoryKind.PROCESS: "#d5dae0",
-    MemoryKind.CONTEXT: "#a9b3bd",
-    MemoryKind.FRAGMENTATION: "#77838f",
-    MemoryKind.WEIGHTS: "#544d8d",
-    MemoryKind.PACKED_WEIGHTS: "#9fcbf7",
-    MemoryKind.MASTER_WEIGHTS: "#6d8dd8",
-    MemoryKind.OPTIMIZER: "#d7655b",
-    MemoryKind.GRADIENTS: "#f0ad36",
-    MemoryKind.KV_CACHE: "#7a2ab8",
-    MemoryKind.COMM_BUFFERS: "#51aac8",
-    MemoryKind.SYNC_STAGING: "#a2a143",
-    MemoryKind.CHECKPOINT_STAGING: "#cba98f",
-    MemoryKind.CUDA_GRAPHS: "#8a3d62",
-    MemoryKind.ACTIVATIONS: "#1d641f",
-    MemoryKind.LOGITS: "#f0e08a",
-}
+_COLORS = json.loads((Path(__file__).parent / "assets" / "colors.json").read_text("utf-8"))
+KIND_COLORS = {MemoryKind(name): color for name, color in _COLORS["kinds"].items()}
 """From the bottom of a stack to its top: what was there before any model, what stays, what comes and goes."""
 
-PHASE_COLORS = {
-    Phase.START: "#c9ced5",
-    Phase.ROLLOUT: "#8fbbe8",
-    Phase.SCORE: "#e6cf6d",
-    Phase.TRAIN: "#f0a983",
-    Phase.SYNC: "#84c9a5",
-    Phase.SWITCH: "#bda6dd",
-    Phase.EVALUATE: "#a7bb93",
-    Phase.CHECKPOINT: "#cbb19b",
-}
+PHASE_COLORS = {Phase(name): color for name, color in _COLORS["phases"].items()}
 
-RESOURCE_COLORS = {
-    Resource.COMPUTE: "#d7655b",
-    Resource.MEMORY: "#f0ad36",
-    Resource.LATENCY: "#8a3d62",
-    Resource.DEVICE_LINK: "#51aac8",
-    Resource.NETWORK: "#544d8d",
-    Resource.HOST_LINK: "#9fcbf7",
-    Resource.HOST: "#a2a143",
-    Resource.DISK: "#7a5a4b",
-    Resource.IDLE: "#d5dae0",
-}
+RESOURCE_COLORS = {Resource(name): color for name, color in _COLORS["resources"].items()}
 
 
 def phase_color(phase: str) -> str:

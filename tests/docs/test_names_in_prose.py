@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.emit.editable import EDITABLE
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.resolved import ResolvedJob, SettledJob
 from tests.docs.documentation import ROOT, read
@@ -28,8 +27,6 @@ FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "docs", "examples", "reports"
 HISTORY = ("docs/decisions.md", "CHANGELOG.md")
 SECTIONS = {name for kind in (ResolvedJob, SettledJob, HardwareProfile) for name in kind.model_fields} | {"job"}
 """First words of keys, which other tests hold: `training.tp` is no function of a module `training`."""
-OF_A_BUNDLE = {row.key for row in EDITABLE}
-"""Keys of DeepSpeed's and vLLM's files, which another test holds."""
 LIBRARIES = {"ray", "torch", "vllm", "deepspeed", "transformers", "os", "math", "json"}
 UPSTREAM = re.compile(
     r"\b(Source|vLLM|SGLang|DeepSpeed\w*|ZeRO's|torch\w*|PyTorch|ATen|transformers|accelerate|PEFT|TRL|verl|litgpt|Ray"
@@ -177,7 +174,7 @@ def gone_paths(text: str) -> Iterator[str]:
 def gone_names(text: str) -> Iterator[str]:
     for match in DOTTED.finditer(text):
         parts = match.group(1).rpartition("/")[2].split(".")
-        is_known = match.group(1) in OF_A_BUNDLE or parts[0] in SECTIONS | LIBRARIES or SUFFIX.fullmatch(parts[-1])
+        is_known = parts[0] in SECTIONS | LIBRARIES or SUFFIX.fullmatch(parts[-1])
         pairs = itertools.pairwise(parts)
         if not is_known and any(holder in defined() and name not in defined()[holder] for holder, name in pairs):
             yield match.group(1)

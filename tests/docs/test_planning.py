@@ -5,13 +5,14 @@ import typing
 from pathlib import Path
 
 import pytest
-from rlplan_cli.render.terminal import RESOURCES
+from rlplan_cli.render.terminal import name_of
 
 from rlplan.planner.plan import dump_plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job_parts import Objective
+from rlplan.timing.cost import Resource
 from tests.docs.documentation import DOCS, EXAMPLES, read, rows, section, words
 from tests.emit.test_goldens import GOLDENS
 from tests.factories import GPU_EXAMPLES
@@ -20,7 +21,9 @@ PAGE = read(DOCS / "planning.md")
 
 
 def test_every_resource_is_explained_by_the_word_that_a_table_has_for_it() -> None:
-    assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(RESOURCES)] == list(RESOURCES.values())
+    assert [row[0] for row in rows(section(PAGE, "Asking for a plan"))][: len(Resource)] == [
+        name_of(one, is_on_host=False) for one in Resource
+    ]
 
 
 def test_every_objective_is_explained() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from rlplan import errors
 from rlplan.emit.bundle import write_bundle
-from rlplan.emit.editable import EDITABLE
 from rlplan.runtime.learning.logprob_mismatch import LIMITS
 from rlplan.runtime.measure.step_metrics import StepMetrics
 from rlplan.runtime.rollout.experience import Completion, Prompt, Rollout
@@ -107,18 +106,8 @@ def test_the_limits_of_log_prob_differences_are_documented_as_they_are() -> None
 def test_every_file_of_a_bundle_is_documented(tmp_path: Path) -> None:
     write_bundle(plan_of("quickstart"), tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    of_files = section(RUNTIME_PAGES, "The bundle").partition("### What may be edited")[0]
+    of_files = section(RUNTIME_PAGES, "The bundle")
     assert {words(row[0])[0] for row in rows(of_files)} == files
-
-
-def test_every_key_of_a_bundle_that_may_be_edited_is_documented_with_its_range() -> None:
-    documented = [
-        (words(file)[0], key, takes)
-        for file, keys, takes in rows(section(RUNTIME_PAGES, "What may be edited"))
-        for key in words(keys)
-    ]
-    may_be = {True: "; may be added", False: ""}
-    assert documented == [(row.file, row.key, f"{row.takes}{may_be[row.may_be_added]}") for row in EDITABLE]
 
 
 def test_every_file_of_a_run_folder_is_documented(tmp_path: Path) -> None:

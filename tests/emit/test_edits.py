@@ -1,55 +1,35 @@
-"""What stands in a bundle is compared with what its plan gives, never believed: a short table may differ."""
+"""What stands in a bundle is compared with what its plan gives, never believed."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlplan.emit.bundle import LAUNCH_SCRIPT, read_bundle, write_bundle
-from rlplan.emit.editable import EDITABLE, JOB_KEYS, Editable, Number, find_editable, job_key_of
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import EmitError, SpecError
 from rlplan.planner.plan import Plan, digest_of, read_plan
 from tests.cli.conftest import Call, rlplan
-from tests.docs.documentation import keys_of
 from tests.emit.hostile_edits import HOSTILE
-from tests.factories import make_job, make_plan
+from tests.factories import make_plan
 from tests.repository.at_night import at_night
 
 __all__ = ["rlplan"]
 
-ALLOWED = {
-    "deepspeed/policy.json": {
-        "gradient_clipping": 0.5,
-        "steps_per_print": 10,
-        "optimizer.params.lr": 2e-5,
-        "optimizer.params.betas.0": 0.8,
-        "optimizer.params.betas.1": 0.95,
-        "optimizer.params.eps": 1e-6,
-        "optimizer.params.weight_decay": 0,
-        "zero_optimization.reduce_bucket_size": 1000,
-        "zero_optimization.allgather_bucket_size": 2000,
-        "zero_optimization.overlap_comm": True,
-        "zero_optimization.contiguous_gradients": False,
-        "zero_optimization.reduce_scatter": False,
-    },
-    "vllm/policy.json": {"max_num_seqs": 7, "max_num_batched_tokens": 4096, "kv_cache_memory_bytes": 1 << 26},
-    "ray.json": {
-        "object_store_memory": 1 << 28,
-        "workers.1.num_threads": 2,
-        "workers.1.environment.OMP_NUM_THREADS": "2",
-        "workers.1.environment.MALLOC_ARENA_MAX": "2",
-        "workers.1.environment.MALLOC_MMAP_THRESHOLD_": "65536",
-        "workers.1.environment.MALLOC_TRIM_THRESHOLD_": "65536",
-        "workers.1.environment.TOKENIZERS_PARALLELISM": "true",
-        "workers.1.environment.NCCL_DEBUG": "INFO",
-        "workers.2.environment.VLLM_LOGGING_LEVEL": "DEBUG",
-    },
-}
+BY_HAND = [
+    ("deepspeed/policy.json", "gradient_clipping", 0.5),
+    ("deepspeed/policy.json", "optimizer.params.lr", 2e-5),
+    ("deepspeed/policy.json", "zero_optimization.overlap_comm", True),
+    ("vllm/policy.json", "max_num_seqs", 7),
+    ("vllm/policy.json", "kv_cache_memory_bytes", 1 << 27),
+    ("ray.json", "object_store_memory", 1 << 28),
+    ("ray.json", "workers.1.num_threads", 2),
+    ("ray.json", "workers.1.environment.NCCL_DEBUG", "INFO"),
+]
+"""What people tune: the prediction would no longer be of what runs, so that it is refused too."""
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +72,11 @@ def refused(bundle: Path) -> SpecError | EmitError:
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value"), at_night(HOSTILE, but=[*HOSTILE][::3]), ids=lambda value: str(value)[:60]
+    ("file", "key", "value"),
+    at_night([*HOSTILE, *BY_HAND], but=[*[*HOSTILE][::3], *BY_HAND]),
+    ids=lambda one: str(one)[:60],
 )
-def test_an_edit_that_the_table_does_not_have_is_refused_with_both_values(
-    bundle: Path, file: str, key: str, value: Any
-) -> None:
+def test_an_edit_is_refused_with_both_values(bundle: Path, file: str, key: str, value: Any) -> None:
     given = json.loads((bundle / file).read_text())
     edit(bundle / file, key, value)
     error = refused(bundle)
@@ -125,98 +105,6 @@ def test_the_way_out_of_a_refusal_can_be_typed_and_the_bundle_runs_as_planned(
     command = refused(bundle).way_out.split("`")[1]
     assert rlplan(*command.split()[1:]).exit_code == 0
     assert read_bundle(bundle) == execution_spec(plan)
-
-
-@pytest.mark.parametrize("file", ALLOWED)
-def test_every_edit_that_the_table_has_reaches_what_runs_and_nothing_else_changes(
-    bundle: Path, plan: Plan, file: str
-) -> None:
-    wanted = json.loads((bundle / file).read_text())
-    for key, value in ALLOWED[file].items():
-        edit(bundle / file, key, value)
-    spec, of_plan = read_bundle(bundle), execution_spec(plan)
-    changed = {
-        "deepspeed/policy.json": spec.deepspeed["policy"],
-        "vllm/policy.json": spec.vllm["policy"],
-        "ray.json": json.loads(spec.ray.model_dump_json()),
-    }[file]
-    assert {key: value_at(changed, key) for key in ALLOWED[file]} == ALLOWED[file]
-    for key in ALLOWED[file]:
-        *parents, last = key.split(".")
-        for data in (changed, wanted):
-            part = value_at(data, ".".join(parents)) if parents else data
-            if isinstance(part, dict):
-                part.pop(last, None)
-            else:
-                part[int(last)] = None
-    assert changed == wanted
-    assert spec.job == of_plan.job
-    assert spec.schedule == of_plan.schedule
-
-
-def test_no_row_of_the_table_was_left_out_of_these_tests(bundle: Path) -> None:
-    tried = {find_editable(file, tuple(key.split("."))) for file, edits in ALLOWED.items() for key in edits}
-    elsewhere = {"fp16.initial_scale_power", *(f"zero_optimization.{key}" for key in STAGE_3)}
-    assert {row.key for row in EDITABLE if row not in tried} == elsewhere
-
-
-STAGE_3 = (
-    "stage3_param_persistence_threshold",
-    "stage3_prefetch_bucket_size",
-    "stage3_max_reuse_distance",
-    "stage3_max_live_parameters",
-    "sub_group_size",
-)
-
-
-def test_stage_3_has_its_own_keys(tmp_path: Path) -> None:
-    write_bundle(make_plan(**{"training.zero_stage": 3}), tmp_path / "bundle")
-    for key in STAGE_3[:3]:
-        edit(tmp_path / "bundle" / "deepspeed" / "policy.json", f"zero_optimization.{key}", 5)
-    zero = read_bundle(tmp_path / "bundle").deepspeed["policy"]["zero_optimization"]
-    assert [zero[key] for key in STAGE_3[:3]] == [5, 5, 5]
-
-
-@pytest.mark.parametrize("row", EDITABLE, ids=lambda row: f"{row.file}:{row.key}")
-def test_a_row_takes_its_bounds_and_nothing_beyond_or_of_another_type(row: Editable) -> None:
-    assert not any(row.takes.takes(value) for value in (None, [], {}, "", float("nan"), float("inf"), "evil.py"))
-    if not isinstance(row.takes, Number):
-        assert all(row.takes.takes(value) for value in row.takes.values)
-        assert not row.takes.takes(1)
-        return
-    low, high = row.takes.low, row.takes.high
-    as_written: Callable[[Any], Any] = (lambda value: str(int(value))) if row.takes.kind is str else row.takes.kind
-    assert row.takes.takes(as_written(low))
-    assert row.takes.takes(as_written(high))
-    assert not row.takes.takes(as_written(high * 2))
-    assert not row.takes.takes(as_written(low - 1))
-    assert not row.takes.takes(True)
-    assert not row.takes.takes(str(low) if row.takes.kind is not str else int(low))
-
-
-def test_the_keys_of_the_job_that_are_named_as_a_way_out_are_keys_of_a_job() -> None:
-    known = keys_of(type(make_job()))
-    named = {row.job_key for row in EDITABLE if row.job_key} | set(JOB_KEYS.values())
-    assert {key for key in named if key not in known} == set()
-
-
-@pytest.mark.parametrize(
-    ("job_key", "value", "file", "key", "given"),
-    [
-        ("rollout.max_num_seqs", 9, "vllm/policy.json", "max_num_seqs", 9),
-        ("rollout.block_size", 64, "vllm/policy.json", "block_size", 64),
-        ("seed", 3, "vllm/policy.json", "seed", 3),
-        ("algorithm.learning_rate", 1e-4, "deepspeed/policy.json", "optimizer.params.lr", 1e-4),
-        ("training.zero_stage", 1, "deepspeed/policy.json", "zero_optimization.stage", 1),
-        ("workload.micro_batch_size_per_gpu", 2, "deepspeed/policy.json", "train_micro_batch_size_per_gpu", 2),
-    ],
-)
-def test_the_job_s_key_that_is_named_as_a_way_out_changes_the_bundle_s(
-    tmp_path: Path, job_key: str, value: Any, file: str, key: str, given: Any
-) -> None:
-    assert job_key_of(file, tuple(key.split("."))) == job_key
-    write_bundle(make_plan(**{job_key: value}), tmp_path)
-    assert value_at(json.loads((tmp_path / file).read_text()), key) == given
 
 
 def test_equal_numbers_in_another_form_and_another_order_of_keys_are_no_edit(bundle: Path, plan: Plan) -> None:

@@ -10,8 +10,6 @@ from rlplan.accuracy.files.reading import bundled_points, read_points
 from rlplan_cli.options import AsJson
 from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
 
-NAME = "accuracy"
-EXAMPLES = ("rlplan accuracy", "rlplan accuracy my-points.json --all")
 DASH = "-"
 SHOWN_OF_A_KIND = 5
 """Points of a kind that are shown, those with the largest errors, unless all are asked for."""

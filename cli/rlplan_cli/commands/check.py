@@ -2,12 +2,6 @@
 
 from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
 
-NAME = "check"
-EXAMPLES = (
-    "rlplan check run_qwen2-7b.sh --hardware 8xH100",
-    "rlplan check grpo_config.py --hardware 1xrtx-4090 --model Qwen/Qwen2.5-0.5B",
-)
-
 
 @with_grouped_options
 def command(asked: ForeignArguments, as_json: AsJson = False) -> None:

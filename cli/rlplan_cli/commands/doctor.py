@@ -14,8 +14,6 @@ from rlplan_cli.render.terminal import new_table, stdout
 if TYPE_CHECKING:
     from rlplan.runtime.host.finding import Finding
 
-NAME = "doctor"
-EXAMPLES = ("rlplan doctor", "rlplan doctor --json")
 _COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 

@@ -9,8 +9,6 @@ import typer
 from rlplan_cli.options import AsJson, JobOrPlan, Overrides
 from rlplan_cli.render.terminal import note
 
-NAME = "emit"
-EXAMPLES = ("rlplan emit plan.json -o bundle", "rlplan emit plan.json -o verl --target verl")
 Target = Annotated[
     str | None,
     typer.Option(

@@ -9,13 +9,9 @@ from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 if TYPE_CHECKING:
     from rlplan.runtime.measure.trace_estimate import TraceEstimate
-    from rlplan_cli.sources import Question
+    from rlplan.sources import Question
 
 NAME = "estimate"
-EXAMPLES = (
-    "rlplan estimate --model Qwen/Qwen2.5-7B --gpus 8xH100",
-    "rlplan estimate job.yaml workload.max_response_len=8192",
-)
 
 Trace = Annotated[
     bool, typer.Option("--trace", help="Trace the model's own code without running it: for unknown architectures.")

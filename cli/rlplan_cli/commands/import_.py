@@ -7,9 +7,6 @@ import typer
 
 from rlplan_cli.options import AsJson, ForeignArguments, with_grouped_options
 
-NAME = "import"
-EXAMPLES = ("rlplan import run_qwen2-7b.sh --hardware 8xH100 -o job.yaml",)
-
 
 @with_grouped_options
 def command(

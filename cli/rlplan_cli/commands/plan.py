@@ -10,10 +10,6 @@ from rlplan.errors import SpecError
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "plan"
-EXAMPLES = (
-    "rlplan plan job.yaml -o plan.json",
-    "rlplan plan --model Qwen/Qwen2.5-7B --algorithm ppo --gpus 8xH100 --objective cost",
-)
 SHOWN_FIRST = 3
 """Next best layouts that are shown by default."""
 
@@ -41,10 +37,11 @@ def command(
     """Choose a layout for a job. Says what was rejected and why."""
     from rlplan.planner.executable import check_fits
     from rlplan.planner.plan import dump_plan, write_plan
+    from rlplan.sources import check_inputs
     from rlplan_cli.render.plan import show_plan
     from rlplan_cli.render.terminal import note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
-    from rlplan_cli.sources import check_inputs, each_stage, read_question
+    from rlplan_cli.sources import each_stage, read_question
 
     stages, found = each_stage(job if lengths is None else _with_lengths(job, lengths)), {}
     if out is not None and stages[0][0]:

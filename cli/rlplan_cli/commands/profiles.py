@@ -28,7 +28,6 @@ from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdo
 
 app = typer.Typer(help="List, show, detect and measure hardware profiles.", no_args_is_help=True, rich_markup_mode=None)
 UNKNOWN = "-"
-EXAMPLES = ("rlplan profiles list", "rlplan profiles show h100-sxm", "rlplan profiles measure --out me.yaml")
 
 
 @app.command("list")

@@ -158,30 +158,15 @@ def fill(parts: list[str], room: int) -> str:
     return "\n".join(textwrap.wrap(text, max(room, 24))).replace("\xa0", " ")
 
 
-RESOURCES = {
-    Resource.COMPUTE: "compute",
-    Resource.MEMORY: "device memory",
-    Resource.LATENCY: "latency",
-    Resource.DEVICE_LINK: "device link",
-    Resource.NETWORK: "network",
-    Resource.HOST_LINK: "host link",
-    Resource.HOST: "host",
-    Resource.DISK: "disk",
-    Resource.IDLE: "waiting",
-}
-"""What a resource is called in a table."""
-ON_A_HOST = RESOURCES | {
-    Resource.MEMORY: "memory",
-    Resource.HOST: "fresh memory",
-    Resource.LATENCY: "Python and calls",
-    Resource.NETWORK: "collectives",
-}
-"""The same where devices are a CPU host's."""
+ON_GPUS = {Resource.MEMORY: "device memory"}
+ON_A_HOST = {Resource.HOST: "fresh memory", Resource.LATENCY: "Python and calls", Resource.NETWORK: "collectives"}
+"""What a resource is called in a table where its own name would not do, by what the devices are."""
 
 
 def name_of(resource: Resource, *, is_on_host: bool) -> str:
     """What a resource is called on a machine."""
-    return (ON_A_HOST if is_on_host else RESOURCES)[resource]
+    special = {Resource.IDLE: "waiting"} | (ON_A_HOST if is_on_host else ON_GPUS)
+    return special.get(resource) or words_of(resource.value)
 
 
 def made_of(cost: Cost, *, is_on_host: bool) -> list[str]:

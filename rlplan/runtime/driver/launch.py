@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.emit.flags import check_keys
 from rlplan.errors import EXIT_BUG, InterruptedRunError, RlplanError, RunError
 from rlplan.planner.fallbacks import MAX_FALLBACKS, next_plan
 from rlplan.planner.plan import Plan, dump_plan, read_plan
@@ -69,7 +68,6 @@ def ready_to_run(
     """
     if isinstance(what, Plan):
         spec, plan = execution_spec(what), what
-        check_keys(spec)
     else:
         spec, plan = read_bundle(what), read_plan(what / "plan.json")
     job = spec.job

@@ -14,8 +14,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from rlplan.runtime.environments.awaiting import awaited
 from rlplan.runtime.environments.tools import Tool
+from rlplan.runtime.processes.awaiting import awaited
 from rlplan.runtime.rewards.child import chosen, taken_by
 
 OURS = ("reset", "step", "close", "get_reward")

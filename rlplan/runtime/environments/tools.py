@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, get_type_hints
 
-from rlplan.runtime.environments.awaiting import awaited
+from rlplan.runtime.processes.awaiting import awaited
 
 MAX_RESULT = 1 << 16
 """Characters of what a call gave."""

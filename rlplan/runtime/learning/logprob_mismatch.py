@@ -7,9 +7,11 @@ Left out: whether the weights are the same (weight_verification.py). The driver 
 A maximum says little: among 15,360 tokens of one honest model in bf16 one differs by 0.54 (docs/decisions.md).
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlplan.errors import RunError
 from rlplan.spec.resolved import ResolvedJob
@@ -38,32 +40,9 @@ class Limits:
 FOUR_BITS = "4 bits"
 """The row of limits for engines whose weights are in 4 bits, whatever the format."""
 
-LIMITS = {
-    FOUR_BITS: Limits(
-        0.4,
-        3.0,
-        "twice those of fp8, as the rounding of 4-bit integers differs from model to model; measured on the "
-        "quickstart's policy in runs with AWQ, GPTQ and compressed-tensors, rounded to nearest: 0.0047, 0.096, "
-        "largest 0.56",
-    ),
-    "fp8": Limits(
-        0.2,
-        1.5,
-        "NeMo-RL's nightly test of fp8 rollouts (Llama-3.1-8B): in 3 to 6 % of steps the mean of exp(difference) is "
-        "above 1.1; twice that",
-    ),
-    Dtype.BFLOAT16: Limits(
-        0.05,
-        0.5,
-        "NeMo-RL, Add New Models: the mean of exp(difference) is at most 1.05 between engines of equal precision; "
-        "measured on the quickstart's policy, also with a base in 4 bits: 0.0034, 0.073, largest 0.54",
-    ),
-    Dtype.FLOAT16: Limits(
-        0.00625,
-        0.0625,
-        "an eighth of bfloat16's, for three more bits of mantissa; measured likewise: 0.00042, 0.0084, largest 0.054",
-    ),
-    Dtype.FLOAT32: Limits(1e-4, 1e-3, "measured likewise: 3.6e-7, 2.9e-6, largest 2.4e-5; larger models up to 1e-4"),
+LIMITS: dict[str, Limits] = {
+    name: Limits(**row)
+    for name, row in json.loads(Path(__file__).with_name("logprob_limits.json").read_text("utf-8")).items()
 }
 """By the coarser format of the two sides, the coarsest first."""
 

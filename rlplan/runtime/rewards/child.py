@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlplan.runtime.processes.awaiting import awaited
 from rlplan.runtime.processes.child_processes import die_with_parent
 from rlplan.runtime.processes.safe_path import run_file
 
@@ -126,19 +127,6 @@ def chosen(takes: set[str] | None, offered: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in offered.items() if takes is None or name in takes}
 
 
-@lru_cache(maxsize=1)
-def _event_loop() -> Any:
-    """The loop that serves all calls of asynchronous functions: a client that a file keeps belongs to its loop."""
-    import asyncio  # 7 MB of each child, which only asynchronous functions need
-
-    return asyncio.new_event_loop()
-
-
-def _await(value: Any) -> Any:
-    """A function's value; of an asynchronous function once it has finished."""
-    return _event_loop().run_until_complete(value) if inspect.isawaitable(value) else value
-
-
 def _as_verl(function: Callable[..., Any]) -> Batch:
     takes = taken_by(function)
 
@@ -150,7 +138,7 @@ def _as_verl(function: Callable[..., Any]) -> Batch:
             "ground_truth": response["answer"],
             "extra_info": columns.get("extra_info", {k: v for k, v in columns.items() if k != "data_source"}),
         }
-        values = _await(function(**chosen(takes, everything)))
+        values = awaited(function(**chosen(takes, everything)))
         value = values["score"] if isinstance(values, dict) else values
         return TypeError("it gave None, not a number") if value is None else value
 
@@ -180,7 +168,7 @@ def _as_trl(function: Callable[..., Any]) -> Batch:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        values = _await(function(**chosen(takes, everything)))
+        values = awaited(function(**chosen(takes, everything)))
         if callable(to_list := getattr(values, "tolist", None)):  # a tensor or an array
             values = to_list()
         if not isinstance(values, Sequence) or isinstance(values, str):

@@ -2,60 +2,20 @@
 
 In: a machine's name. Out: bytes of `struct sock_filter`. What is denied gives EPERM, so that a program may go on.
 Left out: reasons against a kernel bug in an allowed call; nothing on a shared kernel helps there.
-Numbers: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+The calls and their numbers stand in syscalls.json.
 """
 
 import errno
+import json
 import struct
+from pathlib import Path
 
-_X86_64 = {
-    "ptrace": 101, "syslog": 103, "personality": 135, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155,
-    "_sysctl": 156, "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166,
-    "swapon": 167, "swapoff": 168, "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173,
-    "create_module": 174, "init_module": 175, "delete_module": 176, "quotactl": 179, "nfsservctl": 180,
-    "lookup_dcookie": 212, "clock_settime": 227, "mbind": 237, "set_mempolicy": 238, "mq_open": 240, "kexec_load": 246,
-    "add_key": 248, "request_key": 249, "keyctl": 250, "migrate_pages": 256, "unshare": 272, "vmsplice": 278,
-    "move_pages": 279, "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303,
-    "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
-    "kcmp": 312, "finit_module": 313, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
-    "shmget": 29, "shmat": 30, "semget": 64, "msgget": 68, "flock": 73, "sync": 162, "fadvise64": 221,
-    "inotify_init": 253, "inotify_add_watch": 254, "inotify_init1": 294, "syncfs": 306, "setpriority": 141,
-    "sched_setparam": 142, "sched_setscheduler": 144, "ioprio_set": 251, "sched_setattr": 314,
-}  # fmt: skip
-_AARCH64 = {
-    "ptrace": 117, "syslog": 116, "personality": 92, "vhangup": 58, "pivot_root": 41, "adjtimex": 171, "chroot": 51,
-    "acct": 89, "settimeofday": 170, "mount": 40, "umount2": 39, "swapon": 224, "swapoff": 225, "reboot": 142,
-    "sethostname": 161, "setdomainname": 162, "init_module": 105, "delete_module": 106, "quotactl": 60,
-    "nfsservctl": 42, "lookup_dcookie": 18, "clock_settime": 112, "mbind": 235, "set_mempolicy": 237, "mq_open": 180,
-    "kexec_load": 104, "add_key": 217, "request_key": 218, "keyctl": 219, "migrate_pages": 238, "unshare": 97,
-    "vmsplice": 75, "move_pages": 239, "perf_event_open": 241, "fanotify_init": 262, "name_to_handle_at": 264,
-    "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-    "kcmp": 272, "finit_module": 273, "memfd_create": 279, "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282,
-    "shmget": 194, "shmat": 196, "semget": 190, "msgget": 186, "flock": 32, "sync": 81, "fadvise64": 223,
-    "inotify_add_watch": 27, "inotify_init1": 26, "syncfs": 267, "setpriority": 140, "sched_setparam": 118,
-    "sched_setscheduler": 119, "ioprio_set": 30, "sched_setattr": 274,
-}  # fmt: skip
-_BOTH = {
-    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
-    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
-    "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448, "cachestat": 451,
-    "set_mempolicy_home_node": 450, "statmount": 457, "listmount": 458,
-    "open_tree_attr": 467,
-}  # fmt: skip
+_CALLS = json.loads(Path(__file__).with_name("syscalls.json").read_text("utf-8"))
+_ARGUED: dict[str, dict[str, int]] = _CALLS["argued"]
+"""Calls of which some arguments are denied."""
 _CLONE3 = 435
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_ARGUED = {
-    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "ioctl": 16, "prlimit64": 302, "sched_setaffinity": 203},
-    "aarch64": {
-        "clone": 220,
-        "socket": 198,
-        "socketpair": 199,
-        "ioctl": 29,
-        "prlimit64": 261,
-        "sched_setaffinity": 122,
-    },
-}
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEWTIME | NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET."""
 _AF_UNIX = 1
@@ -77,7 +37,8 @@ def _refuse(error: int) -> bytes:
 
 def denied_calls(machine: str) -> dict[str, int]:
     """Names and numbers of the calls that are denied whatever their arguments."""
-    return {"x86_64": _X86_64, "aarch64": _AARCH64}[machine] | _BOTH
+    calls: dict[str, int] = _CALLS["denied"][machine] | _CALLS["denied"]["both"]
+    return calls
 
 
 def deny_list(machine: str) -> bytes:

@@ -1,44 +1,25 @@
-"""The algorithms, each in a file of its own: a torch-free declaration under the name `ALGORITHM`.
+"""The algorithms: torch-free declarations, as data.
 
-In: the files beside and below this one. Out: `ALGORITHMS`, by name. A new file is a new algorithm; no list is kept. A
-file is named like its algorithm, with `_pp` for `++`, and imported when its algorithm is asked for.
+In: `algorithms.json` beside this file: by name the fields of a declaration, and under `about` what it is. Out:
+`ALGORITHMS`, by name. A new entry is a new algorithm; no other list is kept.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
-from importlib import import_module
-from pkgutil import walk_packages
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from rlplan.spec.declaration import Algorithm
 
 
-class _Declared(Mapping[str, Algorithm]):
-    @cached_property
-    def _modules(self) -> dict[str, str]:
-        modules = [module.name for module in walk_packages(__path__, f"{__name__}.") if not module.ispkg]
-        return {name.rpartition(".")[2].replace("_pp", "++"): name for name in modules}
-
-    def __getitem__(self, name: str) -> Algorithm:
-        return _declaration(self._modules[name], name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._modules
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
+def _read_algorithms() -> dict[str, Algorithm]:
+    entries = json.loads(Path(__file__).with_name("algorithms.json").read_text("utf-8"))
+    return {
+        name: Algorithm(name=name, **{key: value for key, value in entry.items() if key != "about"})
+        for name, entry in entries.items()
+    }
 
 
-@cache
-def _declaration(module: str, name: str) -> Algorithm:
-    declared: Algorithm = import_module(module).ALGORITHM
-    assert declared.name == name, f"{module} declares {declared.name}"
-    return declared
-
-
-ALGORITHMS: Mapping[str, Algorithm] = _Declared()
+ALGORITHMS: Mapping[str, Algorithm] = _read_algorithms()
 """Every declared algorithm by name."""
 
 DEFAULT = "grpo"

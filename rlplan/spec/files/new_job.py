@@ -5,7 +5,10 @@ where the user has none. Left out: writing them, asking (`rlplan init`).
 """
 
 import json
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any, Literal
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.records import dataclass
@@ -13,6 +16,7 @@ from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.job_forms import hardware_of
 from rlplan.spec.files.job_schema import HEADER, NAME, job_schema
+from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import is_cpu_host
 from rlplan.units import GIB
 
@@ -21,40 +25,6 @@ CPU = "cpu-host"
 RewardKind = Literal["answer", "math", "code", "function"]
 ROWS, FUNCTION = "train.jsonl", "reward.py"
 NUM_ROWS = 200
-
-REWARDS: dict[RewardKind, str] = {
-    "answer": """\
-  - kind: answer_matcher       # 1 where the group of the pattern is the row's answer
-    pattern: '<answer>(.*?)</answer>'
-  - kind: format_checker       # and a little for the form alone: it is learned first
-    pattern: '.*<answer>.*</answer>\\s*'
-    weight: 0.1
-""",
-    "math": """\
-  - kind: answer_matcher       # 1 where both are equal by the rules of mathematics: 1/2 is 0.5
-    pattern: '\\\\boxed\\{(.*)\\}'
-    compares: math
-""",
-    "code": """\
-  - kind: code_executor        # runs the program in a response against the row's tests, in a sandbox
-    case_timeout_s: 4
-""",
-    "function": f"""\
-  - kind: function             # your own, in a process of its own
-    path: {FUNCTION}:reward
-""",
-}
-
-FUNCTION_TEXT = '''"""A reward function of your own. `rlplan docs rewards` says what it is given."""
-
-
-def reward(prompts, completions, answer, **columns):
-    """One number for each completion, the higher the better. prompts, completions, answer: lists of texts.
-
-    Every other column of the data is there too, under its name.
-    """
-    return [1.0 if right in completion else 0.0 for completion, right in zip(completions, answer)]
-'''
 
 
 @dataclass(frozen=True)
@@ -93,9 +63,11 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
         )
     profile = hardware_of(answers.hardware, "--gpus")["profile"]  # which refuses what is none
     on_cpu = is_cpu_host(profile, where="--gpus")
-    files = {job_name: _job_text(answers, job_name, on_cpu=on_cpu), NAME: json.dumps(job_schema(), indent=1) + "\n"}
+    texts = read_yaml(Path(__file__).with_name("new_job.yaml"), "the texts of a new job")
+    job_text = _job_text(answers, texts, job_name, on_cpu=on_cpu)
+    files = {job_name: job_text, NAME: json.dumps(job_schema(), indent=1) + "\n"}
     if answers.reward == "function":
-        files[FUNCTION] = FUNCTION_TEXT
+        files[FUNCTION] = texts["function"]
     if answers.data is None:
         files[ROWS] = _rows(answers, range(NUM_ROWS))
         if _needs_heldout(answers):
@@ -113,76 +85,38 @@ def _has_pairs(answers: Answers) -> bool:
     return ALGORITHMS[answers.algorithm].given in ("pair", "unpaired")
 
 
-def _job_text(answers: Answers, job_name: str, *, on_cpu: bool) -> str:
-    model = answers.model or (CPU_MODEL if on_cpu else GPU_MODEL)
-    return f"""\
-{HEADER.format(NAME)}
-# {answers.algorithm} on {model}. Every key: `rlplan docs KEY`, such as `rlplan docs workload.num_steps`.
-#   rlplan plan {job_name} -o plan.json   what fits and how fast, without starting anything
-#   rlplan run {job_name} --dry-run       checks data, rewards, packages and memory
-#   rlplan run {job_name} --report        runs it, and lays what was measured beside what was predicted
-schema_version: 2
-name: {answers.name}
-
-policy: {model}   # any hub id, a folder, or a config.json (a config is enough for a plan)
-algorithm: {answers.algorithm}   # {", ".join(name for name in ALGORITHMS if name != answers.algorithm)}
-# algorithm: {{name: {answers.algorithm}, learning_rate: 1e-6, kl_coef: 0.001}}   # the same with numbers
-
-{_hardware(answers, on_cpu=on_cpu)}
-{_data(answers)}
-{_rewards(answers)}
-{_workload(answers, on_cpu=on_cpu)}
-# Whatever stands nowhere here is decided by the planner, such as:
-# training: {{zero_stage: 3, lora: {{rank: 16}}}}
-# rollout: {{tp: 2}}
-# placement: {{placement: colocated}}
-checkpoints: {{every: 50}}   # `rlplan run --resume latest` goes on from the last one
-# metrics: {{sinks: [tensorboard]}}   # or wandb, trackio
-"""
-
-
-def _hardware(answers: Answers, *, on_cpu: bool) -> str:
-    if not on_cpu:
-        return f"hardware: {answers.hardware}   # `rlplan profiles list`; 8xH100 + 8xL40S trains and generates apart\n"
-    gib = max(1, answers.memory_bytes // GIB)
-    return f"""\
-hardware:
-  profile: {answers.hardware}
-  num_devices: {max(1, min(2, answers.num_cores))}   # processes that train or generate side by side
-  memory: {gib}GiB   # that the job may take of this host
-"""
-
-
-def _data(answers: Answers) -> str:
-    columns = f"  prompt_column: {answers.prompt_column}\n" if answers.prompt_column else ""
+def _job_text(answers: Answers, texts: Mapping[str, Any], job_name: str, *, on_cpu: bool) -> str:
+    declared, gib = ALGORITHMS[answers.algorithm], max(1, answers.memory_bytes // GIB)
     own = answers.heldout or ("heldout.jsonl" if _needs_heldout(answers) and answers.data is None else None)
-    heldout = f"heldout: {own}" if own else "# heldout: heldout.jsonl   # without it a tenth of the prompts is held out"
-    return f"""\
-data:   # JSONL, JSON, CSV, parquet or a saved data set, with the columns `prompt` and `answer`, or those of TRL or verl
-  prompts: {answers.data or ROWS}
-  {heldout}
-{columns}"""
-
-
-def _rewards(answers: Answers) -> str:
-    if ALGORITHMS[answers.algorithm].trains_scalar:
-        return "# rewards: none, the model learns from the pairs alone"
-    return f"rewards:\n{REWARDS[answers.reward]}"
-
-
-def _workload(answers: Answers, *, on_cpu: bool) -> str:
-    given = ALGORITHMS[answers.algorithm].given
-    samples = NUM_GIVEN[given] if given else 4 if on_cpu else 8
-    steps, prompts, prompt_len, response_len = (20, 8, 256, 128) if on_cpu else (200, 128, 1024, 2048)
-    return f"""\
-workload:
-  num_steps: {steps}
-  num_prompts_per_step: {prompts}
-  num_samples_per_prompt: {samples}   # responses to each prompt
-  max_prompt_len: {prompt_len}   # tokens; longer prompts are refused before anything starts
-  max_response_len: {response_len}   # tokens; longer responses are cut off
-  evaluate_every: 10   # steps, on the held-out prompts
-"""
+    steps, prompts, samples, prompt_len, response_len = (20, 8, 4, 256, 128) if on_cpu else (200, 128, 8, 1024, 2048)
+    words = {
+        "header": HEADER.format(NAME),
+        "job": job_name,
+        "name": answers.name,
+        "model": answers.model or (CPU_MODEL if on_cpu else GPU_MODEL),
+        "algorithm": answers.algorithm,
+        "other_algorithms": ", ".join(name for name in ALGORITHMS if name != answers.algorithm),
+        "prompts": answers.data or ROWS,
+        "steps": steps,
+        "num_prompts": prompts,
+        "num_samples": NUM_GIVEN[declared.given] if declared.given else samples,
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+    }
+    hardware = {
+        "hardware": answers.hardware,
+        "num_devices": max(1, min(2, answers.num_cores)),  # of a CPU host
+        "memory": f"{gib}GiB",
+    }
+    parts = {
+        "hardware": Template(texts["cpu_host" if on_cpu else "gpus"]).substitute(hardware),
+        "heldout": Template(texts["heldout"]).substitute(heldout=own) if own else texts["no_heldout"],
+        "columns": Template(texts["prompt_column"]).substitute(prompt_column=answers.prompt_column)
+        if answers.prompt_column
+        else "",
+        "rewards": texts["no_rewards"] if declared.trains_scalar else texts["rewards"][answers.reward],
+    }
+    return Template(texts["job"]).substitute(words | parts)
 
 
 def _rows(answers: Answers, numbers: range, *, pairs: bool | None = None) -> str:

@@ -3,41 +3,15 @@
 In: a parsed job file. Out: nothing, or a SpecError. Left out: keys that never were (base.py says what is near).
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 
-RENAMED = {
-    "target": "framework (rlplan, verl@0.9, ...) and training.backend (deepspeed, fsdp2 or megatron)",
-    "source": "framework, such as verl@0.9",
-    "workload.prompts": "data.prompts",
-    "workload.heldout_prompts": "data.heldout",
-    "workload.prompt_column": "data.prompt_column",
-    "workload.answer_column": "data.answer_column",
-    "workload.max_tokens_per_micro_batch": "training.max_tokens_per_micro_batch",
-    "training.recompute": "training.gradient_checkpointing (true or false)",
-    "training.quantization": "training.lora.base_dtype",
-    "training.lora.targets": "training.lora.target_modules",
-    "training.lora.base": "training.lora.base_dtype (auto or nf4)",
-    "placement.parks": "placement.offload (none, host or disk)",
-    "placement.parks_only_frozen": "placement.offload_roles (all or frozen)",
-    "placement.generation_share": "placement.num_generation_devices",
-    "placement.num_scoring_gpus": "placement.num_scoring_devices",
-    "placement.reward_latency_s": "workload.reward_latency_s",
-    "model": "policy",
-    "value_model": "roles.value.path",
-    "reward_model": "roles.reward.path",
-    "gpus": "hardware",
-    "gpus_per_host": "hardware.num_hosts",
-    "memory": "hardware.memory",
-    "host_memory": "hardware.host_memory",
-    "kl_coef": "algorithm.kl_coef",
-    "algorithm_custom": "algorithm.custom",
-    "price_per_gpu_hour": "hardware.price_per_gpu_hour",
-    "hardware.gpus": "hardware.profile and hardware.num_devices",
-}
+RENAMED: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text("utf-8"))
 """Old key -> new key."""
 
 

@@ -20,28 +20,6 @@ from rlplan.spec.base import shorten, validate
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
-SHORT_NAMES = {
-    "a100": "a100-sxm-80gb",
-    "a100-40gb": "a100-sxm-40gb",
-    "a100-80gb": "a100-sxm-80gb",
-    "a800": "a800-sxm",
-    "a6000": "rtx-a6000",
-    "h100": "h100-sxm",
-    "h100-80gb": "h100-sxm",
-    "h200": "h200-sxm",
-    "h800": "h800-sxm",
-    "gh200": "gh200-96gb",
-    "v100": "v100-sxm-32gb",
-    "v100-16gb": "v100-sxm-16gb",
-    "v100-32gb": "v100-sxm-32gb",
-    "3090": "rtx-3090",
-    "4090": "rtx-4090",
-    "5090": "rtx-5090",
-    "rtx4090": "rtx-4090",
-    "mi250x": "mi250x-gcd",
-}
-"""What people say, and the profile that it usually means."""
-
 FOLDER_VARIABLE = "RLPLAN_PROFILES"
 """Names a folder of profiles beside the bundled ones."""
 
@@ -62,6 +40,10 @@ def profile_folder() -> Path:
     """The packaged folder, or the checkout's in an editable install (which does not show force-included files)."""
     packaged = Path(str(resources.files("rlplan"))) / "_hardware_profiles"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "hardware_profiles"
+
+
+SHORT_NAMES: dict[str, str] = json.loads((profile_folder() / "short_names.json").read_text("utf-8"))
+"""What people say, and the profile that it usually means."""
 
 
 def profile_paths() -> dict[str, Path]:

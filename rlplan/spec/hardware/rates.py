@@ -7,6 +7,7 @@ Left out: binary units (vendors give rates in powers of ten), refused, and bits 
 
 import re
 from fractions import Fraction
+from functools import partial
 
 _BYTE_RATES = {"MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
 _LINK_RATES = {**_BYTE_RATES, "Mb/s": 125_000, "Gb/s": 125_000_000}
@@ -16,61 +17,12 @@ _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*$")
 MAX_RATE = (1 << 63) - 1
 
 
-def parse_bytes_per_s(text: str | int) -> int:
-    """Bytes per second from `3.35TB/s` or an integer. Raises: ValueError with the rule.
+def _parse(text: str | int, *, units: dict[str, int], example: str) -> int:
+    """A rate from a number with one of the units, or an integer of the smallest. Raises: ValueError with the rule.
 
-    >>> parse_bytes_per_s("3.35TB/s")
-    3350000000000
+    >>> parse_bytes_per_s("3.35TB/s"), parse_link_rate("590Mb/s"), parse_watts("1.4kW")
+    (3350000000000, 73750000, 1400)
     """
-    return _parse(text, _BYTE_RATES, "50GB/s")
-
-
-def parse_link_rate(text: str | int) -> int:
-    """Bytes per second of a link between places, of which people speak in bits. Raises: ValueError with the rule.
-
-    >>> parse_link_rate("590Mb/s")
-    73750000
-    """
-    return _parse(text, _LINK_RATES, "590Mb/s")
-
-
-def parse_flops_per_s(text: str | int) -> int:
-    """Operations per second from `989.4TFLOP/s` or an integer; integer operations count as FLOP. Raises: ValueError.
-
-    >>> parse_flops_per_s("989.4TFLOP/s")
-    989400000000000
-    """
-    return _parse(text, _FLOP_RATES, "312TFLOP/s")
-
-
-def parse_watts(text: str | int) -> int:
-    """Watts from `700W` or an integer. Raises: ValueError with the rule.
-
-    >>> parse_watts("1.4kW")
-    1400
-    """
-    return _parse(text, _WATTS, "700W")
-
-
-def format_bytes_per_s(rate: float) -> str:
-    """Bytes per second for people: four significant figures.
-
-    >>> format_bytes_per_s(3_350_000_000_000), format_bytes_per_s(56_250_000_000)
-    ('3.35 TB/s', '56.25 GB/s')
-    """
-    return _format(rate, _BYTE_RATES)
-
-
-def format_flops_per_s(rate: float) -> str:
-    """Operations per second for people: four significant figures.
-
-    >>> format_flops_per_s(989_400_000_000_000), format_flops_per_s(2_250_000_000_000_000)
-    ('989.4 TFLOP/s', '2.25 PFLOP/s')
-    """
-    return _format(rate, _FLOP_RATES)
-
-
-def _parse(text: str | int, units: dict[str, int], example: str) -> int:
     rule = f"a rate is an integer or a number with one of {', '.join(units)}, as in {example}"
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise ValueError(rule)
@@ -86,6 +38,25 @@ def _parse(text: str | int, units: dict[str, int], example: str) -> int:
     return rate
 
 
-def _format(rate: float, units: dict[str, int]) -> str:
+parse_bytes_per_s = partial(_parse, units=_BYTE_RATES, example="50GB/s")
+"""Bytes per second from `3.35TB/s` or an integer."""
+parse_link_rate = partial(_parse, units=_LINK_RATES, example="590Mb/s")
+"""Bytes per second of a link between places, of which people speak in bits."""
+parse_flops_per_s = partial(_parse, units=_FLOP_RATES, example="312TFLOP/s")
+"""Operations per second from `989.4TFLOP/s` or an integer; integer operations count as FLOP."""
+parse_watts = partial(_parse, units=_WATTS, example="700W")
+"""Watts from `700W` or an integer."""
+
+
+def _format(rate: float, *, units: dict[str, int]) -> str:
+    """A rate for people: four significant figures.
+
+    >>> format_bytes_per_s(56_250_000_000), format_flops_per_s(2_250_000_000_000_000)
+    ('56.25 GB/s', '2.25 PFLOP/s')
+    """
     unit = next((name for name in reversed(units) if rate >= units[name]), next(iter(units)))
     return f"{rate / units[unit]:.4g} {unit}"
+
+
+format_bytes_per_s = partial(_format, units=_BYTE_RATES)
+format_flops_per_s = partial(_format, units=_FLOP_RATES)

@@ -9,7 +9,7 @@ conversion_mapping.py.
 
 from typing import Any
 
-from rlplan.spec.models.families.multimodal import MULTIMODAL
+from rlplan.spec.models.families.family import FAMILIES
 
 _QWEN2 = ("Qwen2ForCausalLM", "qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6})
 _QWEN3 = ("Qwen3ForCausalLM", "qwen3", {"rope_theta": 5e5})
@@ -54,7 +54,7 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
     text = nested if isinstance(nested, dict) else config
     around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id", "bos_token_id") if key in config}
     own = {key: value for key, value in text.items() if not key.startswith(_OF_IMAGES) and key != "_name_or_path"}
-    family = MULTIMODAL[config["architectures"][0]]
+    family = FAMILIES[config["architectures"][0]]
     tied = next((level["tie_word_embeddings"] for level in (config, text) if "tie_word_embeddings" in level), None)
     named: dict[str, Any] = {
         "tie_word_embeddings": family.is_tied if tied is None else tied,

@@ -9,16 +9,10 @@ from typing import Any, NoReturn
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.spec.base import shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, OTHER_MODEL, REPAIR, Config
-from rlplan.spec.models.families.dense import DENSE
-from rlplan.spec.models.families.family import Family
-from rlplan.spec.models.families.mixtures import MIXTURES
-from rlplan.spec.models.families.multimodal import MULTIMODAL
-from rlplan.spec.models.families.older import OLDER
+from rlplan.spec.models.families.family import FAMILIES, Family
 from rlplan.spec.models.families.readers import Fields
+from rlplan.spec.models.families.towers import read_tower
 from rlplan.spec.models.quantization import read_quantization
-
-FAMILIES: dict[str, Family] = {**DENSE, **MIXTURES, **MULTIMODAL, **OLDER}
-"""Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""
 
 MAX_POSITIONS = 1 << 30
 MAX_WORD = 60
@@ -59,9 +53,9 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
         "quantization": read_quantization(top, text),
     }
     if family.vision:
-        fields["vision"] = family.vision(top.child("vision_config"), fields["hidden_size"])
+        fields["vision"] = read_tower(family.vision, top.child("vision_config"), fields["hidden_size"])
     if family.audio and top.get("audio_config") is not None:
-        fields["audio"] = family.audio(top.child("audio_config"), fields["hidden_size"])
+        fields["audio"] = read_tower(family.audio, top.child("audio_config"), fields["hidden_size"])
     return fields
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from rlplan.emit.flags import known_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
 from rlplan.planner.plan import Plan
+from tests.emit.known_keys import known_keys
 from tests.foreign.export.plans import ASKED, asked_of, plan_of
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -13,6 +14,7 @@ from rlplan.runtime.processes.machine_speed import scaled
 from tests.factories import EXAMPLES
 from tests.repository.at_night import at_night
 
+GYM_TASKS = EXAMPLES / "rewards" / "gym_tasks.py"
 SORTER = EXAMPLES / "models" / "sorter"
 ROWS = [{"prompt": f"Sort: {n}", "answer": str(n)} for n in range(5)]
 
@@ -48,17 +50,14 @@ def test_data_sets_are_read_as_their_own_package_writes_them(tmp_path: Path, kin
 
 
 def test_data_sets_of_neighbouring_seeds_share_no_task() -> None:
-    from rlplan.runtime.data.gym_tasks import rows
-
+    rows = run_path(str(GYM_TASKS))["rows"]
     first, second = ({row["prompt"] for row in rows("chain_sum", 50, seed)} for seed in (0, 1))
     assert len(first & second) < 5  # "1 + 5" is drawn by chance
 
 
 def test_tasks_of_reasoning_gym_are_rows_and_are_judged_by_it(tmp_path: Path) -> None:
-    from rlplan.runtime.data.gym_tasks import score
-
-    out = tmp_path / "tasks.jsonl"
-    command = [sys.executable, "-m", "rlplan.runtime.data.gym_tasks", "chain_sum", "--size", "5", "-o", str(out)]
+    score, out = run_path(str(GYM_TASKS))["score"], tmp_path / "tasks.jsonl"
+    command = [sys.executable, str(GYM_TASKS), "chain_sum", "--size", "5", "-o", str(out)]
     subprocess.run(command, check=True, timeout=scaled(120))
     loaded = load_rows(out, Columns(), SORTER, Wanted(answers=True))
     assert len(loaded.rows) == 5

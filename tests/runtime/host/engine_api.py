@@ -16,7 +16,7 @@ from typing import Any
 TABLE = Path(__file__).with_name("engine_api.json")
 ABSENT = "absent"
 LONGEST = 60
-"""Arguments: a class with more has its names in emit/known_keys.json."""
+"""Arguments: a class with more has its names in tests/emit/known_keys.json."""
 
 
 @cache

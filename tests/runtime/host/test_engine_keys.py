@@ -1,15 +1,15 @@
-"""The keys shipped as data are those of the engines that are installed."""
+"""The keys that tests have as data are those of the engines that are installed."""
 
 import pytest
 
-from rlplan.emit.flags import known_keys
 from rlplan.errors import EmitError
-from rlplan.runtime.host.engine_keys import check_deepspeed, check_vllm, installed_keys
+from rlplan.runtime.host.engine_keys import check_deepspeed, check_vllm
+from tests.emit.known_keys import installed_keys, known_keys
 
 pytestmark = pytest.mark.engine
 
 
-def test_the_shipped_keys_are_those_of_the_installed_engines() -> None:
+def test_the_recorded_keys_are_those_of_the_installed_engines() -> None:
     assert installed_keys() == known_keys()
 
 

@@ -12,8 +12,7 @@ import torch
 
 from rlplan.spec.model import FAMILIES, NO_CLASSIFIER, ModelSpec, model_from_config
 from rlplan.spec.models.adapters import linear_layers
-from rlplan.spec.models.families.dense import DENSE
-from rlplan.spec.models.families.mixtures import MIXTURES
+from rlplan.spec.models.families.family import load_group
 
 ALIASES = {
     "MPTForCausalLM": "MptForCausalLM",
@@ -157,7 +156,6 @@ def test_families_without_a_classifier_are_those_that_transformers_has_none_of()
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as MAPPING
 
     known = {name for names in MAPPING.values() for name in ((names,) if isinstance(names, str) else names)}
-    lacking = {
-        name for name in {**DENSE, **MIXTURES} if name.replace("CausalLM", "SequenceClassification") not in known
-    }
+    names = [name for group in ("dense", "mixtures") for entry in load_group(group) for name in entry["architectures"]]
+    lacking = {name for name in names if name.replace("CausalLM", "SequenceClassification") not in known}
     assert lacking == NO_CLASSIFIER

@@ -7,12 +7,6 @@ import typer
 
 from rlplan_cli.options import AsJson
 
-NAME = "calibrate"
-EXAMPLES = (
-    "rlplan calibrate my-points.json",
-    "rlplan calibrate runs/first runs/second verl.log job.yaml --out calibrated",
-)
-
 
 def command(
     sources: Annotated[

@@ -12,11 +12,6 @@ from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_option
 if TYPE_CHECKING:
     from rlplan.comparison import CompareResult
 
-NAME = "compare"
-EXAMPLES = (
-    "rlplan compare job.yaml --hardware 8xH100,16xL40S",
-    "rlplan compare --model Qwen/Qwen2.5-7B --budget-per-hour 20",
-)
 
 Sources = Annotated[
     list[str] | None,

@@ -7,11 +7,6 @@ import typer
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "explain"
-EXAMPLES = (
-    "rlplan explain plan.json",
-    "rlplan explain runs/quickstart/20261120-120000",
-    "rlplan explain job.yaml --set rollout.tp=2 --set training.zero_stage=3",
-)
 
 WhatIf = Annotated[
     list[str] | None,

@@ -8,7 +8,6 @@ import typer
 from rlplan_cli.options import AsJson, JobArguments, with_grouped_options
 
 NAME = "simulate"
-EXAMPLES = ("rlplan simulate plan.json --steps 5 -o simulation.json",)
 
 Steps = Annotated[int, typer.Option(min=1, help="How many steps to simulate.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed samples the same lengths.")]

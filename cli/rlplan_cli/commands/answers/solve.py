@@ -8,7 +8,6 @@ from rlplan.records import dataclass
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, JobArguments, Model, Overrides, Source, with_grouped_options
 
 NAME = "solve"
-EXAMPLES = ("rlplan solve max_response_len job.yaml", "rlplan solve max_num_seqs --model Qwen/Qwen2.5-7B --gpus 8xH100")
 
 Key = Annotated[
     str,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rlplan.runtime.driver.player import Task
 
 NAME = "run"
-EXAMPLES = ("rlplan run job.yaml --report", "rlplan run job.yaml --dry-run", "rlplan run --resume latest")
 
 What = Annotated[Path | None, typer.Argument(help="A job file, a plan or a bundle folder.", show_default=False)]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; by default runs/NAME/TIME.")]

@@ -6,8 +6,6 @@ import typer
 
 from rlplan_cli.options import AsJson
 
-NAME = "docs"
-EXAMPLES = ("rlplan docs", "rlplan docs training.zero_stage", "rlplan docs exit codes", "rlplan docs held-out")
 ALSO = 5
 """Other sections that are named."""
 MOST_KEYS = 12

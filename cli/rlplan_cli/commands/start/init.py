@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from rlplan.spec.files.new_job import Answers
 
 NAME = "init"
-EXAMPLES = (
-    "rlplan init                                            asks",
-    "rlplan init job.yaml --gpus 8xH100 --model Qwen/Qwen2.5-7B-Instruct",
-    "rlplan init job.yaml --gpus cpu-host --data rows.csv --reward function",
-)
 OPTIONS = {"train.jsonl": "data", "heldout.jsonl": "heldout"}
 """By the name of a file that is written: the option that takes one of the user's own."""
 REWARD_KINDS = ("answer", "math", "code", "function")

@@ -6,9 +6,6 @@ from typing import Annotated
 
 import typer
 
-NAME = "schema"
-EXAMPLES = ("rlplan schema -o job.schema.json",)
-
 
 def command(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the schema to this file.")] = None,

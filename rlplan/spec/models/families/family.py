@@ -1,16 +1,21 @@
 """What a model family is: tables of tensors, the spelling of its config, and what it refuses.
 
-In: nothing. Out: the type. Left out: the families themselves.
+In: the files of this folder: `tables.json`, parts of layers by name, and a file for each group of families, whose entry
+names tables (or writes lines of its own, in the language of `tensors`), keys of the config and readers. `like` is the
+architecture with whose entry it begins. Out: `FAMILIES`. Left out: towers (towers.py), what readers do (readers.py).
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 from rlplan.records import dataclass
-from rlplan.spec.models.families import readers, tables
-from rlplan.spec.models.families.towers import VisionReader
+from rlplan.spec.models.families import readers, single_families
 
+FOLDER = Path(__file__).resolve().parent
+GROUPS = ("dense", "mixtures", "multimodal", "older")
 Switches = Mapping[str, tuple[bool, str]]
 
 
@@ -20,9 +25,9 @@ class Family:
 
     layer: str
     """Table of a decoder layer, read once for each kind of layer."""
-    before: str = tables.EMBEDDINGS
+    before: str
     """Table of what comes before the stack."""
-    after: str = tables.HEAD
+    after: str
     """Table of what comes after the stack."""
     prefix: str = "model.layers."
     """Of layer 0's tensors, up to its number."""
@@ -44,10 +49,10 @@ class Family:
     """What is beyond the plain decoder."""
     text_key: str = ""
     """Where a multimodal config keeps the language model."""
-    vision: VisionReader | None = None
-    """Reads the vision tower."""
-    audio: VisionReader | None = None
-    """Reads the audio tower, where a config has one."""
+    vision: str = ""
+    """Name of the vision tower in towers.json."""
+    audio: str = ""
+    """Name of the audio tower, where a config has one."""
     wrapper: tuple[tuple[str, str], ...] = ()
     """Renames tensors: (prefix, its replacement)."""
     has_layer_overrides: bool = False
@@ -58,6 +63,51 @@ class Family:
         return self.keys.get(name, name)
 
 
-def words(text: str) -> frozenset[str]:
-    """Conditions, from words."""
-    return frozenset(text.split())
+def _load_families() -> dict[str, Family]:
+    """Every family by the name of its architecture; architectures of one entry share one Family."""
+    tables: dict[str, list[str]] = json.loads((FOLDER / "tables.json").read_text("utf-8"))["tables"]
+    entries: dict[str, dict[str, Any]] = {}
+    families: dict[str, Family] = {}
+    for group in GROUPS:
+        for own in load_group(group):
+            architectures, like = own.pop("architectures"), own.pop("like", None)
+            entry = {"before": ["embeddings"], "after": ["head"]} | entries.get(like, {}) | own
+            family = _family(entry, tables)
+            entries |= dict.fromkeys(architectures, entry)
+            families |= dict.fromkeys(architectures, family)
+    return families
+
+
+def load_group(name: str) -> list[dict[str, Any]]:
+    """The entries of a group of families, as its file has them."""
+    entries: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["families"]
+    return entries
+
+
+def _family(entry: Mapping[str, Any], tables: Mapping[str, list[str]]) -> Family:
+    texts = {
+        name: "".join(f"{line}\n" for part in entry[name] for line in (tables[part] if isinstance(part, str) else part))
+        for name in ("layer", "before", "after")
+    }
+    lists = {name: tuple(map(_frozen, entry[name])) for name in ("required", "wrapper") if name in entry}
+    reads = {"reads": tuple(map(_reader, entry["reads"]))} if "reads" in entry else {}
+    return Family(**{**entry, "conditions": frozenset(entry.get("conditions", ()))} | texts | lists | reads)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _reader(named: str | dict[str, dict[str, Any]]) -> readers.Reader:
+    """A reader by its name, or made by the function of that name with the arguments that the entry gives."""
+    known: dict[str, Any] = vars(readers) | vars(single_families)
+    if isinstance(named, str):
+        reader: readers.Reader = known[named]
+        return reader
+    ((maker, arguments),) = named.items()
+    made: readers.Reader = known[maker](**{key: known.get(value, value) for key, value in arguments.items()})
+    return made
+
+
+FAMILIES = _load_families()
+"""Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""

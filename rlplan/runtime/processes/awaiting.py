@@ -12,6 +12,7 @@ def awaited(value: Any) -> Any:
 
 @cache
 def _loop() -> Any:
+    """The loop that serves all calls of a process: a client that a file keeps belongs to its loop."""
     import asyncio  # some 5 MB that most processes need not hold
 
     return asyncio.new_event_loop()

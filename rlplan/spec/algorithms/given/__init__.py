@@ -1,1 +1,0 @@
-"""Algorithms that are given their answers, and generate none."""
