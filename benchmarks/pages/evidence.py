@@ -1,10 +1,16 @@
-"""Regenerates reports/pages: pages of a plan and a comparison, and pictures of them.
+"""Regenerates reports/pages: pages of a plan and a comparison, and pictures of them and of `rlplan ui`.
 
 In: the bundled profiles; nothing is run. Out: HTML, and PNG files as Chromium draws them, wide and light, on a phone
-and dark. `python -m benchmarks.pages.evidence`, a minute.
+and dark. How long `rlplan ui` takes to answer is printed. `python -m benchmarks.pages.evidence`, a minute.
 """
 
+import statistics
+import threading
+import time
 from pathlib import Path
+
+from rlplan_cli.ui.answer import answer
+from rlplan_cli.ui.server import Server
 
 import rlplan
 from benchmarks.pages.chromium import Chromium
@@ -15,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "pages"
 JOB = str(ROOT / "examples" / "grpo-7b-8xh100.yaml")
 ASYNCHRONOUS = ["placement.placement=disaggregated", "placement.max_staleness=2"]
+MOVED = [{"max_response_len": str(length)} for length in (1000, 2000, 3000, 5000, 6000, 7000, 8000)]
 
 
 def main() -> None:
@@ -27,18 +34,33 @@ def main() -> None:
     write_comparison(sides, pages["comparison"])
     for name in ("report.json", "trace.pftrace"):
         (FOLDER / name).unlink()
-    with Chromium() as browser:
+    with Chromium() as browser, Server(0) as server:
         for name, page in pages.items():
             photograph(browser, page, name)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        photograph(browser, server.address, "ui")
+        server.shutdown()
+    first = {"model": "Qwen/Qwen2.5-7B", "algorithm": "grpo", "gpus": "8xh100-sxm"}
+    usual = statistics.median(seconds(first | one) for one in MOVED)
+    print(f"an answer of rlplan ui, 7B on 8 GPUs: {1000 * usual:.0f} ms of one core")
 
 
-def photograph(browser: Chromium, page: Path, name: str) -> None:
+def seconds(fields: dict[str, str]) -> float:
+    """Of one answer, of this process's own time: others may be at work on the machine."""
+    begin = time.process_time()
+    answer(fields)
+    return time.process_time() - begin
+
+
+def photograph(browser: Chromium, page: Path | str, name: str) -> None:
     """What is seen first of it: wide and light, and on a phone and dark."""
     for size, dark in (("wide", False), ("phone", True)):
         browser.open(page, size, dark=dark)
         browser.wait("document.querySelector('canvas') !== null", 60)
         browser.says("new Promise((done) => setTimeout(done, 300))")
-        browser.picture(FOLDER / f"{name}-{size}-{'dark' if dark else 'light'}.png", whole=size == "wide")
+        browser.picture(
+            FOLDER / f"{name}-{size}-{'dark' if dark else 'light'}.png", whole=size == "wide" and name != "ui"
+        )
 
 
 if __name__ == "__main__":

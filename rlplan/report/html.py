@@ -35,6 +35,7 @@ def environment() -> Environment:
     )  # fmt: skip
     made.globals |= {
         "scripts": "\n".join(_file("assets", name) for name in SCRIPTS),
+        "ui_script": _file("assets", "ui.js"),
         "licence": _file("assets", "uplot.LICENSE").replace("*/", ""),
         "styles": "\n".join(_file("assets", name) for name in ("uplot.min.css", "page.css")),
     }

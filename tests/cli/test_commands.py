@@ -32,6 +32,7 @@ from tests.repository.at_night import at_night
 
 FOREIGN = ("import", "check")
 COMMANDS = (
+    "ui",
     "init",
     "estimate",
     "plan",
@@ -95,7 +96,7 @@ def leaf_commands() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "command"), leaf_commands().items(), ids=str)
 def test_every_command_can_answer_in_json(name: str, command: Any) -> None:
-    assert name == "schema" or any("--json" in parameter.opts for parameter in command.params), name
+    assert name in ("schema", "ui") or any("--json" in parameter.opts for parameter in command.params), name
 
 
 def test_without_a_command_the_help_is_shown(rlplan: Call) -> None:

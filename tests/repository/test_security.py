@@ -86,6 +86,11 @@ PROMISES = {
         "tests/runtime/environments/test_remote.py::test_a_server_that_says_what_is_no_answer_fails_that_rollout_by_name",
         "tests/runtime/environments/test_remote.py::test_addresses_that_could_be_read_on_their_way_or_hold_a_secret_are_refused",
     ),
+    "`rlplan ui` is for one person on one machine.": (
+        "tests/cli/ui/test_ui.py::test_nothing_is_answered_without_the_token_or_under_another_name",
+        "tests/cli/ui/test_ui.py::test_a_browser_is_opened_without_the_token_on_its_command_line",
+        "tests/cli/ui/test_ui.py::test_what_is_typed_comes_back_as_text",
+    ),
     "Other users of the machine": (),
     "The installed packages": (
         "tests/repository/test_packaging.py::test_every_line_of_the_lock_is_an_exact_pin_with_a_hash",

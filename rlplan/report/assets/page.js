@@ -47,7 +47,7 @@ charts.tips = (root) => {
   }
 };
 
-/* Draw what lies in a part of the page. */
+/* Draw what lies in a part of the page: once when it is loaded, and again where it is exchanged (rlplan ui). */
 charts.open = (root) => {
   charts.hideTip();
   for (const one of charts.figures) if (!one.box.isConnected) one.close();

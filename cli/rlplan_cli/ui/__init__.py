@@ -1,0 +1,1 @@
+"""`rlplan ui`: a local page on which a job is changed and each change is answered at once."""

@@ -1,0 +1,145 @@
+"""The server of `rlplan ui`: 127.0.0.1 alone, a token for everything, Python's own http.server.
+
+In: a port. Out: a server that answers the page and its questions until it is closed. Left out: answers (answer.py).
+
+Who may ask: a client with the token, which is in the printed address alone. A page of another site has neither the
+token nor our Host, so it can read nothing and plan nothing.
+"""
+
+import hmac
+import json
+import secrets
+import sys
+import threading
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rlplan.errors import HostError
+from rlplan_cli.ui.answer import answer
+
+HOST = "127.0.0.1"
+MAX_BYTES = 64 << 10
+"""Of a question."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers on one port; `address` is what is opened."""
+
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, port: int) -> None:
+        """port: 0 takes a free one. Raises: HostError where it is in use or not ours to take."""
+        self.token = secrets.token_urlsafe(18)
+        self.num_asked = 0
+        """Questions so far; the last one is the newest."""
+        self._counts, self._searches = threading.Lock(), threading.Lock()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise HostError(
+                f"port {port} cannot be taken: {(error.strerror or str(error)).lower()}",
+                where=f"command line: --port {port}",
+                rule=f"a free port of {HOST}; below 1024 only an administrator may",
+                way_out="--port 0 takes any free one",
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """With the token."""
+        return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+    def ask(self, fields: dict[str, str]) -> dict[str, Any] | None:
+        """The answer; None where a newer question came while this one waited: the page has gone on.
+
+        One search at a time: what searches know is shared, and a second one would take the first one's core.
+        """
+        with self._counts:
+            self.num_asked += 1
+            mine = self.num_asked
+        with self._searches:
+            return answer(fields) if mine == self.num_asked else None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says what broke, but for a page that went away: it drops its question at each move."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        """The page."""
+        url = urlsplit(self.path)
+        if self._is_refused(parse_qs(url.query).get("token", [""])[0]):
+            return
+        if url.path != "/":
+            self._send(HTTPStatus.NOT_FOUND, "There is only one page.")
+            return
+        from rlplan_cli.ui.page import page
+
+        self._send(HTTPStatus.OK, page(self.server.token), "text/html")
+
+    def do_POST(self) -> None:
+        """A question: a JSON object of fields."""
+        if self._is_refused(self.headers.get("X-Token", "")):
+            return
+        fields = self._fields()
+        if fields is None:
+            self._send(HTTPStatus.BAD_REQUEST, "A question is a JSON object of texts.")
+            return
+        try:
+            told = self.server.ask(fields)
+        except Exception as error:
+            traceback.print_exc()
+            self._send(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"a bug in rlplan: {type(error).__name__}: {error}. Report what the terminal shows",
+            )
+            return
+        if told is None:
+            self._send(HTTPStatus.CONFLICT, "A newer question came.")
+            return
+        self._send(HTTPStatus.OK, json.dumps(told), "application/json")
+
+    def _is_refused(self, token: str) -> bool:
+        host = self.headers.get("Host", "")
+        is_ours = host in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        if is_ours and hmac.compare_digest(token.encode(), self.server.token.encode()):
+            return False
+        self._send(HTTPStatus.FORBIDDEN, "The address has a token: copy it from the terminal.")
+        return True
+
+    def _fields(self) -> dict[str, str] | None:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            data: Any = json.loads(self.rfile.read(length)) if 0 <= length <= MAX_BYTES else None
+        except (ValueError, RecursionError):
+            return None
+        is_text = isinstance(data, dict) and all(isinstance(value, str) for value in data.values())
+        return data if is_text else None
+
+    def _send(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
+        body = text.encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            **HEADERS,
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing: the terminal shows the address."""
