@@ -1,9 +1,10 @@
-"""Regenerates reports/pages: pages of a plan and a comparison, and pictures of them and of `rlplan ui`.
+"""Regenerates reports/pages: pages of a plan, a simulation and a comparison, and pictures of them and of `rlplan ui`.
 
 In: the bundled profiles; nothing is run. Out: HTML, and PNG files as Chromium draws them, wide and light, on a phone
 and dark. How long `rlplan ui` takes to answer is printed. `python -m benchmarks.pages.evidence`, a minute.
 """
 
+import json
 import statistics
 import threading
 import time
@@ -15,7 +16,8 @@ from rlplan_cli.ui.server import Server
 import rlplan
 from benchmarks.pages.chromium import Chromium
 from rlplan.report.plans.comparison import side_of, write_comparison
-from rlplan.report.plans.write import write_report_of
+from rlplan.report.plans.simulated import read_simulated_plan
+from rlplan.report.plans.write import write_report_of, write_simulation_report
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "reports" / "pages"
@@ -28,11 +30,16 @@ def main() -> None:
     """Pages, then their pictures."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     plan, split = rlplan.plan(JOB), rlplan.plan(JOB, ASYNCHRONOUS)
+    result = FOLDER / "simulation.json"
+    result.write_text(json.dumps(rlplan.simulate(split, steps=6).as_json()))
     pages = {"plan": write_report_of(plan.plan, "plan.json", FOLDER).page.rename(FOLDER / "plan.html")}
+    if simulation := write_simulation_report(result, FOLDER):
+        pages["simulation"] = simulation.page.rename(FOLDER / "simulation.html")
     pages["comparison"] = FOLDER / "comparison.html"
+    simulated = read_simulated_plan(json.loads(result.read_text()), result)
     sides = [side_of(one.plan, one.compared() | {"name": name}) for name, one in (("shared", plan), ("apart", split))]
-    write_comparison(sides, pages["comparison"])
-    for name in ("report.json", "trace.pftrace"):
+    write_comparison([*sides, side_of(simulated, {"name": "apart"})], pages["comparison"])
+    for name in ("simulation.json", "report.json", "trace.pftrace"):
         (FOLDER / name).unlink()
     with Chromium() as browser, Server(0) as server:
         for name, page in pages.items():

@@ -1,6 +1,6 @@
 """trace.pftrace: what ran when and what it held, in Perfetto's own format, for https://ui.perfetto.dev.
 
-In: a TracedSchedule, planned or measured. Out: bytes of a protobuf `Trace`. A device is a process of the
+In: a TracedSchedule, planned, simulated or measured. Out: bytes of a protobuf `Trace`. A device is a process of the
 trace, a process of ours a thread in it (several where its actions overlap), an action a slice; memory is a counter for
 each kind, weights flow from a sync to what they generate first. Left out: interned strings and clocks: timestamps are
 nanoseconds since the first span.
@@ -119,7 +119,7 @@ def write_trace(traced: TracedSchedule, path: Path) -> None:
 
 
 def perfetto_trace(traced: TracedSchedule) -> bytes:
-    """The trace of a plan or a run; empty where nothing was timed."""
+    """The trace of a plan, a simulation or a run; empty where nothing was timed."""
     spans = sorted(traced.trace.spans, key=lambda span: (span.start_s, -span.end_s))
     if not spans:
         return b""

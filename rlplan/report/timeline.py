@@ -1,6 +1,6 @@
 """A schedule on its own clock: what every process was predicted and measured to hold at every second.
 
-In: a TracedSchedule, whose spans say when each action ran (a run folder) or is said to run (a plan).
+In: a TracedSchedule, whose spans say when each action ran (a run folder) or is said to run (a plan, a simulation).
 Out: step functions of bytes, phase blocks and windows of time. Left out: drawing.
 
 Inside an action a process holds its peak; from its end to the process's next action it holds what was resident then. A

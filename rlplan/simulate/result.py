@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlplan.records import dataclass
-from rlplan.trace import Trace
+from rlplan.trace import MemorySample, Span, Trace
 from rlplan.vocabulary import Phase
 
 SIMULATION_SCHEMA_VERSION = 1
@@ -100,3 +100,26 @@ class SimulationResult:
             "mean_staleness": self.mean_staleness,
             "gpu_hours": self.gpu_hours,
         }
+
+    @staticmethod
+    def parse(data: Mapping[str, Any]) -> "SimulationResult":
+        """The value of `as_json`, read back. Raises: ValueError for another schema version, KeyError, TypeError."""
+        if data["schema_version"] != SIMULATION_SCHEMA_VERSION:
+            raise ValueError(f"schema version {data['schema_version']}, this is {SIMULATION_SCHEMA_VERSION}")
+        trace = data["trace"]
+        fields = {key: data[key] for key in SimulationResult.__dataclass_fields__ if key in data}
+        return SimulationResult(
+            **{
+                **fields,
+                "step_s": tuple(data["step_s"]),
+                "phase_s": {Phase(phase): seconds for phase, seconds in data["phase_s"].items()},
+                "groups": tuple(GroupUse(**group) for group in data["groups"]),
+                "token_staleness": {int(age): count for age, count in data["token_staleness"].items()},
+                "rollout_staleness": {int(age): count for age, count in data["rollout_staleness"].items()},
+                "trace": Trace(
+                    trace["origin"],
+                    [Span(**span) for span in trace["spans"]],
+                    [MemorySample(**sample) for sample in trace["samples"]],
+                ),
+            }
+        )

@@ -1,5 +1,6 @@
 """Pages in a real browser: no error, light and dark, wide and on a phone, used by mouse and by keys."""
 
+import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 import rlplan
 from benchmarks.pages.chromium import WIDTHS, Chromium
 from rlplan.report.plans.comparison import side_of, write_comparison
-from rlplan.report.plans.write import write_report_of
+from rlplan.report.plans.simulated import read_simulated_plan
+from rlplan.report.plans.write import write_report_of, write_simulation_report
 from rlplan.report.write import write_report
 from tests.report.factory import RunShape, make_empty_run, make_run
 from tests.repository.at_night import at_night
 
-PAGES = ("plan", "run", "empty run", "comparison")
+PAGES = ("plan", "simulation", "run", "empty run", "comparison")
 DARK_BY_DAY = (("phone", True, "run"), ("phone", True, "plan"))
 """Beside every page in light and wide; all others at night."""
 LIMIT_BYTES = 1_500_000
@@ -30,15 +32,20 @@ def _browser() -> Iterator[Chromium]:
 def _pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     plan = rlplan.plan(model="Qwen/Qwen2.5-7B", algorithm="grpo", gpus="8xH100")
+    (folder / "result.json").write_text(json.dumps(rlplan.simulate(plan, steps=4).as_json()))
     runs = [make_run(folder / str(lr), RunShape(num_steps=8, learning_rate=lr)) for lr in (3e-4, 0)]
+    simulation = write_simulation_report(folder / "result.json", folder / "simulation")
+    assert simulation
     sides = [
         side_of(plan.plan, plan.compared()),
+        side_of(read_simulated_plan(json.loads((folder / "result.json").read_text()), folder / "result.json"), {}),
         *(side_of(one.run, one.compared()) for one in map(rlplan.load_run, runs)),
     ]
     write_comparison(sides, folder / "comparison.html")
     return {
         "comparison": folder / "comparison.html",
         "plan": write_report_of(plan.plan, "plan.json", folder / "plan").page,
+        "simulation": simulation.page,
         "run": write_report(runs[0], folder / "run", runs[1:]).page,
         "empty run": write_report(make_empty_run(folder / "empty"), folder / "empty-report").page,
     }

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlplan
-from rlplan.dataflow.schedule import Schedule
-from rlplan.memory.ledger import MemoryLedger
 from rlplan.planner.answers.simulated_plan import simulate_plan
 from rlplan.planner.plan import Plan
 from rlplan.report.perfetto import lanes_of, perfetto_trace
 from rlplan.report.plans.forecast import forecast
+from rlplan.report.plans.simulated import read_simulated_plan
 from rlplan.report.run_folder import read_run_folder
 from rlplan.report.timeline import TracedSchedule
-from rlplan.trace import Span, Trace
+from rlplan.trace import Span
 from tests.factories import EXAMPLES, QUICKSTART, ROOT
 from tests.report.factory import make_empty_run, make_killed_run, make_run
 from tests.repository.at_night import examples
@@ -135,18 +133,8 @@ def spans_of(traced: TracedSchedule) -> list[tuple[str, str, int, int, int]]:
     )
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """A plan's schedule with the spans of its simulated steps."""
-
-    ledger: MemoryLedger
-    schedule: Schedule
-    trace: Trace
-
-
 def simulated(plan: Plan) -> TracedSchedule:
-    trace = simulate_plan(plan, num_steps=3).trace
-    return Simulated(plan.ledger, plan.schedule, Trace(trace.origin, trace.spans))
+    return read_simulated_plan(simulate_plan(plan, num_steps=3).as_json(), Path("simulation.json"))
 
 
 @pytest.fixture(scope="module")

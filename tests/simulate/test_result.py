@@ -14,9 +14,14 @@ def a_result() -> SimulationResult:
     return simulate(make_setting(make_work(lengths=uniform(1, 200)), Asynchrony(1, True, True, 4), num_steps=20))
 
 
-def test_it_survives_a_file() -> None:
-    result = a_result().as_json()
-    assert json.loads(json.dumps(result))["mean_step_s"] == result["mean_step_s"]
+def test_it_comes_back_from_json_as_it_was() -> None:
+    result = a_result()
+    assert SimulationResult.parse(json.loads(json.dumps(result.as_json()))) == result
+
+
+def test_another_schema_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="schema version 99"):
+        SimulationResult.parse({**a_result().as_json(), "schema_version": 99})
 
 
 def test_quantiles_are_steps_that_happened() -> None:

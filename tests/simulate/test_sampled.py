@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.sampled import part_of, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
@@ -30,7 +31,7 @@ def test_a_part_says_what_the_whole_says_within_one_percent(asynchrony: Asynchro
     assert eighth.mean_step_s == pytest.approx(whole.mean_step_s, rel=0.01)
     for one, other in zip(part.groups, whole.groups, strict=True):
         assert one.utilisation == pytest.approx(other.utilisation, abs=0.01)
-    assert part.as_json()["simulated_share"] == 0.5
+    assert SimulationResult.parse(part.as_json()).simulated_share == 0.5
 
 
 def test_few_rollouts_and_few_engines_are_simulated_whole() -> None:

@@ -150,6 +150,18 @@ def _share(part: float) -> str:
     return style.percent(part, 0) if part >= 0.01 else "below 1 %"
 
 
+def staleness(tokens: Mapping[int, int], rollouts: Mapping[int, int]) -> Bars:
+    """A row an age: the share of trained tokens, and of rollouts by their oldest token."""
+    rows = []
+    for name, counts, color in (("tokens", tokens, "#6d8dd8"), ("rollouts", rollouts, "#f0ad36")):
+        total = sum(counts.values()) or 1
+        for age in sorted(counts):
+            segment = Segment(name, color, counts[age] / total, f"{counts[age]:,} of {total:,}")
+            label = f"{name}, {age} version{'s' * (age != 1)} old"
+            rows.append(Bar(label, (segment,), style.percent(counts[age] / total)))
+    return Bars("How many versions old they were when they were trained; rollouts by their oldest token", tuple(rows))
+
+
 def peaks_beside(places: Iterable[tuple[str, MemoryLedger, int | None]]) -> Bars:
     """A row a plan: its fullest GPU, or its host where devices share its memory, by kind; the capacity is its mark."""
     rows = []

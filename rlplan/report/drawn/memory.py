@@ -1,6 +1,6 @@
 """Memory over time: the whole host and every process, or one GPU of each group, with who works when above it.
 
-In: a TracedSchedule: a run folder, or a plan, of which nothing was measured. Out: charts as data.
+In: a TracedSchedule: a run folder, or a plan or a simulation, of which nothing was measured. Out: charts as data.
 Left out: how a scene becomes data (scenes.py), the other charts (curves.py), what was held when (timeline.py).
 """
 
@@ -71,10 +71,7 @@ def memory_of_host(traced: clock.TracedSchedule, timing: StepTiming | None = Non
 def memory_by_device(
     traced: clock.TracedSchedule, windows: tuple[clock.Window, ...], timing: StepTiming | None = None, first: int = 0
 ) -> dict[str, Any]:
-    """One GPU of each group, which stands for all alike, and the hosts that they sit in; the host alone on a CPU.
-
-    Of a plan: nothing was measured.
-    """
+    """One GPU of each group, which stands for all alike, and the hosts that they sit in; the host alone on a CPU."""
     ledger = traced.ledger
     groups = [group for group in traced.schedule.groups if group.devices[0] in ledger.devices]
     if ledger.shares_host_memory:
@@ -116,6 +113,8 @@ def _cut(traced: clock.TracedSchedule, windows: tuple[clock.Window, ...]) -> tup
 def _place(traced: clock.TracedSchedule, space: str, device: str) -> Scene:
     """The memory of one device or host."""
     expected, low, high = (clock.predicted_levels(traced, (space,), bound, device) for bound in BOUNDS)
+    measured = clock.measured_levels(traced)
+    here = [name for name, place in traced.schedule.processes if place == device and name in measured.processes]
     names = expected.processes
     ends = low.total(names), high.total(high.processes)
     rows = [row for row in traced.ledger.rows if row.space == space and row.device == device]
@@ -123,6 +122,8 @@ def _place(traced: clock.TracedSchedule, space: str, device: str) -> Scene:
         title="",
         edges=expected.edges,
         stacks=_stacks(expected, names, _STACK),
+        measured=measured.total(here) if here and space == "device" else None,
+        points=clock.measured_points(traced, here) if space == "device" else None,
         band=None if (ends[0] == ends[1]).all() else ends,
         sources=_sources(rows),
     )

@@ -1,1 +1,1 @@
-"""Reports of plans, of which nothing has been measured, and of plans and runs side by side."""
+"""Reports of plans and simulations, of which nothing has been measured."""

@@ -1,6 +1,6 @@
-"""Plans and runs on one page: a table, their seconds and bytes on one scale, curves, a timeline of each.
+"""Plans, simulations and runs on one page: a table, their seconds and bytes on one scale, curves, a timeline of each.
 
-In: Sides, each made of a plan or a run, with its row as `rlplan compare` has it. Out: an HTML file.
+In: Sides, each made of a plan, a simulation or a run, with its row as `rlplan compare` has it. Out: an HTML file.
 Left out: what a row says (rlplan/comparison.py).
 """
 
@@ -17,7 +17,8 @@ from rlplan.report.drawn import bars
 from rlplan.report.drawn.curves import learning, time_against_money
 from rlplan.report.drawn.memory import memory_of_host
 from rlplan.report.plans.forecast import forecast
-from rlplan.report.plans.write import draw
+from rlplan.report.plans.simulated import SimulatedPlan
+from rlplan.report.plans.write import draw, draw_simulated_plan
 from rlplan.report.run_folder import RunFolder, unique_labels
 from rlplan.spec.base import writing
 from rlplan.units import format_seconds
@@ -36,7 +37,7 @@ class Side:
     row: Row
     """name, kind, devices, verdict, step_s, tokens_per_s, peak_bytes, capacity_bytes, and what it costs if known."""
     ledger: MemoryLedger
-    """Bytes, as predicted."""
+    """Bytes, predicted or simulated."""
     phases: Mapping[str, float]
     """Seconds of a usual step by phase."""
     timeline: Mapping[str, Any]
@@ -45,12 +46,21 @@ class Side:
     """Where it was measured."""
 
 
-def side_of(source: Plan | RunFolder, row: Row) -> Side:
-    """One side, and its row."""
+def side_of(source: Plan | SimulatedPlan | RunFolder, row: Row) -> Side:
+    """One side. row: may be empty for a simulation, which tells its own."""
     if isinstance(source, RunFolder):
         phases = {str(phase): seconds for phase, seconds in source.measured_step.phases.items()}
         timing = source.plan.timing.step if source.plan.timing else None
         return Side(row, source.ledger, phases, memory_of_host(source, timing), source)
+    if isinstance(source, SimulatedPlan):
+        result = source.result
+        phases = {str(phase): seconds / len(result.step_s) for phase, seconds in result.phase_s.items()}
+        own = {
+            "name": source.name, "kind": "simulated", "devices": f"{result.num_gpus} GPUs", "verdict": "",
+            "step_s": result.mean_step_s, "tokens_per_s": result.num_tokens / result.seconds,
+            "peak_bytes": bars.fullest(source.ledger).num_bytes, "capacity_bytes": None,
+        }  # fmt: skip
+        return Side(own | dict(row), source.ledger, phases, draw_simulated_plan(source).timeline)
     costs = phase_costs(source.timing.step) if source.timing and source.seconds else {}
     (chart, *_) = draw(forecast(source, str(row["name"]))).timeline["others"]
     return Side(row, source.ledger, {str(phase): cost.seconds for phase, cost in costs.items()}, chart)

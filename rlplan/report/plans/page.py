@@ -1,7 +1,7 @@
 """What a page about a plan says, before it becomes HTML: words and numbers under headings.
 
 In: a ledger, and the timing of a step where it is known. Out: frozen, JSON-able values.
-Left out: what is particular to a plan (plan_page.py), HTML.
+Left out: what is particular to a plan, a job's plan or a simulation (the other modules of this package), HTML.
 """
 
 from collections import defaultdict
@@ -142,7 +142,9 @@ class Page:
     places: tuple[Place, ...]
     """The fullest device and host."""
     facts: tuple[tuple[str, str], ...] = ()
-    """Risks, as (term, words)."""
+    """(term, words) under `facts_title`."""
+    facts_title: str = "Risks"
+    """A heading."""
     others: tuple[OtherRow, ...] = ()
     """Layouts that were not chosen."""
     remedies: tuple[OtherRow, ...] = ()

@@ -1,6 +1,6 @@
-"""A plan in, a folder with a page out. Nothing has to run for it.
+"""A plan or a simulation in, a folder with a page out. Nothing has to run for it.
 
-In: a Plan, a place to write. Out: the files of PlanFiles.
+In: a Plan, or what `rlplan simulate -o` wrote; a place to write. Out: the files of PlanFiles.
 Left out: runs (report/write.py). No output names a path of this machine.
 """
 
@@ -16,11 +16,14 @@ from rlplan.report.drawn import bars
 from rlplan.report.drawn.memory import memory_by_device
 from rlplan.report.perfetto import write_trace
 from rlplan.report.plans.forecast import STEADY_TITLE, Forecast, forecast
+from rlplan.report.plans.page import Page
 from rlplan.report.plans.plan_page import plan_page
-from rlplan.report.timeline import Window
-from rlplan.spec.base import writing
+from rlplan.report.plans.simulated import SimulatedPlan, is_simulation, read_simulated_plan, simulation_page
+from rlplan.report.timeline import TracedSchedule, Window
+from rlplan.spec.base import read_json, writing
 
 TEMPLATE = "plan.html.j2"
+MAX_BYTES = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,40 @@ class Drawing:
     """Memory and who works when, as data; empty where nothing has a time."""
     waits: bars.Bars
     """What limits each phase."""
+    staleness: bars.Bars
+    """Of a simulation, how old rollouts were."""
+
+
+def write_simulation_report(path: Path, out_dir: Path) -> PlanFiles | None:
+    """Write the report of what `rlplan simulate` wrote; nothing, and None, where the file is something else.
+
+    Raises: SpecError where it is no JSON, or where nothing can be written.
+    """
+    simulated = simulated_plan(path)
+    if simulated is None:
+        return None
+    return _write(simulated, draw_simulated_plan(simulated), simulation_page(simulated), path.name, out_dir)
+
+
+def simulated_plan(path: Path) -> SimulatedPlan | None:
+    """What `rlplan simulate` wrote; None where the file is something else. Raises: SpecError where it is no JSON."""
+    data = read_json(path, "the plan", limit=MAX_BYTES)
+    return read_simulated_plan(data, path) if is_simulation(data) else None
 
 
 def write_report_of(plan: Plan, name: str, out_dir: Path) -> PlanFiles:
     """Write the report of a plan. name: what it was read from. Raises: SpecError where nothing can be written."""
-    predicted, page, files = forecast(plan, name), plan_page(plan), PlanFiles.within(out_dir)
+    predicted = forecast(plan, name)
+    return _write(predicted, draw(predicted), plan_page(plan), name, out_dir)
+
+
+def _write(traced: TracedSchedule, drawing: Drawing, page: Page, name: str, out_dir: Path) -> PlanFiles:
+    files = PlanFiles.within(out_dir)
     with writing(files.page):
         out_dir.mkdir(parents=True, exist_ok=True)
-        write_trace(predicted, files.trace)
+        write_trace(traced, files.trace)
         files.summary.write_text(json.dumps(asdict(page), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        text = html.render(TEMPLATE, page=page, drawing=draw(predicted), name=name)
-        files.page.write_text(text, encoding="utf-8")
+        files.page.write_text(html.render(TEMPLATE, page=page, drawing=drawing, name=name), encoding="utf-8")
     return files
 
 
@@ -73,8 +99,20 @@ def draw(predicted: Forecast) -> Drawing:
         for name, view in views.items()
     ]
     note = f"{charts[0]['note']} One GPU represents all of its group; all ranks of a role do the same.".strip()
-    return Drawing({"type": "timeline", "others": charts, "note": note}, bars.waits(timing))
+    waits = bars.waits(timing)
+    return Drawing({"type": "timeline", "others": charts, "note": note}, waits, bars.Bars("", ()))
 
 
 def _first(windows: tuple[Window, ...]) -> int:
     return next((index for index, one in enumerate(windows) if one.title == STEADY_TITLE), 0)
+
+
+def draw_simulated_plan(simulated: SimulatedPlan) -> Drawing:
+    """Of a simulation: its timeline, and the ages of rollouts where any is older than what trains it."""
+    result = simulated.result
+    old = bars.staleness(result.token_staleness, result.rollout_staleness) if any(result.rollout_staleness) else None
+    timeline: Mapping[str, Any] = {}
+    if simulated.trace.spans:
+        windows = simulated.windows + simulated.steady_windows  # a process is not known before it does anything
+        timeline = memory_by_device(simulated, windows, first=len(simulated.windows))
+    return Drawing(timeline, bars.waits(None), old or bars.Bars("", ()))

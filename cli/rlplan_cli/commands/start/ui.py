@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")]
 Open = Annotated[bool, typer.Option("--open", help="Open it in this machine's browser.")]
 
