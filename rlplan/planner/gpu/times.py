@@ -33,7 +33,7 @@ from rlplan.timing.training.optimizer import optimizer_cost
 from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, training_times
 from rlplan.timing.transfer.checkpoints import checkpoint_cost
-from rlplan.timing.transfer.switches import offload_cost, reload_cost
+from rlplan.timing.transfer.switches import offload_cost
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
@@ -139,8 +139,7 @@ class TrainerCosts:
         else:
             assert isinstance(forecast, ScorerOnGpu), "engines sleep"
             num_bytes = forecast.weights
-        move = offload_cost if kind is ActionKind.OFFLOAD_ROLE else reload_cost
-        return move(num_bytes, cluster, is_pinned=self.job.release.host_copies == "pinned")
+        return offload_cost(num_bytes, cluster, is_pinned=self.job.release.host_copies == "pinned")
 
     def _train_setting(self, role: Role, num_ranks: int, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters

@@ -57,11 +57,10 @@ def wake_kv_cost(num_bytes: float) -> Cost:
     return _mapping(num_bytes)
 
 
-def offload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False, is_pinned: bool = True) -> Cost:
-    """Seconds until a role's bytes of one GPU lie on the host, or on its disk.
+def offload_cost(num_bytes: float, cluster: Cluster, *, is_pinned: bool = True) -> Cost:
+    """Seconds until a role's bytes of one GPU lie on the host, or are back from there.
 
-    Counts: a copy to pinned memory, or one that the driver stages into pages that are new; to disk, a host's GPUs
-    share what it writes with.
+    Counts: a copy to pinned memory, or one that the driver stages into pages that are new.
     Source: DeepSpeed `offload_states`, pinned; NeMo-RL's `.to("cpu")`, which is not. Assumes: nothing overlaps.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
@@ -69,22 +68,7 @@ def offload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False, i
     0.02
     """
     copy = host_copy_cost(num_bytes, cluster) if is_pinned else _pageable_copy(num_bytes)
-    cost = Cost({Resource.LATENCY: SWITCH_S}) + copy
-    if to_disk:
-        busy = min(cluster.num_gpus, cluster.gpus_per_host)
-        cost += Cost({Resource.DISK: num_bytes * busy / cluster.node_efficiencies.disk_bytes_per_s.value})
-    return cost
-
-
-def reload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False, is_pinned: bool = True) -> Cost:
-    """Seconds until they are back. Counts, source, assumes: as `offload_cost`; a disk is read as fast as written.
-
-    >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> reload_cost(GIB, one) == offload_cost(GIB, one)
-    True
-    """
-    return offload_cost(num_bytes, cluster, to_disk=to_disk, is_pinned=is_pinned)
+    return Cost({Resource.LATENCY: SWITCH_S}) + copy
 
 
 def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:

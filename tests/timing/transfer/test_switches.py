@@ -11,8 +11,6 @@ from rlplan.timing.transfer.switches import (
     MAP_S_PER_GIB,
     SWITCH_S,
     host_copy_cost,
-    offload_cost,
-    reload_cost,
     sleep_cost,
     wake_kv_cost,
     wake_weights_cost,
@@ -48,13 +46,6 @@ def test_the_gpus_of_a_host_share_its_memory():
     assert host_link_bytes_per_s(Cluster(gpu, 16, 8, slow)) == pytest.approx(10e9)
     alone = gpu.host_link.bytes_per_s.value * gpu.efficiencies.host_link.value
     assert host_link_bytes_per_s(Cluster(gpu, 1, 8, slow)) == pytest.approx(alone)
-
-
-def test_a_disk_is_slower_than_memory_and_shared_by_a_host():
-    to_host, to_disk = (offload_cost(10 * GIB, cluster(), to_disk=disk) for disk in (False, True))
-    shared = 8 * 10 * GIB / cluster().node_efficiencies.disk_bytes_per_s.value
-    assert to_disk.seconds - to_host.seconds == pytest.approx(shared)
-    assert reload_cost(10 * GIB, cluster(), to_disk=True) == to_disk
 
 
 def test_a_checkpoint_of_two_hosts_takes_half():
