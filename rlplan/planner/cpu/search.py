@@ -6,7 +6,6 @@ was not taken. Left out: which choices there are (candidates.py).
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import cast
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Choice
@@ -25,7 +24,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.resolve import plain, resolve
 from rlplan.records import dataclass
-from rlplan.spec.hardware.profile import CpuProfile, Profile
+from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import cut_lengths
@@ -70,7 +69,7 @@ class _Built:
 class HostSearch:
     """One search of a job. Raises: SpecError where the job contradicts its model, or the KV cache is too small."""
 
-    def __init__(self, job: ResolvedJob, asked: JobSpec, profile: CpuProfile | None = None) -> None:
+    def __init__(self, job: ResolvedJob, asked: JobSpec) -> None:
         if asked.objective in ("gpus", "cost"):
             raise SpecError(
                 f"objective {asked.objective} on {asked.hardware.profile}",
@@ -82,12 +81,11 @@ class HostSearch:
         self.choices, self.impossible = list_choices(job)
         if _missing_kv_cache(job, self.model):
             raise _small_kv_cache(job, self.model)
-        self._profile = profile
 
     @cached_property
     def profile(self) -> CpuProfile:
         """The host's."""
-        return self._profile or self.job.load_profile()
+        return self.job.load_profile()
 
     @cached_property
     def _others(self) -> dict[Role, ModelSpec]:
@@ -96,15 +94,6 @@ class HostSearch:
     def of(self, plan: Plan) -> "HostSearch":
         """Itself: the devices of a CPU host are taken as they are given."""
         return self
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """The host's alone."""
-        return (self.profile,)
-
-    def with_profile(self, profile: Profile) -> "HostSearch":
-        """The same with other values of the host's profile."""
-        return HostSearch(self.job, self.asked, cast(CpuProfile, profile))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one choice; 0 where the profile has no rates. kv_cache: the job's own."""

@@ -217,7 +217,7 @@ class CandidateScorer:
         return self.num_misfits > MANY_MISFITS
 
     def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """One for a job with other choices, for fewer of these GPUs or for other rates of theirs."""
+        """One for a job with other choices, or for fewer of these GPUs."""
         other = CandidateScorer(job, setting, self.memo, self.hints)
         other.num_misfits = self.num_misfits
         return other

@@ -42,7 +42,6 @@ from rlplan.planner.plan_parts import (
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
-from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle
@@ -159,7 +158,7 @@ class GpuSearch:
         return GpuSearch(job, self.setting, job, self.memo)
 
     def _beside(self, job: SettledJob, setting: GpuSetting) -> "GpuSearch":
-        """The search of a job that differs in its choices, on GPUs that differ in their number or rates."""
+        """The search of a job that differs in its choices, on GPUs that differ in their number."""
         return GpuSearch(job, setting, self.asked, self.memo, self.scorer.of(job, setting))
 
     @property
@@ -273,15 +272,6 @@ class GpuSearch:
     def bounds(self, arrangement: Arrangement, rank: int) -> PairBounds:
         """The pairs of an arrangement; made once."""
         return PairBounds(self.scorer, self.space, arrangement, rank)
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """Of the GPUs and their nodes."""
-        return self.setting.profiles
-
-    def with_profile(self, profile: Profile) -> "GpuSearch":
-        """The same with other rates of the profile of that name."""
-        return self._beside(self.job, self.setting.with_profile(profile))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
