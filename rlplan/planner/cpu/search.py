@@ -13,7 +13,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
+from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.memory.serving.generation import kv_block_bytes, num_kv_blocks
 from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.kv_demand import KvDemand

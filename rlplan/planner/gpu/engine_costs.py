@@ -5,7 +5,7 @@ Left out: what else is on the GPUs (roles.py), how seconds are computed (timing/
 """
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.gpu.engine import engine_pool, held_weight_bytes
+from rlplan.memory.roles.engine import engine_pool, held_weight_bytes
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.planner.gpu.facts import without_trainers
 from rlplan.planner.memo import Memo, memoized

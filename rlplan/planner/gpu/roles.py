@@ -15,12 +15,11 @@ from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, incoming
-from rlplan.memory.roles.gpu.rank import ScoringPass, TrainedRole
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.sent_weights import keeping_sent_weights
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, incoming
+from rlplan.memory.roles.kept_copies import StagedOnHost, keeping_sent_weights
+from rlplan.memory.roles.rank import ScoringPass, TrainedRole
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import held_parameters, trained_rank
 from rlplan.planner.gpu.facts import without_choices

@@ -11,9 +11,8 @@ from typing import Literal
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
-from rlplan.memory.roles.gpu.own_generation import engine_class
-from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.roles.engine import EngineOnGpu, engine_class
+from rlplan.memory.roles.states import fixed_states, zero_settings
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.trainers.nvme import on_disk_bytes
 from rlplan.planner import rules

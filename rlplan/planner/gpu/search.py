@@ -18,7 +18,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.roles.gpu.ledger import gpu_process, predict_gpu_ledger
+from rlplan.memory.roles.ledger import gpu_process, predict_gpu_ledger
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds

@@ -13,9 +13,9 @@ from functools import cached_property
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group, trainer_of
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
+from rlplan.memory.roles.kept_copies import StagedOnHost
+from rlplan.memory.roles.scorer import ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.planner.gpu.engine_costs import GENERATES
 from rlplan.planner.gpu.placed_roles import GpuRoles
 from rlplan.planner.gpu.roles import RoleBytes

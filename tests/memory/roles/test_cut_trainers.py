@@ -6,11 +6,11 @@ import pytest
 
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
-from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.exported import MegatronSettings, megatron_rank
+from rlplan.memory.roles.rank import TrainedRole, stages_of
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.trainers.micro_batch import Place, layer_bytes
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.spec.hardware.catalogue import get_gpu

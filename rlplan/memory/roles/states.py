@@ -10,7 +10,7 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.frozen import Frozen, frozen_of
 from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
-from rlplan.memory.roles.gpu.process import Bytes, add
+from rlplan.memory.roles.process import Bytes, add
 from rlplan.memory.trainers.nvme import swap_buffer_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of

@@ -1,4 +1,4 @@
-"""What a policy trainer rank holds, action by action.
+"""What a rank of a trained role holds on a CPU host, action by action.
 
 In: a job, its model and the rank. Out: bytes by kind. The formulas are in training.py, activations.py and backward.py.
 """
@@ -16,7 +16,8 @@ from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
+from rlplan.memory.roles.process import add
+from rlplan.memory.roles.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
@@ -86,7 +87,7 @@ class TrainerForecast(Forecast):
                 held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self.rank_state.accumulates)
             )
         if not (run_phase == "start" and action.kind is ActionKind.START_TRAINER):
-            held[MemoryKind.SYNC_STAGING] = self._staging()
+            held[MemoryKind.SYNC_STAGING] = self._staging
         if self.stages_states:
             held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
@@ -198,7 +199,7 @@ class TrainerForecast(Forecast):
     def _base(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """The states as they lie between passes, on the device and on the host, which are one on a CPU."""
         states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
-        held = add_up(states.device, states.host)
+        held = add(states.device, states.host)
         if self.states.settings.stage == 3:
             held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else self.rank_state.kept_bucket
         return held | {
@@ -229,16 +230,11 @@ class TrainerForecast(Forecast):
             return True
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
+    @cached_property
     def _staging(self) -> int:
         """The first rank alone sends, or each to the engine on its device."""
         sends = not self.rank or self.job.placement.sync_senders == "each"
-        if not sends or not self.has_arena:
-            return 0
-        return self._arena_bytes
-
-    @cached_property
-    def _arena_bytes(self) -> int:
-        return sync_staging_bytes(self.job, self.model)
+        return sync_staging_bytes(self.job, self.model) if sends and self.has_arena else 0
 
 
 class ValueForecast(TrainerForecast):
@@ -249,8 +245,3 @@ class ValueForecast(TrainerForecast):
         held = super().resident(action, run_phase)
         held.pop(MemoryKind.SYNC_STAGING, None)
         return held
-
-
-def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
-    """The sum, kind by kind."""
-    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}

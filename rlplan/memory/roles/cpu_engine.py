@@ -1,4 +1,4 @@
-"""What the rollout engine holds, action by action.
+"""What the rollout engine holds on a CPU host, action by action.
 
 In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and weight_sync/buckets.py.
 """
@@ -36,11 +36,6 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 
-def _stops(action: Action) -> bool:
-    """Whether the engine goes: its peak is what it held before."""
-    return action.kind is ActionKind.STOP_ENGINE
-
-
 class EngineForecast(Forecast):
     """One rank of an engine. See `predict.Forecast`."""
 
@@ -53,10 +48,7 @@ class EngineForecast(Forecast):
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads(action, run_phase)
-        held = {
-            **self._settled,
-            **self._overheads(action, run_phase),
-        }
+        held = {**self._settled, **self._overheads(action, run_phase)}
         if staging := self._sync_bytes(action):
             held[MemoryKind.SYNC_STAGING] = staging
         return held
@@ -76,7 +68,8 @@ class EngineForecast(Forecast):
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, run_phase)
+        stops = action.kind is ActionKind.STOP_ENGINE  # then its peak is what it held before
+        held = self.resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
         largest, (widening, narrowing) = self._largest_bytes, self._expert_bytes
         if action.kind is ActionKind.START_ENGINE:
             loading, largest = self._loaded_bytes, max(largest, widening)

@@ -6,8 +6,8 @@ import pytest
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.sent_weights import KeepsSentWeights, sent_weights_bytes
-from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
+from rlplan.memory.roles.kept_copies import KeepsSentWeights, sent_weights_bytes
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_setting

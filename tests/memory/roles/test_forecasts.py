@@ -5,10 +5,10 @@ import pytest
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.gpu.rank import TrainedRole
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.rank import TrainedRole
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.training import LoraSpec

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
-from rlplan.memory.roles.gpu.process import Bytes
-from rlplan.memory.roles.gpu.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
-from rlplan.memory.roles.gpu.states import FixedStates, fixed_states, zero_settings
+from rlplan.memory.roles.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
+from rlplan.memory.roles.process import Bytes
+from rlplan.memory.roles.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
+from rlplan.memory.roles.states import FixedStates, fixed_states, zero_settings
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.step_peak import RankState

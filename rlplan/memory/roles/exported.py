@@ -17,8 +17,8 @@ from typing import NamedTuple
 from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
-from rlplan.memory.roles.gpu.process import Bytes
-from rlplan.memory.roles.gpu.states import FixedStates, trained_sizes, with_role_head
+from rlplan.memory.roles.process import Bytes
+from rlplan.memory.roles.states import FixedStates, trained_sizes, with_role_head
 from rlplan.memory.trainers.backward import layer_of
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
