@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 
 from simpy import AllOf, Environment, Event
 
-from rlplan.simulate.engine import Engine, Group, Rollout
+from rlplan.simulate.engine import Engine, Group, Rollout, Timeout
 from rlplan.simulate.lengths import LengthSampler
 from rlplan.simulate.setting import SimulationSetting, StepRollouts
 from rlplan.simulate.speed import RememberedSpeed, Speed
-from rlplan.simulate.timeout import Timeout
 
 
 def most_begun(setting: SimulationSetting, work: StepRollouts) -> int:

@@ -22,7 +22,7 @@ from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     engine_activation_bytes,
-    kv_cache_bytes,
+    host_pool,
     mapped_checkpoint_bytes,
     num_batch_sizes,
     sampler_bytes,
@@ -100,7 +100,8 @@ class EngineForecast(Forecast):
     @cached_property
     def _settled(self) -> dict[MemoryKind, int]:
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
-        cache = kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp)
+        pool = host_pool(model, rollout)
+        cache = pool.num_blocks(rollout.kv_cache_memory) * pool.bytes_per_block  # whole blocks
         if rollout.shares_base:  # the trainer's row counts it (serving/shared_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
         scheme, in_4_bits = self._scheme, self._in_4_bits

@@ -13,7 +13,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, slack_bytes
 from rlplan.memory.model.frozen import frozen_of
-from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
+from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
@@ -24,7 +24,7 @@ from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import largest_of, passes_peak, snapshots
-from rlplan.memory.trainers.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
+from rlplan.memory.trainers.training import merging_bytes, put_together_bytes, rank_of_role
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -61,16 +61,15 @@ class TrainerForecast(Forecast):
     ) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
-        parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
-        shard = rank // layout.tp
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
+        cut, shard = (layout.tp, layout.zero_stage, layout.num_shards), rank // layout.tp
+        self.trained = rank_of_role(job, layout.role, model, cut, shard, training=job.training)
         if job.rollout.shares_base and layout.role is Role.POLICY:
             e = job.training.dtype.num_bytes
             beside = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
             base = shared_base_bytes(model, e) + beside
             self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
-        accumulates = self._num_micro_batches > 1
+        accumulates = self._share * job.workload.max_seq_len > job.max_tokens_per_micro_batch
         self.rank_state = replace(
             rank_state_under_zero(self.states, CPU, reduces_in_step=True), accumulates=accumulates
         )
@@ -138,17 +137,13 @@ class TrainerForecast(Forecast):
         """Rollouts that the rank trains on in a mini-batch."""
         return self.job.num_trained_by(self.layout.dp)
 
-    @property
-    def _num_micro_batches(self) -> int:
-        return num_micro_batches(self._share * self.job.workload.max_seq_len, self.job.max_tokens_per_micro_batch)
-
     @cached_property
     def shape(self) -> MicroBatchShape:
         """The rank's largest micro-batch: of a pass that several ranks share it has a part of the tokens, in which all
         may be of responses.
         """
         job, workload, training = self.job, self.job.workload, self.job.training
-        whole = largest_micro_batch(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+        whole = min(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
         num_tokens = ceil_div(whole, training.ulysses)
         adapters, e = self.trained.adapters, self.trained.element_bytes
         return replace(

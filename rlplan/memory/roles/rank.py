@@ -12,8 +12,8 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
+from rlplan.memory.machine.machine import reserved_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.layer_cut import LayerCut, layer_cut

@@ -18,7 +18,7 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, rows_on_cpu
+from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
@@ -43,7 +43,7 @@ def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, uly
     num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
     """
     share = ceil_div(job.workload.num_rollouts_per_step, num_processes) * job.workload.max_seq_len
-    num_tokens = ceil_div(largest_micro_batch(share, job.max_tokens_per_micro_batch), ulysses)
+    num_tokens = ceil_div(min(share, job.max_tokens_per_micro_batch), ulysses)
     return score_peak_bytes(replace(shape, num_tokens=num_tokens, num_head_tokens=num_tokens))
 
 

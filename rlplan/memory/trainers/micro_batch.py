@@ -121,11 +121,6 @@ def _held_logits(shape: MicroBatchShape) -> int:
     return kept * shape.num_head_tokens * shape.vocab_size
 
 
-def all_kept_bytes(shape: MicroBatchShape) -> int:
-    """Bytes of all layers of one micro-batch that stay until their backward passes."""
-    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in shape.kinds)
-
-
 def _working_bytes(shape: MicroBatchShape) -> int:
     """Bytes in flight inside one layer's backward pass.
 
@@ -263,7 +258,7 @@ class HeldAt:
     @cached_property
     def kept(self) -> int:
         """Of all layers until their backward passes."""
-        return all_kept_bytes(self.shape)
+        return sum(kind.num_layers * kept_layer_bytes(kind) for kind in self.shape.kinds)
 
     @property
     def others(self) -> int:

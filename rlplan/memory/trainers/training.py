@@ -9,7 +9,8 @@ from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
-from rlplan.spec.resolved import ResolvedTraining, SettledTraining
+from rlplan.spec.resolved import ResolvedTraining, SettledJob, SettledTraining
+from rlplan.vocabulary import Role
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ def trained_rank(
     states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(frozen, settings.weight_bytes, base))
     quantised = max((p.numel for p in frozen if base and base.covers(p)), default=0)
     return TrainedRank(model, states, adapters=trained if frozen else (), dequantised=quantised)
+
+
+def rank_of_role(
+    job: SettledJob, role: Role, model: ModelSpec, cut: tuple[int, int, int], shard: int, *, training: ResolvedTraining
+) -> TrainedRank:
+    """One rank of a trained role of a job. cut: ranks that share layers, the ZeRO stage, ranks that share states."""
+    tp, stage, num_shards = cut
+    parameters = held_parameters(model, tp, job.trained_parameters(role, model))
+    return trained_rank(training, model, stage, num_shards, shard, parameters)
 
 
 def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:

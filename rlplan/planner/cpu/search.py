@@ -14,8 +14,7 @@ from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
 from rlplan.memory.roles.ledger import predict_cpu_ledger
-from rlplan.memory.serving.generation import kv_block_bytes, num_kv_blocks
-from rlplan.memory.serving.kv import cache_pool
+from rlplan.memory.serving.generation import host_pool
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
@@ -172,12 +171,8 @@ class HostSearch:
         job, rollout, work = self.job, self.job.rollout, self.job.workload
         if not job.has_rollouts:
             return None
-        element = rollout.dtype.num_bytes
-        pool = cache_pool(
-            self.model, tp=rollout.tp, element_bytes=element, state_bytes=element, block_size=rollout.block_size
-        )
         demand = KvDemand(
-            pool,
+            host_pool(self.model, rollout),
             min(rollout.max_num_seqs, ceil_div(work.num_rollouts_per_step, rollout.num_engines)),
             work.usual_prompt_len,
             work.max_prompt_len,
@@ -218,15 +213,14 @@ def _why_not(one: _Built, best: _Built) -> str:
 def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:
     """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
     rollout = job.rollout
-    element_bytes = rollout.dtype.num_bytes
-    blocks = num_kv_blocks(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, rollout.tp)
+    blocks = host_pool(model, rollout).num_blocks(rollout.kv_cache_memory)
     return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
 
 
 def _small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
     rollout, length = job.rollout, job.workload.max_seq_len
     needed = ceil_div(length, rollout.block_size) + 1
-    least = needed * kv_block_bytes(model, rollout.dtype.num_bytes, rollout.block_size, rollout.tp)
+    least = needed * host_pool(model, rollout).bytes_per_block
     return SpecError(
         f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
         f"{needed - _missing_kv_cache(job, model)} blocks of {rollout.block_size} tokens, "

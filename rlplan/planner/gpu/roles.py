@@ -21,7 +21,7 @@ from rlplan.memory.roles.rank import ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
 from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.training import held_parameters, trained_rank
+from rlplan.memory.trainers.training import rank_of_role
 from rlplan.planner.gpu.facts import without_choices
 from rlplan.planner.gpu.tables import (
     ENGINE,
@@ -256,11 +256,10 @@ class RoleBytes:
         """Bytes that a rank of a trained role writes of itself into a checkpoint."""
         job, model = self.job, self.model_of(role)
         trainer = trainer_of(job, role, candidate.trainer)
-        parameters = held_parameters(model, trainer.tp, job.trained_parameters(role, model))
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
         training = cast(ResolvedTraining, job.training.model_copy(update=offloads))
-        shards = candidate.arrangement.num_training // trainer.tp
-        return saved_bytes(trained_rank(training, model, trainer.zero_stage, shards, 0, parameters).states)
+        cut = trainer.tp, trainer.zero_stage, candidate.arrangement.num_training // trainer.tp
+        return saved_bytes(rank_of_role(job, role, model, cut, 0, training=training).states)
 
     @cached_property
     def takes_all_rows(self) -> bool:

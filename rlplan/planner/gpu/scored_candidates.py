@@ -15,7 +15,6 @@ from rlplan.memory.roles.engine import EngineOnGpu, engine_class
 from rlplan.memory.roles.states import fixed_states, zero_settings
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.trainers.nvme import on_disk_bytes
-from rlplan.planner import rules
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, shape_of
@@ -256,10 +255,6 @@ class CandidateScorer:
             self.hints.hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
                 (arrangement.num_training, arrangement.num_frozen)
             )
-
-    def can_run(self, candidate: Choice) -> bool:
-        """Whether the framework runs it."""
-        return not any(rules.choice_refusals(self.job, candidate))
 
     def score(self, candidate: Choice) -> ScoredCandidate:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""

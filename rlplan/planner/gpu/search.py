@@ -300,7 +300,7 @@ class GpuSearch:
                         continue
                     for engine in self.space.engines(arrangement):
                         transport = self.space.transports(arrangement, engine)[0]
-                        candidate = self.space.choice(arrangement, trainer, engine, transport)
+                        candidate = Choice(arrangement, trainer, engine, transport)
                         reason = next(rules.choice_refusals(self.job, candidate), "")
                         if not reason:
                             excess = self.scorer.excess(candidate)

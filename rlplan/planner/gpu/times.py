@@ -28,12 +28,10 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.step import StepTiming
-from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, train_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, score_cost, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, training_times
-from rlplan.timing.transfer.checkpoints import checkpoint_cost
-from rlplan.timing.transfer.switches import offload_cost
+from rlplan.timing.transfer.switches import checkpoint_cost, offload_cost
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)

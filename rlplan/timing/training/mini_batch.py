@@ -180,7 +180,7 @@ def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) 
 
 
 def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> float:
-    """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
+    """A lower bound of `train_cost` and `score_cost`, whatever the passes and ZeRO's stage, for searches.
 
     Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
     where a pass has one rollout. One rank a sequence bounds every layout.
@@ -195,8 +195,14 @@ def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Time
     return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
-def forward_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
-    """Seconds of a forward pass alone over all rollouts. See scoring.py."""
+def score_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
+    """Seconds of a forward pass alone over all rollouts, which gives log-probs, values or rewards.
+
+    Counts: a third of training's matmuls without recomputation, attention 1 of 3.5, one gather a pass under ZeRO-3.
+    Source: Kaplan et al. 2020, section 2.1 (a backward pass is twice a forward pass).
+    Assumes: micro-batches of the trainer's size; the policy's old log-probs, a reference, a value, a reward cost alike
+    but for the head.
+    """
     num_passes, one, bubble = one_pass(setting, mini_batch, FORWARD, cluster)
     passes = one.times(num_passes)
     return passes + bubble + _imbalance(setting, mini_batch, passes)

@@ -1,7 +1,8 @@
-"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role and reload it.
+"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role, to write a checkpoint.
 
-In: bytes of one GPU, a Cluster. Out: a Cost. All GPUs of a host switch at the same time.
-Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run.
+In: bytes of one GPU, of a checkpoint those of all hosts, a Cluster. Out: a Cost. All GPUs of a host switch at once.
+Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run,
+writing while training goes on, a shared file system that is slower than the sum of its clients.
 """
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -20,10 +21,12 @@ SWITCH_S = 20e-3
 
 
 def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: float = 0.0) -> Cost:
-    """Seconds until an engine sleeps. num_bytes: its weights; kv_bytes: its KV cache.
+    """Seconds until an engine sleeps, or until its weights are mapped again. num_bytes: its weights; kv_bytes: its KV
+    cache.
 
-    Counts: level 1 copies the weights to pinned host memory; both levels unmap weights and KV cache.
-    Source: vLLM 0.32 device_allocator/cumem.py `sleep`. Assumes: level 0 does nothing.
+    Counts: level 1 copies the weights to pinned host memory, or back; both levels map or unmap weights and KV cache.
+    Source: vLLM 0.32 device_allocator/cumem.py `sleep`, `wake_up`. Assumes: level 0 does nothing; behind level 2 comes
+    a weight sync.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
@@ -33,19 +36,6 @@ def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: 
     if level == 0:
         return NOTHING
     return _mapping(num_bytes + kv_bytes) + (host_copy_cost(num_bytes, cluster) if level == 1 else NOTHING)
-
-
-def wake_weights_cost(num_bytes: float, cluster: Cluster, *, level: int = 1) -> Cost:
-    """Seconds until an engine's weights are mapped again, at level 1 with what they held.
-
-    Counts: mapping; at level 1 a copy back. Source: vLLM cumem.py `wake_up`. Assumes: level 2 needs a weight sync.
-
-    >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> wake_weights_cost(GIB, one, level=1).seconds > wake_weights_cost(GIB, one, level=2).seconds
-    True
-    """
-    return sleep_cost(num_bytes, cluster, level=level)
 
 
 def wake_kv_cost(num_bytes: float) -> Cost:
@@ -91,3 +81,21 @@ def _pageable_copy(num_bytes: float) -> Cost:
 
 def _mapping(num_bytes: float) -> Cost:
     return Cost({Resource.LATENCY: SWITCH_S + num_bytes / GIB * MAP_S_PER_GIB})
+
+
+def checkpoint_cost(num_bytes: float, num_hosts: int, cluster: Cluster) -> Cost:
+    """Seconds until a checkpoint is on disk: to host memory first, then written, each host its own part.
+
+    Counts: B over all GPUs' host links, then B / hosts over a host's disk. Source: DeepSpeed `save_checkpoint`: each
+    rank its optimizer states. Assumes: the two do not overlap (torch.save), parts are equal.
+    Differs: a checkpoint of weights alone that rank 0 writes passes one host: num_hosts is 1 then.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
+    >>> eight = Cluster(get_gpu("h100", where=""), 8, 8, get_node("dgx-h100", where=""))
+    >>> rate = eight.node_efficiencies.disk_bytes_per_s.value
+    >>> checkpoint_cost(10 * rate, 1, eight).parts[Resource.DISK]
+    10.0
+    """
+    disk = num_bytes / num_hosts / cluster.node_efficiencies.disk_bytes_per_s.value
+    copying = min(cluster.num_gpus, num_hosts * cluster.gpus_per_host)
+    return Cost({Resource.HOST_LINK: num_bytes / copying / host_link_bytes_per_s(cluster), Resource.DISK: disk})

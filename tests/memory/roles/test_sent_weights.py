@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.kept_copies import KeepsSentWeights, sent_weights_bytes
@@ -31,7 +32,7 @@ def search_of(backend: str = "deepspeed", gpus: str = "16xH100", policy: str = P
 def forecast_of(search: GpuSearch, process: str) -> Forecast:
     arrangement = next(one for one in search.space.arrangements if one.num_training == 8)
     trainer, engine = search.space.sweeps(arrangement)[0].choices[0], search.space.engines(arrangement)[0]
-    return search.roles.forecast(process, search.space.choice(arrangement, trainer, engine, "delta"), 100.0)
+    return search.roles.forecast(process, Choice(arrangement, trainer, engine, "delta"), 100.0)
 
 
 def action(kind: ActionKind) -> Action:
@@ -91,7 +92,7 @@ def test_eight_engine_ranks_of_70b_need_more_than_a_terabyte_of_their_host() -> 
     search = search_of("deepspeed", "24xH100", "meta-llama/Llama-3.1-70B", "rollout.tp=8")
     arrangement = next(one for one in search.space.arrangements if one.num_training == 16 and one.offloaded == "none")
     trainer, engine = search.space.sweeps(arrangement)[-1].choices[-1], search.space.engines(arrangement)[0]
-    choice = search.space.choice(arrangement, trainer, engine, "delta")
+    choice = Choice(arrangement, trainer, engine, "delta")
     changes, whole = (search.full_plan(search.score(replace(choice, sync_mode=one))) for one in ("delta", "nccl"))
     copy = sent_weights_bytes(find_model("meta-llama/Llama-3.1-70B"), 2, 1 << 29)
     assert 8 * copy > 1.1e12

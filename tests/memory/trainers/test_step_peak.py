@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlplan.memory.machine.allocator import reserved_bytes
+from rlplan.memory.machine.machine import reserved_bytes
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.trainers.micro_batch import Place, entry_bytes, kept_layer_bytes, layer_bytes

@@ -20,10 +20,9 @@ from rlplan.timing.training import kernels, passes, shards
 from rlplan.timing.training.elementwise import cast_bytes, layers_bytes, loss_bytes
 from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
-from rlplan.timing.training.mini_batch import MiniBatchShape, largest_normal, micro_batches, train_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, largest_normal, micro_batches, score_cost, train_cost
 from rlplan.timing.training.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
 from rlplan.timing.training.passes import stage_costs
-from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, TrainSetting, training_times
 from rlplan.vocabulary import Dtype, Role
 

@@ -6,14 +6,13 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.transfer.checkpoints import checkpoint_cost
 from rlplan.timing.transfer.switches import (
     MAP_S_PER_GIB,
     SWITCH_S,
+    checkpoint_cost,
     host_copy_cost,
     sleep_cost,
     wake_kv_cost,
-    wake_weights_cost,
 )
 from rlplan.timing.transfer.wires import gather_wire, host_link_bytes_per_s, inner_wire, lone_wire
 from rlplan.units import GIB
@@ -33,7 +32,6 @@ def test_level_one_copies_the_weights_and_level_two_drops_them():
 
 def test_waking_the_kv_cache_copies_nothing():
     assert set(wake_kv_cost(40 * GIB).parts) == {Resource.LATENCY}
-    assert wake_weights_cost(GIB, cluster(), level=0).seconds == 0
 
 
 def test_the_gpus_of_a_host_share_its_memory():
