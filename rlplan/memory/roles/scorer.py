@@ -21,10 +21,10 @@ from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
 from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
 from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
-from rlplan.memory.roles.states import FixedStates, with_role_head
+from rlplan.memory.roles.states import with_role_head
+from rlplan.memory.roles.trainer import parts_of
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.training import frozen_states
@@ -215,14 +215,9 @@ class ScorerOnGpu(Forecast):
 
     def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
-        model, training, choice = trained.model, trained.training, trained.choice
-        if trained.backend == "fsdp2":
-            fsdp = fsdp_settings(training, choice, trained.num_ranks)
-            parts = fsdp_parts(model, self.role, None, fsdp)
-        else:
-            megatron = megatron_settings(training, choice, trained.num_ranks)
-            parts = megatron_parts(model, self.role, None, megatron, stage.index)
-        return FrozenShare(_weights(parts), parts.gathered, partial(shape_of, trained, stage, parts))
+        parts = parts_of(trained, stage)
+        weights = parts.rank_state.resident[MemoryKind.WEIGHTS]
+        return FrozenShare(weights, parts.gathered, partial(shape_of, trained, stage, parts))
 
     def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
@@ -261,7 +256,3 @@ class ScorerOnGpu(Forecast):
 
 def _type_of(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
     return Dtype.FLOAT32 if num_bytes == Dtype.FLOAT32.num_bytes else Dtype.BFLOAT16
-
-
-def _weights(parts: FixedStates) -> int:
-    return parts.rank_state.resident[MemoryKind.WEIGHTS]

@@ -49,8 +49,6 @@ class MiniBatchShape:
     """Tokens with logits."""
     tokens_per_pass: int = 0
     """Of a packed pass; 0 pads a pass to its longest sequence."""
-    is_balanced: bool = True
-    """Rollouts are balanced over ranks by their lengths."""
 
     @property
     def deviation(self) -> float:
@@ -160,22 +158,15 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
 def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
-    Counts: some rank has n = rollouts/D of them, rounded up. Their lengths' sum differs by deviation * sqrt(n), the
-    largest of D by `largest_normal` of that; balanced: one has no less than the longest sequence, and one no less than
-    the n shortest. Source: order statistics, central limit theorem, pigeonhole.
+    Counts: some rank has n = rollouts/D of them, rounded up. Balanced over ranks by their lengths, one has no less than
+    the longest sequence, and one no less than the n shortest. Source: order statistics, pigeonhole.
     """
     groups = setting.num_groups
     each, most_rollouts = mini_batch.num_rollouts / groups, ceil(mini_batch.num_rollouts / groups)
     if groups == 1 or not (mini_batch.deviation or most_rollouts > each):
         return NOTHING
     mean = each * mini_batch.mean_len
-    if mini_batch.is_balanced:
-        longest = mini_batch.longest_of(mini_batch.num_rollouts)
-        most = max(mean, longest, mini_batch.shortest_of_all(most_rollouts))
-    else:
-        usual = most_rollouts * mini_batch.mean_len
-        spread = mini_batch.deviation * sqrt(most_rollouts) * largest_normal(groups)
-        most = min(usual + spread, most_rollouts * mini_batch.max_len)
+    most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts), mini_batch.shortest_of_all(most_rollouts))
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 
