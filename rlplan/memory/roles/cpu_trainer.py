@@ -14,7 +14,6 @@ from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, slack_bytes
 from rlplan.memory.model.frozen import frozen_of
 from rlplan.memory.model.logits import FLOAT_BYTES
-from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import add
 from rlplan.memory.roles.scorer import pass_bytes, shape_on_cpu
@@ -104,7 +103,7 @@ class TrainerForecast(Forecast):
             held[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
-            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
+            held[MemoryKind.WEIGHTS] += self.trained.element_bytes * self.model.num_parameters
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             held |= self._base(action, run_phase)
         elif action.kind is ActionKind.OPTIMIZER_STEP:

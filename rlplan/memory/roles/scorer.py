@@ -19,7 +19,6 @@ from rlplan.memory.machine.overheads import slack_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
-from rlplan.memory.model.params import parameter_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads
 from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
@@ -92,7 +91,7 @@ class ScorerForecast(Forecast):
     def _weight_bytes(self) -> int:
         if self.states is not None:
             return self.states.weight_bytes()
-        return parameter_bytes(self.model, self.job.training.dtype.num_bytes)
+        return self.job.training.dtype.num_bytes * self.model.num_parameters
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""

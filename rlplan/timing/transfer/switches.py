@@ -57,8 +57,8 @@ def offload_cost(num_bytes: float, cluster: Cluster, *, is_pinned: bool = True) 
     >>> offload_cost(0, Cluster(get_gpu("h100", where=""), 1, 1)).seconds
     0.02
     """
-    copy = host_copy_cost(num_bytes, cluster) if is_pinned else _pageable_copy(num_bytes)
-    return Cost({Resource.LATENCY: SWITCH_S}) + copy
+    pageable = Cost({Resource.HOST: num_bytes / PAGEABLE_BYTES_PER_S})
+    return Cost({Resource.LATENCY: SWITCH_S}) + (host_copy_cost(num_bytes, cluster) if is_pinned else pageable)
 
 
 def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
@@ -73,10 +73,6 @@ def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
     1.0
     """
     return Cost({Resource.HOST_LINK: num_bytes / host_link_bytes_per_s(cluster)})
-
-
-def _pageable_copy(num_bytes: float) -> Cost:
-    return Cost({Resource.HOST: num_bytes / PAGEABLE_BYTES_PER_S})
 
 
 def _mapping(num_bytes: float) -> Cost:
