@@ -185,3 +185,8 @@ def frozen_bytes(frozen: Iterable[Parameter], element_bytes: int, base: Quantiza
     if base is None:
         return weight_bytes(frozen, element_bytes)
     return sum(CODE_BYTES * base.covers(each) + base.num_bytes(each, element_bytes) for each in frozen)
+
+
+def dequantized_numel(frozen: Iterable[Parameter], base: Quantization | None) -> int:
+    """Elements of the largest weight of a base in 4 bits, which a matmul dequantises; 0 without one."""
+    return max((each.numel for each in frozen if base and base.covers(each)), default=0)

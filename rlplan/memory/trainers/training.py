@@ -4,7 +4,7 @@ In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's Ze
 Left out: the bytes themselves (zero.py), activations (activations.py), the walk through the passes (backward.py).
 """
 
-from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
+from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
@@ -61,8 +61,8 @@ def trained_rank(
     trained, frozen = parameters or (model.parameters, ())
     base = BASE_FORMATS.get(training.quantization)
     states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(frozen, settings.weight_bytes, base))
-    quantised = max((p.numel for p in frozen if base and base.covers(p)), default=0)
-    return TrainedRank(model, states, adapters=trained if frozen else (), dequantised=quantised)
+    adapters = trained if frozen else ()
+    return TrainedRank(model, states, adapters, dequantized_numel(frozen, base))
 
 
 def rank_of_role(
