@@ -17,9 +17,9 @@ from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
 from rlplan.memory.roles.engine import EngineOnGpu, incoming
 from rlplan.memory.roles.kept_copies import StagedOnHost, keeping_sent_weights
-from rlplan.memory.roles.rank import ScoringPass, TrainedRole
+from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import rank_of_role
 from rlplan.planner.gpu.facts import without_choices

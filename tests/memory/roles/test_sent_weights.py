@@ -85,7 +85,9 @@ def test_a_rank_of_megatron_keeps_as_much_as_it_has_of_the_weights() -> None:
     one = forecast_of(search_of("megatron", "16xH100", POLICY, "training.tp=1", "training.pp=1"), "policy_trainer/0")
     assert isinstance(one, KeepsSentWeights)
     assert isinstance(one.rank, TrainerOnGpu)
-    assert copies(one, ActionKind.SYNC_WEIGHTS)[0] == one.rank.fixed.share_bytes == pytest.approx(2 * P, rel=0.01)
+    assert (
+        copies(one, ActionKind.SYNC_WEIGHTS)[0] == one.rank.ranks[0].fixed.share_bytes == pytest.approx(2 * P, rel=0.01)
+    )
 
 
 def test_eight_engine_ranks_of_70b_need_more_than_a_terabyte_of_their_host() -> None:

@@ -16,9 +16,9 @@ from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
 from rlplan.memory.roles.engine import EngineOnGpu, Incoming
 from rlplan.memory.roles.kept_copies import sent_weights_bytes
 from rlplan.memory.roles.process import sync_staging
-from rlplan.memory.roles.rank import TrainedRole
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole
 from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.planner.setting import GpuSetting
