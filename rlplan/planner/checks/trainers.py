@@ -32,6 +32,25 @@ OPTIMIZERS: dict[Backend, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), 
 """What each is planned with beside rlplan's own runtime, which has all."""
 STAGES: dict[Backend, tuple[int, ...]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
 """Values of training.zero_stage that each backend has: full shard is 3, Megatron's distributed optimizer 1."""
+OWN_RUNTIME = {
+    "training.logits": (
+        "is by_rows, which {} does not have",
+        "by_rows is how rlplan's own runtime takes its loss",
+        "auto",
+    ),
+    "rollout.shares_base": (
+        "with {}",
+        "rlplan's own runtime alone lets an engine compute with the trainer's base",
+        "false",
+    ),
+    "rollout.base_path": ("with {}", "rlplan's own runtime alone has engines with a checkpoint of their own", "null"),
+    "placement.sync_verification": (
+        "is every, which {} does not have",
+        "rlplan's own runtime alone compares the engines' parameters with the trainer's",
+        "first, which other stacks do not read",
+    ),
+}
+"""What rlplan's own runtime alone has: the words of a refusal elsewhere, the rule, the value to take instead."""
 
 
 def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
@@ -89,29 +108,16 @@ def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     """What only rlplan's own runtime has."""
     if job.is_for_rlplan:
         return
-    title, training, rollout = job.release.title, job.training, job.rollout
-    for key, is_stated, what, rule, way_out in (
-        (
-            *("training.logits", training.logits == "by_rows", f" is by_rows, which {title} does not have"),
-            *("by_rows is how rlplan's own runtime takes its loss", "auto"),
-        ),
-        (
-            *("rollout.shares_base", rollout.shares_base, f" with {title}"),
-            *("rlplan's own runtime alone lets an engine compute with the trainer's base", "false"),
-        ),
-        (
-            *("rollout.base_path", rollout.base_path is not None, f" with {title}"),
-            *("rlplan's own runtime alone has engines with a checkpoint of their own", "null"),
-        ),
-        (
-            *("placement.sync_verification", job.placement.sync_verification == "every"),
-            f" is every, which {title} does not have",
-            "rlplan's own runtime alone compares the engines' parameters with the trainer's",
-            "first, which other stacks do not read",
-        ),
-    ):
-        if is_stated:
-            yield f"{key}{what}", key, rule, f"{key}={way_out}, or framework=rlplan"
+    title, rollout = job.release.title, job.rollout
+    stated = {
+        "training.logits": job.training.logits == "by_rows",
+        "rollout.shares_base": rollout.shares_base,
+        "rollout.base_path": rollout.base_path is not None,
+        "placement.sync_verification": job.placement.sync_verification == "every",
+    }
+    for key, (what, rule, way_out) in OWN_RUNTIME.items():
+        if stated[key]:
+            yield f"{key} {what.format(title)}", key, rule, f"{key}={way_out}, or framework=rlplan"
 
 
 def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
