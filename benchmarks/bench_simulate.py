@@ -1,15 +1,15 @@
-"""What an event of the simulator costs, in three ways of running, and how that grows with the engines.
+"""What an event of the simulator costs, in two ways of running, and how that grows with the engines.
 
 Prints microseconds an event, seconds for a million, and ratios within one run. Run by `make bench`.
 """
 
 import time
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 from rlplan.timing.cost import Cost, Resource
 from rlplan.vocabulary import Placement
@@ -19,8 +19,7 @@ SPEED = LinearSpeed(0.005, 2e-5, 5e-9, 1e-5)
 REPEATS = 3
 MODES = {
     "synchronous": None,
-    "one step off": Asynchrony(1),
-    "streaming": Asynchrony(0.5, streams=True, interrupts=True, num_takes=4),
+    "streaming": Asynchrony(0.5, interrupts=True, num_takes=4),
 }
 
 

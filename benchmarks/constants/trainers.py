@@ -19,7 +19,7 @@ from rlplan.accuracy.compare import compare
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import forget_plans
-from rlplan.memory.roles.gpu import engine
+from rlplan.memory.roles import engine
 from rlplan.timing.training import kernels
 from rlplan.units import MIB
 
@@ -112,7 +112,7 @@ CONSTANTS = (
         unit=MIB,
     ),
 )
-"""In the order of rlplan/timing/training, then of rlplan/memory/roles/gpu/engine.py."""
+"""In the order of rlplan/timing/training, then of rlplan/memory/roles/engine.py."""
 
 
 def _forget() -> None:

@@ -11,15 +11,16 @@ from rlplan.memory.model.logits import rows_bytes
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
+from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.sharding import rank_state_under_torch, rank_state_under_zero, sizes_of
-from rlplan.memory.trainers.step_peak import RankState, step_peak
+from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of
+from rlplan.memory.trainers.step_peak import RankState, largest_of, snapshots
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.spec.model import ModelSpec, Parameter, model_from_config
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.kv import kv_elements_per_token
-from rlplan.vocabulary import Loss
+from rlplan.vocabulary import Loss, MemoryKind
 
 BYTES = 2
 """Of an element: everything is in bf16."""
@@ -58,16 +59,32 @@ def _training(case: Case) -> dict[str, float]:
     )
     shape = _shape(case, model, frozen_of(adapters, BYTES) if adapters else None)
     if case.stage is None:
-        rank_state, host = rank_state_under_torch(sizes, weight_bytes=BYTES), 0
+        rank_state, host = _rank_state_under_torch(sizes), 0
     else:
         rank_state, host = _rank_state_under_deepspeed(case, adapters or model.parameters, frozen)
     answer: dict[str, float] = {
-        "allocated_bytes": sum(step_peak(rank_state, shape).values()),
+        "allocated_bytes": sum(largest_of(snapshots(rank_state, shape).values()).values()),
         "resident_bytes": sum(rank_state.resident.values()),
     }
     if host:
         answer |= {"host_bytes": host, "device_and_host_bytes": answer["resident_bytes"] + host}
     return answer
+
+
+def _rank_state_under_torch(sizes: Sizes) -> RankState:
+    """Plain torch: weights, gradients and both moments in one type; a step that is not fused is below the passes."""
+    table, trained = BYTES * sizes.table, BYTES * sizes.num_trainable
+    return RankState(
+        {
+            MemoryKind.WEIGHTS: trained + sizes.frozen_bytes,
+            MemoryKind.OPTIMIZER: optimizer_bytes(Optimizer.ADAMW, sizes.trainable, BYTES),
+        },
+        gradients=trained,
+        head_gradient=table,
+        layer_gradient=BYTES * sizes.layer,
+        table_gradient=table,
+        is_tied=sizes.is_tied,
+    )
 
 
 def _rank_state_under_deepspeed(

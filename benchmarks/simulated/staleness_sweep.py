@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.parts.lengths import Lengths, LogNormalLengths
 from rlplan.timing.cost import Cost, Resource
 from rlplan.vocabulary import ActionKind, Phase, Placement
@@ -182,7 +182,7 @@ def run(threshold: float, inputs: Inputs = INPUTS, num_steps: int = NUM_STEPS, s
     each = Cost({Resource.COMPUTE: inputs.update_s / num_mini})
     costs = {action.id: each for action in schedule.step if action.kind is ActionKind.TRAIN_FORWARD_BACKWARD}
     costs["sync_weights"] = Cost({Resource.NETWORK: SYNC_S})
-    asynchrony = Asynchrony(threshold, True, True, num_takes=TRIGGER, max_groups_at_once=GROUPS_AT_ONCE)
+    asynchrony = Asynchrony(threshold, interrupts=True, num_takes=TRIGGER, max_groups_at_once=GROUPS_AT_ONCE)
     lengths = inputs.lengths(inputs.length_scale)
     work = StepRollouts(NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, lengths, NUM_ENGINES, LIMITS)
     return simulate(SimulationSetting(schedule, costs, work, inputs.speed, num_steps, asynchrony), seed)

@@ -6,13 +6,12 @@ In: a job and a choice. Out: device groups and role layouts; a StepGraph arrange
 from dataclasses import replace
 from functools import lru_cache
 
-from rlplan.dataflow.async_rollouts import with_async_rollouts
 from rlplan.dataflow.choice import Arrangement, Choice, TrainerChoice
-from rlplan.dataflow.graph import StepGraph
+from rlplan.dataflow.graph import AsyncRollouts, Call, StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout, Worker
 from rlplan.dataflow.time_sharing import TimeSharing, offload_between, share_time
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import Placement, Role
+from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 SHARED, TRAINING, GENERATION, SCORING = "shared", "training", "generation", "scoring"
 """Names of device groups: where training and generation share devices, and where each has its own."""
@@ -120,3 +119,19 @@ def _groups(kind: str, arrangement: Arrangement, *, has_engine: bool) -> tuple[D
     if last > first:
         groups.append(DeviceGroup(SCORING, devices[first:last]))
     return (*groups, DeviceGroup(GENERATION, devices[last:])) if has_engine else tuple(groups)
+
+
+def with_async_rollouts(graph: StepGraph, max_staleness: int, *, interrupts: bool) -> StepGraph:
+    """The same step, with generation up to `max_staleness` versions ahead: it waits for nothing and nothing waits for
+    it, and `take_rollouts` stands where a step's complete groups come from. interrupts: see `graph.AsyncRollouts`.
+    Which rollouts may be begun and are taken is one rule for the simulator and the runtime (simulate/staleness.py).
+    """
+    generate = next(call for call in graph.step if call.kind is ActionKind.GENERATE)
+    take = Call("take_rollouts", ActionKind.TAKE_ROLLOUTS, Role.POLICY, Phase.ROLLOUT)
+    rest = [
+        replace(call, after=tuple(take.id if name == generate.id else name for name in call.after))
+        for call in graph.step
+        if call is not generate
+    ]
+    async_rollouts = AsyncRollouts(generate.id, max_staleness, interrupts)
+    return replace(graph, step=(generate, take, *rest), async_rollouts=async_rollouts)

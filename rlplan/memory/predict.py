@@ -1,7 +1,7 @@
 """From a schedule and what its processes hold to the rows of the ledger, whatever the machine.
 
 In: a Schedule, a forecast of each process. Out: a MemoryLedger. Pure: it starts nothing.
-Left out: how a forecast counts (roles/cpu, roles/gpu); overlap of actions other than those that the schedule lets run
+Left out: how a forecast counts (roles/); overlap of actions other than those that the schedule lets run
 side by side; ranks that differ (the first pipeline stage, uneven experts).
 """
 

@@ -13,7 +13,6 @@ from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
-from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.resolved import on_a_cpu_host, settle
 from rlplan.units import format_seconds
@@ -49,15 +48,6 @@ class Search(Protocol):
 
     def of(self, plan: Plan) -> "Search":
         """The search on the devices of a plan of this job: on fewer GPUs, or on others of two kinds."""
-        ...
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """Whose rates its seconds follow from."""
-        ...
-
-    def with_profile(self, profile: Profile) -> "Search":
-        """The same with other values of the profile of that name."""
         ...
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:

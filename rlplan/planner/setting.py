@@ -11,7 +11,7 @@ from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.margins import reserve_of
 from rlplan.records import dataclass
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
-from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile, Profile
+from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.placement import LinkSpec
@@ -78,25 +78,6 @@ class GpuSetting:
         whole = self.cluster(group)
         per_host = whole.gpus_per_host
         return replace(whole, num_gpus=num_gpus, gpus_per_host=min(num_gpus, per_host), host_gpus=per_host)
-
-    @property
-    def profiles(self) -> tuple[GpuProfile | NodeProfile, ...]:
-        """Of each kind of GPU, and of the nodes that they sit in."""
-        gpus = {pool.gpu.name: pool.gpu for pool in self.pools}
-        nodes = {pool.node.name: pool.node for pool in self.pools if pool.node is not None}
-        return (*gpus.values(), *nodes.values())
-
-    def with_profile(self, profile: Profile) -> "GpuSetting":
-        """The same with other values of the profile of that name."""
-
-        def changed(pool: GpuPool) -> GpuPool:
-            if isinstance(profile, GpuProfile) and pool.gpu.name == profile.name:
-                return replace(pool, gpu=profile)
-            if isinstance(profile, NodeProfile) and pool.node is not None and pool.node.name == profile.name:
-                return replace(pool, node=profile)
-            return pool
-
-        return replace(self, pools=tuple(map(changed, self.pools)))
 
     def with_gpus(self, num_gpus: int, num_hosts: int) -> "GpuSetting":
         """The same with so many GPUs of its one group, on so many hosts."""

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 
 from simpy import AllOf, Environment, Event
 
-from rlplan.simulate.engine import Engine, Group, Rollout
+from rlplan.simulate.engine import Engine, Group, Rollout, Timeout
 from rlplan.simulate.lengths import LengthSampler
 from rlplan.simulate.setting import SimulationSetting, StepRollouts
-from rlplan.simulate.speed import LinearSpeed, RememberedSpeed, Speed
-from rlplan.simulate.timeout import Timeout
+from rlplan.simulate.speed import RememberedSpeed, Speed
 
 
 def most_begun(setting: SimulationSetting, work: StepRollouts) -> int:
@@ -37,13 +36,14 @@ class EnginePool:
     ) -> None:
         self.env, self.work, self.on_rewarded = env, work, on_rewarded
         self.sampler = LengthSampler(work.lengths, seed)
-        speed = speed if isinstance(speed, LinearSpeed) else RememberedSpeed(speed)
+        remembered = RememberedSpeed(speed)
         reached = min(work.num_engines, most_begun(setting, work))
         keeps = setting.asynchrony is not None and setting.asynchrony.keeps_versions
-        self.engines = [Engine(env, speed, work.limits, self._finished, keeps_versions=keeps) for _ in range(reached)]
+        self.engines = [
+            Engine(env, remembered, work.limits, self._finished, keeps_versions=keeps) for _ in range(reached)
+        ]
         self.latency_s = setting.reward_latency_s
         self.num_groups = self.num_drawn_tokens = self.num_running = self.num_rewards = 0
-        self._free_from = [0.0] * setting.num_reward_workers
         self._at_reward = [lambda event: self._rewarded(event.value)]
         self._silent: Event | None = None
 
@@ -90,20 +90,11 @@ class EnginePool:
     def _finished(self, rollout: Rollout) -> None:
         self.num_running -= 1
         if self.latency_s:
-            self._reward(rollout.group)
+            Timeout(self.env, self.latency_s, self._at_reward, rollout.group)
         else:
             self._rewarded(rollout.group)
         if not self.num_running and self._silent is not None and not self._silent.triggered:
             self._silent.succeed()
-
-    def _reward(self, group: Group) -> None:
-        """A reward takes its latency, and waits for a worker where these are few."""
-        wait = 0.0
-        if self._free_from:
-            begin = max(self.env.now, self._free_from[0])
-            heapq.heapreplace(self._free_from, begin + self.latency_s)
-            wait = begin - self.env.now
-        Timeout(self.env, wait + self.latency_s, self._at_reward, group)
 
     def _rewarded(self, group: Group) -> None:
         self.num_rewards += 1

@@ -4,9 +4,8 @@ In: a SimulationSetting, a seed. Out: a SimulationResult, the same for the same 
 Left out: failures, starting and finishing, training that takes longer where a batch happens to be longer.
 
     synchronous   every action waits for those in its `after`, and for its devices
-    batches       a batch is generated while the one before is trained, at most `max_staleness` versions ahead
-                  (with `travel_s` new weights arrive later than they are made)
-    streaming     prompts flow through a queue; training takes its part as soon as it is there
+    streaming     prompts flow through a queue; training takes its part as soon as it is there (with `travel_s` new
+                  weights arrive later than they are made)
 """
 
 import gc
@@ -29,8 +28,8 @@ from rlplan.vocabulary import ActionKind, Phase
 Play = Generator[Event, Any, None]
 STREAM = 0
 """The batch of all groups of a stream; others are numbered by their step."""
-VERSION, QUEUE = -1, -2
-"""What may change beside a batch: the weights' version, and the groups that may be trained on."""
+QUEUE = -1
+"""What may change beside a batch: the groups that may be trained on."""
 
 
 def simulate(setting: SimulationSetting, seed: int = 0) -> SimulationResult:
@@ -69,14 +68,8 @@ class _Run:
 
     def play(self) -> SimulationResult:
         asynchrony = self.setting.asynchrony
-        if asynchrony is None:
-            end = self.env.process(self._synchronous())
-        elif asynchrony.streams:
-            end = self.env.process(self._streaming(asynchrony))
-        else:
-            self.env.process(self._generate_ahead(asynchrony))
-            end = self.env.process(self._train_behind(asynchrony))
-        self.env.run(until=end)
+        whole = self._synchronous() if asynchrony is None else self._streaming(asynchrony)
+        self.env.run(until=self.env.process(whole))
         return self._result()
 
     # ---------------------------------------------------------------------------------------------- one action
@@ -136,28 +129,6 @@ class _Run:
                 self.recorder.sample(action, step, self.env.now)
         while self.open[step]:
             yield self._change(step)
-
-    # -------------------------------------------------------------------------------------- batch after batch
-
-    def _generate_ahead(self, asynchrony: Asynchrony) -> Play:
-        assert self.engine_pool is not None
-        assert self.setting.generates is not None
-        for step in range(1, self.setting.num_steps + 1):
-            while self.version < step - 1 - int(asynchrony.max_staleness):
-                yield self._change(VERSION)
-            yield from self._generate(self.engine_pool, self.setting.generates, step)
-
-    def _train_behind(self, asynchrony: Asynchrony) -> Play:
-        for step in range(1, self.setting.num_steps + 1):
-            while self.open.get(step, 1):
-                yield self._change(step)
-            mine = [group for group in self.queue if group.batch == step]
-            self.queue = deque(group for group in self.queue if group.batch != step)
-            self._train_on(mine)
-            for action in self.setting.rest:
-                if action.happens_in(step):
-                    yield from self._act(action, step)
-            yield from self._hand_over(step, asynchrony)
 
     # ---------------------------------------------------------------------------------------------- streaming
 
@@ -248,7 +219,6 @@ class _Run:
             self.version += 1
             self.env.process(self._travel(step, asynchrony, request))
         self._step_ended()
-        self._notify(VERSION)
 
     @property
     def _syncs(self) -> list[Action]:
@@ -264,23 +234,19 @@ class _Run:
         """Engines stop first, in mid-sentence or when they have nothing left to do."""
         assert self.engine_pool is not None
         self.is_handing_over = True
-        if asynchrony.interrupts or asynchrony.streams:
-            if not asynchrony.interrupts:
-                yield self.engine_pool.silence()
-            yield self.engine_pool.pause()
-            for action in self._syncs:
-                start = self.env.now
-                yield self.env.timeout(self.setting.seconds(action))
-                self._ended(action, step, start)
-        else:
-            for action in self._syncs:
-                yield from self._act(action, step)
+        if not asynchrony.interrupts:
+            yield self.engine_pool.silence()
+        yield self.engine_pool.pause()
+        for action in self._syncs:
+            start = self.env.now
+            yield self.env.timeout(self.setting.seconds(action))
+            self._ended(action, step, start)
         self.arrived += 1
         self.engine_pool.resume(self.arrived)
         self.is_handing_over = False
 
     def _change(self, subject: int) -> Event:
-        """The next time that something happens to a batch (by number), VERSION or QUEUE."""
+        """The next time that something happens to a batch (by number) or to the QUEUE."""
         event = self.env.event()
         self.changed.append((subject, event))
         return event
@@ -295,7 +261,7 @@ class _Run:
         engines = self.engine_pool.engines if self.engine_pool else []
         if self.engine_pool and self.setting.generates:
             mean_s = self.recorder.add_engines(self.setting.generates, engines, self.step_ends)
-            if self.setting.asynchrony and self.setting.asynchrony.streams:
+            if self.setting.asynchrony:
                 self.recorder.phase_s[Phase.ROLLOUT] += mean_s
         seconds = self.env.now
         busy = self.recorder.busy_s

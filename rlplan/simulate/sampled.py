@@ -61,5 +61,4 @@ def part_of(work: StepRollouts, most: int) -> StepRollouts:
 def _counts_more(setting: SimulationSetting) -> bool:
     """Whether something else is counted in rollouts, of which a part would need its share."""
     asynchrony = setting.asynchrony
-    limits = asynchrony and (asynchrony.max_groups_at_once is not None or asynchrony.num_takes > 1)
-    return bool(limits or setting.num_reward_workers)
+    return asynchrony is not None and (asynchrony.max_groups_at_once is not None or asynchrony.num_takes > 1)

@@ -34,14 +34,12 @@ class StepRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Asynchrony:
-    """How generation runs beside training."""
+    """How generation runs beside training: prompts are begun one by one and trained as they finish."""
 
     max_staleness: float = 1.0
     """Policy versions that generation may be ahead of training: at most (version + 1 + max_staleness) x num_prompts
-    prompts have been begun at any time. A fraction is allowed when streaming; 0 streams the rollouts of one version
-    into training without ever using older ones."""
-    streams: bool = False
-    """Prompts are begun one by one and trained as they finish; otherwise whole batches are handed over."""
+    prompts have been begun at any time. 0 streams the rollouts of one version into training without ever using older
+    ones."""
     interrupts: bool = False
     """The weight sync stops running rollouts, which continue under the new weights (partial rollouts, their KV cache
     recomputed); otherwise it waits until none is running."""
@@ -50,7 +48,7 @@ class Asynchrony:
     max_groups_at_once: int | None = None
     """Prompts that are worked on at the same time."""
     travel_s: float = 0.0
-    """New weights are on their way for so long while both sides go on, one version at a time; streaming alone."""
+    """New weights are on their way for so long while both sides go on, one version at a time."""
     is_bound: bool = False
     """No group becomes older than `max_staleness`: the oldest are taken first, and a step waits for one that would be
     too old for the next. Otherwise groups are taken as they end, and only what is begun is bounded."""
@@ -72,8 +70,6 @@ class SimulationSetting:
     """None for a synchronous step."""
     reward_latency_s: float = 0.0
     """From a rollout's last token to its reward."""
-    num_reward_workers: int = 0
-    """Rewards computed at once; 0 for any number."""
     ledger: MemoryLedger | None = None
     """Where memory over time is wanted."""
     num_traced_steps: int = 3
@@ -150,19 +146,6 @@ class SimulationSetting:
                 "each take has as many prompts",
                 "a divisor of num_prompts",
             )
-        if asynchrony.travel_s and not asynchrony.streams:
-            raise _wrong(
-                f"travel_s = {asynchrony.travel_s:g} of whole batches",
-                "new weights travel where rollouts stream",
-                "streams=True",
-            )
-        least = 0 if asynchrony.streams else 1
-        if asynchrony.max_staleness < least:
-            raise _wrong(
-                f"max_staleness = {asynchrony.max_staleness:g}",
-                f"at least {least} where {'rollouts stream' if least == 0 else 'whole batches are handed over'}",
-                "no asynchrony for a synchronous step",
-            )
 
 
 def num_engines(schedule: Schedule) -> int:
@@ -174,7 +157,7 @@ def _check_rollouts(rollouts: StepRollouts | None, speed: Speed | None) -> None:
     if rollouts is None:
         return
     if speed is None:
-        raise _wrong("rollouts without a speed", "engines need one", "timing.generation.EngineSpeed, or a LinearSpeed")
+        raise _wrong("rollouts without a speed", "engines need one", "timing.generation.EngineSpeed")
     if min(rollouts.num_prompts, rollouts.num_samples, rollouts.num_engines, rollouts.limits.max_num_seqs) < 1:
         raise _wrong(
             f"{rollouts.num_prompts} prompts, {rollouts.num_samples} samples, {rollouts.num_engines} engines of "

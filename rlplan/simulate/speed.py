@@ -6,8 +6,6 @@ Left out: how the seconds come about; `serving.generation.EngineSpeed` works the
 
 from typing import Protocol
 
-from rlplan.records import dataclass
-
 
 class Speed(Protocol):
     """Seconds of one engine (all its tensor-parallel ranks)."""
@@ -27,9 +25,6 @@ def batch_prefill_s(speed: Speed, num_tokens: int, num_attended: float) -> float
     Counts: as one prompt of as many tokens that attends to as many: t tokens behind c attend to t (c + t / 2), so that
     c = attended / t - t / 2, which is below 0 for many short prompts.
     Assumes: seconds depend on these two numbers.
-
-    >>> batch_prefill_s(LinearSpeed(0.0, prefill_token_s=0.5), 8, 8.0)
-    4.0
     """
     return speed.prefill_s(num_tokens, num_attended / num_tokens - num_tokens / 2)
 
@@ -42,10 +37,6 @@ class RememberedSpeed:
     """Another speed, computed once for each number of sequences and CELL of tokens.
 
     A simulation asks a million times, and a model of an engine thinks for microseconds.
-
-    >>> slow = LinearSpeed(base_s=1.0, per_seq_s=0.5, per_token_s=0.001)
-    >>> round(RememberedSpeed(slow).decode_step_s(4, 20_000), 9) == slow.decode_step_s(4, 20_000)
-    True
     """
 
     def __init__(self, speed: Speed) -> None:
@@ -64,29 +55,3 @@ class RememberedSpeed:
     def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
         """So many tokens of one prompt."""
         return self._speed.prefill_s(num_tokens, context_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSpeed:
-    """A straight line: weights and launches once a step, matmuls a sequence, KV cache a token held.
-
-    Counts: base_s + per_seq_s x sequences + per_token_s x tokens held; a prefill is prefill_token_s x tokens.
-    Source: the decode roofline with its two sides added up instead of the larger taken.
-    Assumes: batches small enough that neither side hides the other. Good for calibrated engines, and to test with.
-
-    >>> LinearSpeed(base_s=0.01, per_seq_s=0.001, per_token_s=1e-6).decode_step_s(10, 5000)
-    0.025
-    """
-
-    base_s: float
-    per_seq_s: float = 0.0
-    per_token_s: float = 0.0
-    prefill_token_s: float = 0.0
-
-    def decode_step_s(self, num_seqs: float, context_tokens: float) -> float:
-        """One token for each sequence."""
-        return self.base_s + self.per_seq_s * num_seqs + self.per_token_s * context_tokens
-
-    def prefill_s(self, num_tokens: float, context_tokens: float = 0.0) -> float:
-        """So many tokens of prompts."""
-        return self.prefill_token_s * num_tokens

@@ -11,7 +11,7 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.emit.bundle import read_bundle, write_bundle
 from rlplan.emit.execution import ExecutionSpec, execution_spec
-from rlplan.memory.roles.gpu.states import zero_settings
+from rlplan.memory.roles.states import zero_settings
 from rlplan.planner.executable import executable_plan
 from rlplan.planner.plan import Plan
 from rlplan.planner.search import best_plan

@@ -15,7 +15,7 @@ from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.predict import Forecast, Process, predict_ledger
-from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
+from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.planner.resolve import choice_of
 from rlplan.units import MIB, ceil_div
 from rlplan.vocabulary import MemoryKind, Placement, Role

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from benchmarks.simulated.plain_schedule import plain_schedule
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, UniformLengths
 from rlplan.timing.cost import Cost, Resource
 from rlplan.vocabulary import ActionKind, Placement

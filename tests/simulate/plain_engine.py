@@ -1,7 +1,7 @@
 """An engine that takes every single step by itself: slow, and simple enough to be read as what is meant."""
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.simulate.engine import EngineLimits
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.units import ceil_div
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy import Environment
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.simulate.engine import Engine, EngineLimits, Group, Rollout
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.units import ceil_div
 from tests.repository.at_night import examples
 from tests.simulate.cases import ROOMY, SPEED

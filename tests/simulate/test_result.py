@@ -11,7 +11,7 @@ from tests.simulate.cases import make_setting, make_work, uniform
 
 
 def a_result() -> SimulationResult:
-    return simulate(make_setting(make_work(lengths=uniform(1, 200)), Asynchrony(1, True, True, 4), num_steps=20))
+    return simulate(make_setting(make_work(lengths=uniform(1, 200)), Asynchrony(1, True, 4), num_steps=20))
 
 
 def test_it_comes_back_from_json_as_it_was() -> None:

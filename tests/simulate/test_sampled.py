@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.sampled import part_of, simulate_sampled
 from rlplan.simulate.setting import Asynchrony
-from rlplan.simulate.speed import LinearSpeed
 from tests.repository.at_night import at_night
 from tests.simulate.cases import make_setting, make_work, uniform
 
 WORK = make_work(num_prompts=1024, num_engines=128, lengths=uniform(10, 200))
 GPU_SPEED = LinearSpeed(base_s=0.01, per_seq_s=22e-6, per_token_s=1e-8, prefill_token_s=1e-5)
 """A step of a GPU's engine: mostly weights that are read, 22 microseconds a sequence (timing/serving/step.py)."""
-STREAM = Asynchrony(1.0, streams=True, interrupts=True, is_bound=True)
+STREAM = Asynchrony(1.0, interrupts=True, is_bound=True)
 
 
 @pytest.mark.parametrize("asynchrony", at_night([None, STREAM], but=1))

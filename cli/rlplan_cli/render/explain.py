@@ -9,8 +9,6 @@ from rich.text import Text
 
 from rlplan.planner.answers.changes import Outcome
 from rlplan.planner.answers.explain import Explanation, PhaseBottleneck
-from rlplan.planner.answers.sensitivity import FACTORS, Sensitivity
-from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.timing.cost import Resource
 from rlplan.units import format_bytes, format_seconds
@@ -18,8 +16,6 @@ from rlplan_cli.render.plan import COLORS, show_speed
 from rlplan_cli.render.terminal import NARROW, fill, name_of, new_table, say, show_typed, stdout
 
 NUM_RUNNERS_UP = 5
-NUM_CONSTANTS = 6
-"""Constants that are shown: those that move the step most. All of them are in `--json`."""
 LEFT = ("meaning", "verdict")
 
 
@@ -32,7 +28,6 @@ def show_explanation(plan: Plan, explanation: Explanation) -> None:
     _show_outcomes(explanation, explanation.families, "Choices that the search rejected: the best layout with each")
     _show_outcomes(explanation, explanation.what_ifs, "What if")
     _show_outcomes(explanation, explanation.asked, "What was asked")
-    _show_sensitivities(explanation)
 
 
 def _show_phases(plan: Plan, phases: Sequence[PhaseBottleneck]) -> None:
@@ -113,38 +108,3 @@ def _cells(one: Outcome, chosen_s: float) -> list[str | Text]:
     seconds = format_seconds(one.seconds) if one.may_fit else "-"
     share = f"{one.seconds / chosen_s - 1:+.0%}" if one.may_fit and chosen_s else "-"
     return [seconds, share, format_bytes(one.headroom_bytes), verdict]
-
-
-def _show_sensitivities(explanation: Explanation) -> None:
-    rows = explanation.sensitivities
-    if not rows:
-        words = "Every rate was measured, on the profile's own machine; yours may differ: rlplan profiles measure"
-        stdout.print(words, style="dim")
-        return
-    is_narrow = stdout.width < NARROW
-    names = ("constant", "value", *(f"x {factor}" for factor in FACTORS))
-    names = names if is_narrow else (*names, "best layout then")
-    table = new_table(*names, title="Seconds of a step if a constant changes", left=("best layout then",))
-    for one in rows[:NUM_CONSTANTS]:
-        best = "\n".join(f"{name}: {layout}" for name, layout in _best_then(one)) or "the same"
-        cells = (one.constant, f"{one.value:.3g}", *map(format_seconds, one.seconds))
-        table.add_row(*cells, *(() if is_narrow else (best,)))
-    stdout.print(table)
-    if is_narrow:
-        shown = rows[:NUM_CONSTANTS]
-        show_typed((f"{one.constant} {name}", layout) for one in shown for name, layout in _best_then(one))
-    count = sum(1 for one in rows if any(one.better))
-    stdout.print(
-        f"{len(rows)} constants are derived or assumed. Changed one at a time, {count or 'none'} of them "
-        f"make{'s' * (count < 2)} another layout more than {SAME_SPEED:.0%} faster.",
-        style="dim",
-    )
-
-
-def _best_then(one: Sensitivity) -> list[tuple[str, str]]:
-    """By what the constant is multiplied, and which layout is then faster by more than is no difference."""
-    return [
-        (f"x {factor}", f"{better} (-{gain:.1%})")
-        for factor, better, gain in zip(FACTORS, one.better, one.gain, strict=True)
-        if better
-    ]

@@ -1,10 +1,12 @@
 """What differs between machines in the memory of one and the same trainer, scorer or engine: a CPU host, a GPU.
 
-In: nothing. Out: `CPU` and `CUDA`, of which the formulas ask what they need. Left out: what a profile states (contexts,
+In: nothing, or bytes allocated. Out: `CPU` and `CUDA`, of which the formulas ask what they need; what torch reserves on
+a GPU. Left out: what a profile states (contexts,
 libraries, communicators) and what an engine's settings say.
 """
 
 from rlplan.records import dataclass
+from rlplan.units import MIB, round_up
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,23 @@ class Machine:
 
 CPU = Machine(collective_copies=2, counts_touched=True, steps_in_place=False)
 CUDA = Machine(collective_copies=1, counts_touched=False, steps_in_place=True)
+
+SEGMENT_BYTES = 2 * MIB
+"""Large requests take segments of a multiple of this (`kRoundLarge`)."""
+
+
+def reserved_bytes(allocated: int, layer: int, uncast_logits: int = 0) -> int:
+    """Bytes that torch reserves on a GPU when the loss has `allocated` in use and a layer's tensors take `layer`.
+
+    uncast_logits: of the logits in the model's type, where the loss upcasts them and lets them go.
+
+    Counts: what is allocated, and one layer's tensors once more: the segments that layers cut for themselves are each
+    smaller than one tensor of logits, and segments are never joined, so that the logits take new ones; in the same way
+    the segment of the 16-bit logits is too small for any tensor of the loss in fp32.
+    Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp. Left out: `expandable_segments`, which leaves almost no gap.
+    Assumes: the logits are the largest tensors, as with every vocabulary of today; batches do not grow.
+
+    >>> reserved_bytes(100 << 20, 1)
+    106954752
+    """
+    return round_up(allocated + layer + uncast_logits, SEGMENT_BYTES)

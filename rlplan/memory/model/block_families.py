@@ -144,17 +144,6 @@ def blocks_of(model: ModelSpec, layers: range | None = None, *, has_own_modules:
     return tuple(Layers(num, block) for block, num in counts.items())
 
 
-def block_of(model: ModelSpec) -> Block:
-    """The block of a model whose layers are all of one kind; of several, the one that most layers are.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> block = block_of(find_model("Qwen/Qwen3-8B"))
-    >>> block.qk_norm, block.q, block.k
-    ('heads', 4096, 1024)
-    """
-    return max(blocks_of(model), key=lambda layers: layers.num).block
-
-
 def _dense_block(model: ModelSpec) -> Block:
     is_wide = "wide_qk_norm" in FAMILIES[model.architecture].conditions
     per_head = model.has_qk_norm or "headed_qk_norm" in model.options

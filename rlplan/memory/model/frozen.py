@@ -46,18 +46,8 @@ class Frozen:
     has_dropout: bool = False
     """Before each adapter, which then reads its own copy."""
 
-    trains_norms: bool = False
-    """The norms' weights are trained."""
-
-    keeps_inputs: bool = False
-    """The frozen linear layer keeps its input all the same. Source: bitsandbytes before 0.44, `MatMul4Bit.forward`:
-    `ctx.tensors = (A, B)`."""
-
     more_token_bytes: int = 0
-    """What adapters keep of a token beside their inputs (DoRA's products)."""
-
-    more_layer_bytes: int = 0
-    """What they keep of a layer whatever the tokens (a dense change of the weights, as LoHa makes)."""
+    """What adapters keep of a token beside their inputs."""
 
     scales_outputs: bool = False
     """An adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`)."""
@@ -74,15 +64,15 @@ def frozen_layer_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     1816
     """
     e = element_bytes
-    norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e, trains=frozen.trains_norms)
+    norms = block.num_norms * _norm_bytes(block.norm, block.hidden, e)
     attention = attention_saved_bytes(block, e)
-    if not frozen.trains_norms and block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
+    if block.qk_norm != "none" and block.norm in (Norm.RMS, Norm.RMS_FP32):
         attention -= (e if block.norm is Norm.RMS else FLOAT_BYTES) * (block.q + block.k)
     each = norms + attention + _mlp_bytes(block, e) + adapter_input_bytes(block, frozen, e) + frozen.more_token_bytes
     if block.per_layer_width:  # the gate's activation and product, and the norm behind them
         each += 3 * e * block.per_layer_width
-        each += _norm_bytes(block.norm, block.hidden, e, trains=frozen.trains_norms)
-    return num_tokens * each + frozen.more_layer_bytes
+        each += _norm_bytes(block.norm, block.hidden, e)
+    return num_tokens * each
 
 
 def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_bytes: int) -> int:
@@ -92,12 +82,12 @@ def frozen_final_bytes(block: Block, frozen: Frozen, num_tokens: int, element_by
     >>> frozen_final_bytes(block, Frozen(), 1, 2)  # 4*64 + 4, and 2*2*16
     324
     """
-    norm = _norm_bytes(block.norm, block.hidden, element_bytes, trains=frozen.trains_norms)
+    norm = _norm_bytes(block.norm, block.hidden, element_bytes)
     return num_tokens * (norm + block.rotary_table_bytes(element_bytes))
 
 
 def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int:
-    """Bytes for a token of the inputs that adapters' first matrices read, and of those that frozen linear layers keep.
+    """Bytes for a token of the inputs that adapters' first matrices read.
 
     Counts: in the model's type without dropout one tensor that all modules of a norm share, and attention's output is
     saved already; else a copy for every module, and its dropout mask of a byte. On experts k rows of 2h + Ie.
@@ -114,7 +104,6 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
     1280
     """
     width = block.intermediate if block.experts is None else block.experts.shared_width
-    kept = element_bytes * (2 * block.hidden + width) if frozen.keeps_inputs else 0
     modules = [
         (block.hidden, frozen.attention_inputs, True),
         (block.q, int(frozen.adapts_output), False),
@@ -126,17 +115,14 @@ def adapter_input_bytes(block: Block, frozen: Frozen, element_bytes: int) -> int
         modules.append((rows, 1, True))
     if frozen.has_dropout or frozen.adapter_bytes != element_bytes:
         each = frozen.adapter_bytes + (MASK_BYTES if frozen.has_dropout else 0)
-        return kept + each * sum(size * count for size, count, _ in modules)
-    shared = element_bytes * sum(size for size, count, is_new in modules if count and is_new)
-    return max(kept, shared)
+        return each * sum(size * count for size, count, _ in modules)
+    return element_bytes * sum(size for size, count, is_new in modules if count and is_new)
 
 
-def _norm_bytes(kind: Norm, width: int, element_bytes: int, *, trains: bool) -> int:
-    """Input of a norm (in fp32 where it computes there), scales, and the normed value where its weight is trained."""
-    if kind is Norm.RMS:
-        return FLOAT_BYTES * width + FLOAT_BYTES + (element_bytes * width if trains else 0)
-    if kind is Norm.RMS_FP32:
-        return FLOAT_BYTES * width + FLOAT_BYTES + (FLOAT_BYTES * width if trains else 0)
+def _norm_bytes(kind: Norm, width: int, element_bytes: int) -> int:
+    """Input of a norm (in fp32 where it computes there) and scales."""
+    if kind in (Norm.RMS, Norm.RMS_FP32):
+        return FLOAT_BYTES * width + FLOAT_BYTES
     return element_bytes * width + (2 * element_bytes if kind is Norm.LAYER else FLOAT_BYTES)
 
 

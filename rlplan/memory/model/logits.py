@@ -183,21 +183,3 @@ def fused_chunk_rows(num_tokens: int, vocab_size: int, hidden: int) -> int:
     parts = max(1, ceil_div(vocab_size, max(1, hidden)))
     rows = ceil_div(num_tokens, parts)
     return min(num_tokens, 1 << (rows - 1).bit_length())
-
-
-def largest_micro_batch(num_tokens: int, max_tokens: int) -> int:
-    """Tokens in the largest micro-batch of a share, at most.
-
-    >>> largest_micro_batch(300, 800)
-    300
-    """
-    return min(num_tokens, max_tokens)
-
-
-def num_micro_batches(num_tokens: int, max_tokens: int) -> int:
-    """Micro-batches of a share whose sequences are all of the longest, at least: packing may need more.
-
-    >>> num_micro_batches(900, 800)
-    2
-    """
-    return ceil_div(num_tokens, max_tokens)

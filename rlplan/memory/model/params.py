@@ -16,19 +16,10 @@ _NO_HEAD = ("Gemma2ForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM")
 """vLLM computes their logits with the embedding itself."""
 
 
-def parameter_bytes(model: ModelSpec, element_bytes: int) -> int:
-    """Bytes of a model's parameters, held once, during every phase.
-
-    Counts: P * e; tied tensors once. Source: the parameter list of the Hugging Face module.
-    Assumes: nothing is padded. Differs: vLLM pads the vocabulary to a multiple of 64 (`engine_parameter_bytes`).
-    """
-    return model.num_parameters * element_bytes
-
-
 def engine_parameter_bytes(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
     """Bytes of the parameters that one rank of vLLM allocates, before any packing.
 
-    Counts: `engine_tensors`: as `parameter_bytes`, cut over tp, with the vocabulary padded to a multiple of 64.
+    Counts: `engine_tensors`: P * e with tied tensors once, cut over tp, the vocabulary padded to a multiple of 64.
     Source: vLLM 0.32.0, vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE.
     """
     return stored_bytes(engine_tensors(model, tp), element_bytes)

@@ -12,48 +12,29 @@ from pathlib import Path
 from rlplan.memory.model.activations import forward_working_bytes
 from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.model.params import fused_linear_shapes
-from rlplan.memory.serving.kv import cache_pool
+from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.spec.hardware.profile import WeightPacking
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.headers import has_weights, read_index
 from rlplan.spec.models.kv import layer_caches
-from rlplan.spec.resolved import ResolvedJob
+from rlplan.spec.resolved import ResolvedJob, ResolvedRollout
 from rlplan.units import ceil_div
 
 
-def kv_bytes_per_token(model: ModelSpec, element_bytes: int, tp: int = 1) -> int:
-    """Bytes of keys and values of one token over all layers, on one rank.
+def kv_bytes_per_token(model: ModelSpec, element_bytes: int) -> int:
+    """Bytes of keys and values of one token over all layers.
 
-    Counts: 2 * L * k * d * e, with max(1, k/t) heads; MLA's latent whole on every rank. Left out: linear layers.
+    Counts: 2 * L * k * d * e; MLA's latent. Left out: linear layers.
     """
-    return sum(cache.elements_per_token + cache.index_elements_per_token for cache in layer_caches(model, tp)) * (
+    return sum(cache.elements_per_token + cache.index_elements_per_token for cache in layer_caches(model)) * (
         element_bytes
     )
 
 
-def kv_block_bytes(model: ModelSpec, element_bytes: int, block_size: int, tp: int = 1) -> int:
-    """Bytes of one block of the pool, on one rank: `serving.kv.cache_pool`, with every state in the cache's dtype.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> kv_block_bytes(find_model("google/gemma-2-9b"), 2, 16) // 16  # 21 full and 21 sliding: 21 * 2*8*256 * 2
-    172032
-    """
-    pool = cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
-    return pool.bytes_per_block
-
-
-def num_kv_blocks(model: ModelSpec, element_bytes: int, block_size: int, kv_cache_memory: int, tp: int = 1) -> int:
-    """Whole blocks of B tokens that fit into the memory given: rounded down, for it is a capacity."""
-    return kv_cache_memory // kv_block_bytes(model, element_bytes, block_size, tp)
-
-
-def kv_cache_bytes(model: ModelSpec, element_bytes: int, block_size: int, kv_cache_memory: int, tp: int = 1) -> int:
-    """Bytes that one rank of vLLM allocates for the KV cache at the start: whole blocks.
-
-    Differs: up to one block less than the memory given.
-    """
-    per_block = kv_block_bytes(model, element_bytes, block_size, tp)
-    return kv_cache_memory // per_block * per_block
+def host_pool(model: ModelSpec, rollout: ResolvedRollout) -> CachePool:
+    """How a rank on a CPU host cuts its KV cache into blocks, with every state in the cache's dtype."""
+    e = rollout.dtype.num_bytes
+    return cache_pool(model, tp=rollout.tp, element_bytes=e, state_bytes=e, block_size=rollout.block_size)
 
 
 def engine_activation_bytes(model: ModelSpec, max_num_batched_tokens: int) -> int:

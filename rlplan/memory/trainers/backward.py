@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from rlplan.memory.machine.machine import Machine
 from rlplan.memory.trainers.micro_batch import Place
-from rlplan.memory.trainers.optimizers import eight_bit_step_bytes, step_copy_bytes
+from rlplan.memory.trainers.optimizers import eight_bit_step_bytes
 from rlplan.memory.trainers.step_peak import Moment
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.spec.model import Component, Parameter
@@ -26,15 +26,11 @@ IN_MLP = (Component.MLP, Component.EXPERTS, Component.SHARED_EXPERTS, Component.
 
 
 class ZeroWalk:
-    """See the module docstring. reduces_in_step: rlplan's runtime reduces stage 1 in the step, not in the passes.
-    has_fused_step: the step makes no copy of its denominators.
-    """
+    """See the module docstring. reduces_in_step: rlplan's runtime reduces stage 1 in the step, not in the passes."""
 
-    def __init__(
-        self, states: ZeroStates, machine: Machine, *, reduces_in_step: bool = True, has_fused_step: bool = True
-    ) -> None:
+    def __init__(self, states: ZeroStates, machine: Machine, *, reduces_in_step: bool = True) -> None:
         self.states, self.settings, self.machine = states, states.settings, machine
-        self.reduces_in_step, self.has_fused_step = reduces_in_step, has_fused_step
+        self.reduces_in_step = reduces_in_step
         self.element_bytes = states.settings.weight_bytes
         self.has_adapters = bool(states.frozen)
         self._found: dict[tuple[bool, bool], tuple[Moment, ...]] = {}
@@ -155,8 +151,6 @@ class ZeroWalk:
         kept, copies = states.kept_gradient_bytes(), states.step_copy_bytes()
         part = min(states.partition_numel, settings.sub_group_size) if settings.stage == 3 else states.partition_numel
         own = settings.master_bytes * part if copies else 0
-        if not self.has_fused_step:
-            own += step_copy_bytes(settings.optimizer, [part], settings.master_bytes)
         if not self.machine.steps_in_place:
             own += eight_bit_step_bytes(settings.optimizer, states.stepped_numels())
         flat = states.gradient_bytes() - kept

@@ -20,22 +20,19 @@ from rlplan.memory.model.activations import (
 )
 from rlplan.memory.model.block import Block
 from rlplan.memory.model.frozen import frozen_final_bytes, frozen_layer_bytes
-from rlplan.memory.model.logits import CHUNKS, held_bytes, loss_peak_bytes, rows_bytes
+from rlplan.memory.model.logits import CHUNKS, loss_peak_bytes, rows_bytes
 from rlplan.memory.model.recomputed import recomputed_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.vocabulary import Loss
 
 FLOAT_BYTES = 4
-MASKS = 2
-"""Dropout masks of a layer, each of one byte an element (Korthikanti et al. 2022, section 4.1)."""
 
 
 def layer_bytes(shape: MicroBatchShape) -> int:
     """Bytes that one layer saves for one micro-batch, before recomputation takes them off.
 
-    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen; keys and values at the queries'
-    width where they are repeated; queries and keys once more where the values keep the fused projection. Under
-    sequence parallelism what lies between the matmuls is a share (`between_saved_bytes`); what adapters read is whole.
+    Counts: `block_saved_bytes`, or `frozen_layer_bytes` where its weights are frozen. Under sequence parallelism
+    what lies between the matmuls is a share (`between_saved_bytes`); what adapters read is whole.
     Source: NeMo's and Megatron-Bridge's adapters ask Transformer Engine for the gathered output of the norm
     (`return_layernorm_output_gathered`).
 
@@ -43,8 +40,6 @@ def layer_bytes(shape: MicroBatchShape) -> int:
     >>> shape = MicroBatchShape(block, 1, 100, 1, 1)
     >>> layer_bytes(shape)  # norms 16*64 + 8, attention 4*64 + 4*32 + 16, MLP 8*128
     2456
-    >>> layer_bytes(MicroBatchShape(block, 1, 100, 1, 1, repeats_keys=True))
-    2584
     """
     block, e, tokens = shape.block, shape.element_bytes, shape.num_tokens
     if shape.frozen is None:
@@ -56,12 +51,7 @@ def layer_bytes(shape: MicroBatchShape) -> int:
     saved -= between - between // shape.sequence_shards
     if block.latent is not None:
         return saved
-    more = 2 * (block.q - block.k) if shape.repeats_keys else 0
-    is_view = shape.views_fused and not block.packs_qkv and not more
-    more += block.q + block.k if is_view else 0
-    saved += MASKS * tokens * block.hidden if shape.has_dropout else 0
-    saved += exchanged_bytes(block, shape.ulysses, tokens, e)
-    return saved + tokens * e * more
+    return saved + exchanged_bytes(block, shape.ulysses, tokens, e)
 
 
 def entry_bytes(shape: MicroBatchShape) -> int:
@@ -128,12 +118,7 @@ def _head_bytes(shape: MicroBatchShape) -> int:
 def _held_logits(shape: MicroBatchShape) -> int:
     """Bytes of the logits that the model's output keeps while the training loop keeps that output."""
     kept = FLOAT_BYTES if shape.loss in (Loss.SHIFTED, Loss.KEPT) else 0
-    return (shape.held_logit_bytes + kept) * shape.num_head_tokens * shape.vocab_size
-
-
-def all_kept_bytes(shape: MicroBatchShape) -> int:
-    """Bytes of all layers of one micro-batch that stay until their backward passes."""
-    return sum(kind.num_layers * kept_layer_bytes(kind) for kind in shape.kinds)
+    return kept * shape.num_head_tokens * shape.vocab_size
 
 
 def _working_bytes(shape: MicroBatchShape) -> int:
@@ -217,15 +202,7 @@ def _loss_bytes(shape: MicroBatchShape) -> int:
         shape.block.hidden,
         rows_at_once=shape.rows_at_once,
     )
-    return head + extra + shape.held_logit_bytes * shape.num_head_tokens * shape.vocab_size
-
-
-def forward_end_bytes(shape: MicroBatchShape) -> int:
-    """Activations and logits that wait when the forward pass ends."""
-    waiting = held_bytes(shape.loss, shape.num_head_tokens, shape.vocab_size, shape.element_bytes)
-    if shape.softcaps_logits and shape.loss is Loss.PLAIN:
-        waiting += shape.element_bytes * shape.num_head_tokens * shape.vocab_size
-    return all_kept_bytes(shape) + _final_bytes(shape) + waiting
+    return head + extra
 
 
 def score_peak_bytes(shape: MicroBatchShape) -> int:
@@ -281,7 +258,7 @@ class HeldAt:
     @cached_property
     def kept(self) -> int:
         """Of all layers until their backward passes."""
-        return all_kept_bytes(self.shape)
+        return sum(kind.num_layers * kept_layer_bytes(kind) for kind in self.shape.kinds)
 
     @property
     def others(self) -> int:

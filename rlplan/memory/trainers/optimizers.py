@@ -24,10 +24,8 @@ CODE_BYTES = 4 * 256
 class Optimizer(StrEnum):
     """How a parameter is updated."""
 
-    SGD = "sgd"
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw_8bit"
-    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
     MUON = "muon"
 
 
@@ -35,19 +33,15 @@ def optimizer_bytes(optimizer: Optimizer, numels: Iterable[int], moment_bytes: i
     """Bytes of the states that an optimizer keeps for tensors of these sizes, from the first step on.
 
     Counts: AdamW two moments of n*e and a step counter; 8-bit AdamW two bytes an element and two scales a block of 256,
-    fp32 moments for tensors below 4096 elements, and once the two codes of 256 values; Muon one momentum of n*e; SGD
-    nothing.
+    fp32 moments for tensors below 4096 elements, and once the two codes of 256 values; Muon one momentum of n*e.
     Source: torch 2.13 optim/adamw.py; bitsandbytes 0.50 optim/optimizer.py; DeepSpeed 0.19.8 runtime/zero/muon.
     Assumes: Muon's list holds the matrices of the hidden layers only; the rest goes to AdamW in a call of its own.
-    Differs: paged 8-bit AdamW may move to the host; while there is room it is all on the device.
 
     >>> optimizer_bytes(Optimizer.ADAMW, [1000])
     8004
     >>> optimizer_bytes(Optimizer.ADAMW_8BIT, [8192, 10])  # 2 * (8192 + 32 scales of 4) + 8 * 10 + 2 * 256 * 4
     18768
     """
-    if optimizer is Optimizer.SGD:
-        return 0
     if optimizer is Optimizer.MUON:
         return sum(numels) * moment_bytes
     if optimizer is Optimizer.ADAMW:
@@ -68,20 +62,7 @@ def eight_bit_step_bytes(optimizer: Optimizer, numels: Iterable[int]) -> int:
     >>> eight_bit_step_bytes(Optimizer.ADAMW_8BIT, [100_000, 10]), eight_bit_step_bytes(Optimizer.ADAMW, [100_000])
     (2000000, 0)
     """
-    is_quantised = optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
-    return 5 * 4 * max(numels, default=0) if is_quantised else 0
-
-
-def step_copy_bytes(optimizer: Optimizer, numels: Iterable[int], element_bytes: int) -> int:
-    """Bytes that torch's multi-tensor AdamW needs inside a step beside its states: the denominators.
-
-    Counts: one copy of what is updated at once: `_multi_tensor_adamw` makes `exp_avg_sq_sqrt` of every tensor.
-    Source: torch 2.13 optim/adam.py. Assumes: neither `fused=True` nor an 8-bit kernel, which update in place.
-
-    >>> step_copy_bytes(Optimizer.ADAMW, [1000], 4)
-    4000
-    """
-    return sum(numels) * element_bytes if optimizer is Optimizer.ADAMW else 0
+    return 5 * 4 * max(numels, default=0) if optimizer is Optimizer.ADAMW_8BIT else 0
 
 
 def quantized_bytes(numel: int) -> int:

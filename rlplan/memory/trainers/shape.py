@@ -63,20 +63,12 @@ class MicroBatchShape:
     offloads_activations: bool = False
     frozen: Frozen | None = None
     """What is trained beside frozen weights; None trains everything."""
-    repeats_keys: bool = False
-    """Keys and values are copied for every query head before attention (with a padding mask; torchtune)."""
-    views_fused: bool = False
-    """The values are a view of one fused projection, which they keep whole (litgpt)."""
     is_compiled: bool = False
     """Recomputed regions keep nothing that the backward pass does not read."""
-    held_logit_bytes: int = 0
-    """Of a word's logit, of the logits that the training loop keeps in a variable."""
     sequence_shards: int = 1
     """Tensor parallel ranks that share what lies between the sharded matmuls (model/layer_cut.py)."""
     gathers_again: bool = False
     """The rows that sharded matmuls read are kept as shares, and gathered once more going back."""
-    has_dropout: bool = False
-    """After attention and after the MLP."""
     ulysses: int = 1
     """Ranks that exchange tokens for heads around attention (`activations.exchanged_bytes`)."""
     passes_keys_on: bool = False

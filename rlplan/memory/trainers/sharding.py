@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rlplan.memory.machine.machine import CUDA, Machine
 from rlplan.memory.trainers.backward import ZeroWalk, layer_of
-from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes, quantized_bytes, step_copy_bytes
+from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.records import dataclass
@@ -87,47 +87,6 @@ def sizes_of(
     )
 
 
-def rank_state_under_torch(
-    sizes: Sizes,
-    *,
-    weight_bytes: int,
-    optimizer: Optimizer = Optimizer.ADAMW,
-    casts_weights: bool = False,
-    steps_in_backward: bool = False,
-    has_fused_step: bool = False,
-    keeps_states_on_host: bool = False,
-) -> RankState:
-    """Plain torch on one device, or replicated: weights, moments and gradients all of one type.
-
-    Counts: e*P each for weights and gradients, two moments; autocast caches bf16 copies of the matrices 2*P inside the
-    passes; an optimizer that steps inside the backward pass holds one gradient at a time; a step that is not fused
-    makes one more copy (`step_copy_bytes`).
-    Source: torch 2.13 optim/adam.py, autocast's weight cache. Assumes: gradients are set to None after a step.
-
-    >>> sizes = Sizes((1000,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> rank_state = rank_state_under_torch(sizes, weight_bytes=2)
-    >>> sum(rank_state.resident.values()), rank_state.gradients
-    (6004, 2000)
-    """
-    gradients = weight_bytes * (max(sizes.trainable) if steps_in_backward else sizes.num_trainable)
-    states = 0 if keeps_states_on_host else optimizer_bytes(optimizer, sizes.trainable, weight_bytes)
-    copies = 0
-    if not (has_fused_step or steps_in_backward):
-        copies = step_copy_bytes(optimizer, sizes.trainable, weight_bytes)
-    layers = 0 if steps_in_backward else weight_bytes * sizes.layer
-    table = weight_bytes * sizes.table
-    return RankState(
-        {MemoryKind.WEIGHTS: weight_bytes * sizes.num_trainable + sizes.frozen_bytes, MemoryKind.OPTIMIZER: states},
-        gradients=gradients,
-        head_gradient=table,
-        layer_gradient=layers,
-        table_gradient=0 if steps_in_backward and not sizes.is_tied else table,
-        is_tied=sizes.is_tied,
-        passing=2 * sizes.num_trainable if casts_weights else 0,
-        step_copies=copies,
-    )
-
-
 @dataclass(frozen=True)
 class FsdpSettings:
     """How FSDP2 shares a model."""
@@ -151,15 +110,9 @@ class FsdpSettings:
     is_on_host: bool = False
     """Shards and moments live there (`cpu_offload`)."""
 
-    gathers_tables_apart: bool = False
-    """Embeddings and head are units of their own (torchtune): one of them is whole at a time."""
-
     counts_every_stream: bool = False
     """For `reserved`: gradients live in the reduction stream's pool and gathers in that of their own stream, before
     they are copied; no other stream reuses either, so they count at every moment."""
-
-    has_fused_step: bool = True
-    """The optimizer makes no copies."""
 
     moment_bytes: int = 0
     """Of each moment; 0: as of a weight that is kept."""
@@ -181,8 +134,8 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     """FSDP2 with mixed precision: master weights, gradients and moments are shards; layers are gathered when needed.
 
     Counts: m*P/N each for weights and gradients, 2m*P/N moments; two layers and the root (tables, last norm), which
-    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced; the
-    denominators m*P/N of a step that is not fused. One GPU that keeps weights as it uses them gathers nothing.
+    stays whole from forward to backward, in the compute type; one layer's gradient before and while it is reduced. The
+    step is fused. One GPU that keeps weights as it uses them gathers nothing.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`;
     `reshard_after_forward` is False for the root). Differs: FSDP1 under `no_sync` accumulates whole gradients.
 
@@ -199,7 +152,7 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     frozen = 0 if fsdp.is_on_host else ceil_div(sizes.frozen_bytes, fsdp.num_ranks * tp_size)
     whole = fsdp.frozen_layer_bytes
     layer = sizes.layer_weights * compute // tp_size if whole is None else whole
-    root = compute * (sizes.largest_table if fsdp.gathers_tables_apart else sizes.root) // tp_size
+    root = compute * sizes.root // tp_size
     if not fsdp.gathers:
         layer = root = 0
     pools = max(root, 2 * layer) if fsdp.counts_every_stream else 0
@@ -208,46 +161,9 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
         gradients=kept,
         kept_gradients=kept if fsdp.counts_every_stream else 0,
         head_gradient=compute * sizes.table // tp_size,
-        passing=layer + pools + (0 if fsdp.gathers_tables_apart else root),
-        head_passing=root if fsdp.gathers_tables_apart else 0,
+        passing=layer + pools + root,
         layer_passing=layer + (compute + fsdp.reduce_bytes) * sizes.layer // tp_size,
-        step_copies=0 if fsdp.has_fused_step else kept,
         accumulates=fsdp.counts_every_stream,
-    )
-
-
-def megatron_sizes(
-    sizes: Sizes,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    expert_numel: int = 0,
-    frozen: tuple[int, int] = (0, 0),
-) -> "MegatronRank":
-    """What a rank of Megatron-Core holds with the distributed optimizer, of a model cut into equal parts.
-
-    expert_numel: trained elements inside routed experts. frozen: elements outside and inside them that are not trained.
-
-    Counts: experts are split over ep ranks and etp (expert tensor parallel, tp unless given), their states over what is
-    left of the stage's ranks; what is frozen is split in the same way. Source: Megatron-Core 0.14, parallel_state.py.
-
-    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> sum(rank_state_of_megatron_rank(megatron_sizes(sizes, tp=2, dp=4)).resident.values())  # 800 * (2 + 4 + 12/4)
-    7200
-    >>> megatron_sizes(sizes, tp=2, ep=4, frozen=(1000, 8000)).frozen  # 1000 / 2 + 8000 / (4 * 2)
-    1500
-    """
-    assert 0 <= expert_numel <= sizes.num_trainable, "elements that are trained inside experts are some of all trained"
-    split = ep * (tp if etp is None else etp)
-    return MegatronRank(
-        dense=(sizes.num_trainable - expert_numel) // (tp * pp),
-        experts=expert_numel // (pp * split),
-        over=dp,
-        over_experts=max(1, dp * tp // split),
-        frozen=frozen[0] // (tp * pp) + frozen[1] // (pp * split),
     )
 
 
@@ -333,21 +249,18 @@ def rank_state_of_megatron_rank(rank: MegatronRank) -> RankState:
     )
 
 
-def rank_state_under_zero(
-    states: ZeroStates, machine: Machine = CUDA, *, has_fused_step: bool = True, reduces_in_step: bool = False
-) -> RankState:
-    """A DeepSpeed rank. has_fused_step: DeepSpeed's own Adam, which it takes for type `Adam` and `AdamW`; an optimizer
-    object of torch's, or `torch_adam`, is not. reduces_in_step: of rlplan's runtime, where stage 1 reduces in the step.
+def rank_state_under_zero(states: ZeroStates, machine: Machine = CUDA, *, reduces_in_step: bool = False) -> RankState:
+    """A DeepSpeed rank with a fused step. reduces_in_step: of rlplan's runtime, where stage 1 reduces in the step.
 
     Counts: `ZeroStates`, what is on its device; gradients as `ZeroWalk` has them come.
 
     >>> from rlplan.memory.trainers.zero import ZeroSettings
     >>> states = ZeroStates(ZeroSettings(1, 2, reduce_bucket_size=10), (Parameter("a", (1000,)),))
-    >>> rank_state = rank_state_under_zero(states, has_fused_step=False)
-    >>> max(moment.buffers for moment in rank_state.moments(1) if moment.place == "step")  # 500 * (4 + 4)
-    4000
+    >>> rank_state = rank_state_under_zero(states)
+    >>> max(moment.buffers for moment in rank_state.moments(1) if moment.place == "step")  # 500 * 4
+    2000
     """
-    walk = ZeroWalk(states, machine, reduces_in_step=reduces_in_step, has_fused_step=has_fused_step)
+    walk = ZeroWalk(states, machine, reduces_in_step=reduces_in_step)
     return RankState(
         states.after_step().device, head_gradient=walk.table_bytes, walk=walk, kept_bucket=walk.kept_bucket_bytes
     )

@@ -69,12 +69,8 @@ class RankState:
     """The embedding's gradient is added to the head's, which has waited for it."""
     passing: int = 0
     """Gathered weights and buckets inside the passes."""
-    head_passing: int = 0
-    """The same that goes when the head is done."""
     layer_passing: int = 0
     """The same that comes with the layers' backward."""
-    step_copies: int = 0
-    """Inside the optimizer's step, beside the gradients."""
     accumulates: bool = False
     """This micro-batch is not the first, so that all gradients are there before it."""
     walk: GradientWalk | None = None
@@ -92,16 +88,16 @@ class RankState:
         late = self.layer_gradient + (0 if self.is_tied else self.table_gradient)
         bottom = below if self.accumulates else max(below, self.gradients - late)
         meeting = self.table_gradient if self.is_tied or self.accumulates else 0
-        early, inside = self.passing + self.head_passing, self.passing + self.layer_passing
+        inside = self.passing + self.layer_passing
         return tuple(
             Moment(place, layers, max(0, gradients - resident), buffers)
             for place, layers, gradients, buffers in (
-                (Place.LOSS, num_layers, before, early),
-                (Place.HEAD, num_layers, before + self.head_gradient, early),
+                (Place.LOSS, num_layers, before, self.passing),
+                (Place.HEAD, num_layers, before + self.head_gradient, self.passing),
                 (Place.MLP, num_layers, below, inside),
                 (Place.MLP, 1, bottom, inside),
                 (Place.TABLE, 0, self.gradients + meeting, self.passing),
-                (Place.STEP, 0, self.gradients, self.step_copies),
+                (Place.STEP, 0, self.gradients, 0),
             )
         )
 
@@ -169,8 +165,3 @@ def passes_peak(found: Mapping[Place, MemorySnapshot]) -> MemorySnapshot:
 def update_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
     """The largest snapshot of the optimizer's step."""
     return largest_of(_snapshots(rank_state, shape, rank_state.update, rank_state.resident).values())
-
-
-def step_peak(rank_state: RankState, shape: MicroBatchShape) -> MemorySnapshot:
-    """The largest snapshot of a step."""
-    return largest_of(snapshots(rank_state, shape).values())

@@ -4,12 +4,13 @@ In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's Ze
 Left out: the bytes themselves (zero.py), activations (activations.py), the walk through the passes (backward.py).
 """
 
-from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
+from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
-from rlplan.spec.resolved import ResolvedTraining, SettledTraining
+from rlplan.spec.resolved import ResolvedTraining, SettledJob, SettledTraining
+from rlplan.vocabulary import Role
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,17 @@ def trained_rank(
     trained, frozen = parameters or (model.parameters, ())
     base = BASE_FORMATS.get(training.quantization)
     states = ZeroStates(settings, trained, frozen, rank, frozen_bytes(frozen, settings.weight_bytes, base))
-    quantised = max((p.numel for p in frozen if base and base.covers(p)), default=0)
-    return TrainedRank(model, states, adapters=trained if frozen else (), dequantised=quantised)
+    adapters = trained if frozen else ()
+    return TrainedRank(model, states, adapters, dequantized_numel(frozen, base))
+
+
+def rank_of_role(
+    job: SettledJob, role: Role, model: ModelSpec, cut: tuple[int, int, int], shard: int, *, training: ResolvedTraining
+) -> TrainedRank:
+    """One rank of a trained role of a job. cut: ranks that share layers, the ZeRO stage, ranks that share states."""
+    tp, stage, num_shards = cut
+    parameters = held_parameters(model, tp, job.trained_parameters(role, model))
+    return trained_rank(training, model, stage, num_shards, shard, parameters)
 
 
 def frozen_states(training: SettledTraining, model: ModelSpec, num_ranks: int) -> ZeroStates:

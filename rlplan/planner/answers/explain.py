@@ -13,7 +13,6 @@ from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
 from rlplan.planner.answers.plan_results import choice_words, differences, phase_costs
-from rlplan.planner.answers.sensitivity import Layout, Sensitivity, list_sensitivities
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.machine import Search, search_of
 from rlplan.planner.memo import Memo
@@ -111,14 +110,8 @@ class Explanation:
     """What one would ask next."""
     asked: tuple[Outcome, ...]
     """What the user asked."""
-    sensitivities: tuple[Sensitivity, ...]
     not_counted: tuple[str, ...] = ()
     """Parts of the job that these numbers leave out, as the plan lists them."""
-
-    @property
-    def is_stable(self) -> bool:
-        """Whether the chosen layout stays the best whatever uncertain constant is another."""
-        return not any(better for one in self.sensitivities for better in one.better)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -135,8 +128,6 @@ class Explanation:
             "families": [one.as_json() for one in self.families],
             "what_ifs": [one.as_json() for one in self.what_ifs],
             "asked": [one.as_json() for one in self.asked],
-            "sensitivities": [one.as_json() for one in self.sensitivities],
-            "is_stable": self.is_stable,
         }
 
 
@@ -164,7 +155,6 @@ def explain(
             done += 1
         return tuple(outcomes)
 
-    of_families = answer(families, finds_way_out=True)
     return Explanation(
         verdict=plan.verdict,
         seconds=plan.seconds,
@@ -175,10 +165,9 @@ def explain(
         memory=_memory(plan),
         why_not=next(iter(plan.refusals), "") or bottleneck_of(plan),
         runners_up=tuple(_runner_up(one, plan) for one in plan.runners_up),
-        families=of_families,
+        families=answer(families, finds_way_out=True),
         what_ifs=answer(what_ifs),
         asked=answer(questions),
-        sensitivities=list_sensitivities(plan, search, _rivals(plan, of_families)) if plan.timing else (),
         not_counted=plan.not_counted,
     )
 
@@ -268,13 +257,3 @@ def _why_it_lost(one: Alternative, plan: Plan, slower: float, phases: dict[str, 
     less = sum(seconds for seconds in phases.values() if seconds < 0)
     saved = f", {format_seconds(-less)} less elsewhere" if less < -0.01 * most else ""
     return f"{name} takes {format_seconds(most)} more{saved}"
-
-
-def _rivals(plan: Plan, families: Sequence[Outcome]) -> list[Layout]:
-    """Layouts that fit at least as well as the chosen layout, from the runners-up and the families."""
-    rivals = [(one.choice, one.kv_cache) for one in plan.runners_up if one.verdict.rank <= plan.fit.rank]
-    for one in families:
-        if one.plan is not None and one.plan.fit.rank <= plan.fit.rank:
-            kv = one.plan.kv
-            rivals.append((one.plan.choice, kv.kv_cache_memory_bytes if kv else 0))
-    return rivals

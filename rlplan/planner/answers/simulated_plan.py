@@ -97,7 +97,6 @@ def setting_of(plan: Plan, num_steps: int) -> SimulationSetting:
         num_steps=num_steps,
         asynchrony=Asynchrony(
             float(async_rollouts.max_staleness),
-            streams=True,
             interrupts=async_rollouts.interrupts,
             keeps_versions=plan.choice.engine.keeps_versions,
             is_bound=True,

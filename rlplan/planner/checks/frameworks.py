@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rlplan.dataflow.choice import Choice
 from rlplan.frameworks.profile import NAMES, find_release
-from rlplan.frameworks.rules import Rule, RuleBook, word_of
+from rlplan.frameworks.rules import RuleBook, word_of
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.base import Spec
@@ -56,7 +56,8 @@ def framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     yield (
         f"a plan for {title} has no " + ", no ".join(f"{key} = {_word(value)}" for key, (_, value) in lacking.items()),
         ", ".join(lacking),
-        f"{title} {job.release.version}: " + "; ".join(f"{_word_values(rule)} ({rule.why})" for rule in rules),
+        f"{title} {job.release.version}: "
+        + "; ".join(f"{rule.key} is {' or '.join(map(word_of, rule.only))} ({rule.why})" for rule in rules),
         _word_frameworks(job) if _lacks_algorithm(book) else word_changes(_list_changes(book)),
     )
 
@@ -92,10 +93,6 @@ def _lacks_algorithm(book: RuleBook) -> bool:
 def _word(value: object) -> str:
     """A value in a message."""
     return "{...}" if isinstance(value, Spec) else word_of(value)
-
-
-def _word_values(rule: Rule) -> str:
-    return f"{rule.key} is {' or '.join(map(word_of, rule.only))}"
 
 
 def _list_changes(book: RuleBook) -> list[str]:

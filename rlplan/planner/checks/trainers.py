@@ -32,6 +32,25 @@ OPTIMIZERS: dict[Backend, tuple[str, ...]] = {"fsdp2": ("adamw", "adamw_8bit"), 
 """What each is planned with beside rlplan's own runtime, which has all."""
 STAGES: dict[Backend, tuple[int, ...]] = {"deepspeed": (0, 1, 2, 3), "fsdp2": (3,), "megatron": (0, 1)}
 """Values of training.zero_stage that each backend has: full shard is 3, Megatron's distributed optimizer 1."""
+OWN_RUNTIME = {
+    "training.logits": (
+        "is by_rows, which {} does not have",
+        "by_rows is how rlplan's own runtime takes its loss",
+        "auto",
+    ),
+    "rollout.shares_base": (
+        "with {}",
+        "rlplan's own runtime alone lets an engine compute with the trainer's base",
+        "false",
+    ),
+    "rollout.base_path": ("with {}", "rlplan's own runtime alone has engines with a checkpoint of their own", "null"),
+    "placement.sync_verification": (
+        "is every, which {} does not have",
+        "rlplan's own runtime alone compares the engines' parameters with the trainer's",
+        "first, which other stacks do not read",
+    ),
+}
+"""What rlplan's own runtime alone has: the words of a refusal elsewhere, the rule, the value to take instead."""
 
 
 def axes(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
@@ -85,48 +104,20 @@ def sharded_copies(job: SettledJob) -> Iterator[Problem]:
         )
 
 
-def losses(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A loss that only rlplan's own runtime takes."""
-    if job.training.logits == "by_rows" and not job.is_for_rlplan:
-        yield (
-            f"training.logits is by_rows, which {job.release.title} does not have",
-            "training.logits",
-            "by_rows is how rlplan's own runtime takes its loss",
-            "training.logits=auto, or framework=rlplan",
-        )
-
-
-def shared_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A base that only rlplan's own runtime shares."""
-    if job.rollout.shares_base and not job.is_for_rlplan:
-        yield (
-            f"rollout.shares_base with {job.release.title}",
-            "rollout.shares_base",
-            "rlplan's own runtime alone lets an engine compute with the trainer's base",
-            "rollout.shares_base=false, or framework=rlplan",
-        )
-
-
-def engine_base(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A base that only engines of rlplan's own runtime load in another format than the trainer."""
-    if job.rollout.base_path is not None and not job.is_for_rlplan:
-        yield (
-            f"rollout.base_path with {job.release.title}",
-            "rollout.base_path",
-            "rlplan's own runtime alone has engines with a checkpoint of their own",
-            "rollout.base_path=null, or framework=rlplan",
-        )
-
-
-def engine_comparisons(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
-    """A comparison of engines with the trainer that only rlplan's own runtime makes."""
-    if job.placement.sync_verification == "every" and not job.is_for_rlplan:
-        yield (
-            f"placement.sync_verification is every, which {job.release.title} does not have",
-            "placement.sync_verification",
-            "rlplan's own runtime alone compares the engines' parameters with the trainer's",
-            "placement.sync_verification=first, which other stacks do not read, or framework=rlplan",
-        )
+def own_runtime(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
+    """What only rlplan's own runtime has."""
+    if job.is_for_rlplan:
+        return
+    title, rollout = job.release.title, job.rollout
+    stated = {
+        "training.logits": job.training.logits == "by_rows",
+        "rollout.shares_base": rollout.shares_base,
+        "rollout.base_path": rollout.base_path is not None,
+        "placement.sync_verification": job.placement.sync_verification == "every",
+    }
+    for key, (what, rule, way_out) in OWN_RUNTIME.items():
+        if stated[key]:
+            yield f"{key} {what.format(title)}", key, rule, f"{key}={way_out}, or framework=rlplan"
 
 
 def _tensor_parallel(job: SettledJob, model: ModelSpec) -> Iterator[Problem]:
@@ -251,7 +242,7 @@ def trainer(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     refused = (
         ("training.optimizer", training.optimizer not in OPTIMIZERS[backend], training.optimizer, "adamw"),
         ("training.offload_device", training.offload_device != "cpu", training.offload_device, "cpu"),
-        ("training.lora.base_dtype", backend == "megatron" and _has_own_base(training), _base(training), "auto"),
+        ("training.lora.base_dtype", backend == "megatron" and _base(training) != "auto", _base(training), "auto"),
         *((f"roles.{role}.adapter", True, folder, "null") for role, folder in job.roles.adapters.items()),
         *(("training.lora.path", True, lora.path, "null") for lora in (training.lora,) if lora and lora.path),
     )
@@ -284,10 +275,6 @@ def _base(training: SettledTraining) -> str:
     return "auto" if training.lora is None else training.lora.base_dtype
 
 
-def _has_own_base(training: SettledTraining) -> bool:
-    return _base(training) != "auto"
-
-
 def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
     """What FSDP2 alone has, and what it cannot."""
     both = {training.offloads_optimizer, training.offloads_parameters}
@@ -300,5 +287,5 @@ def _fsdp2(training: SettledTraining, backend: Backend) -> Iterator[Problem]:
         )
 
 
-CHECKS = (axes, deepspeed, losses, shared_base, engine_base, engine_comparisons, trainer)
+CHECKS = (axes, deepspeed, own_runtime, trainer)
 """All of them, in order."""

@@ -4,19 +4,16 @@ In: a ResolvedJob. Out: a Plan: what was chosen, or the nearest that does not fi
 was not taken. Left out: which choices there are (candidates.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import cast
 
 from rlplan.dataflow.build import build_schedule
 from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
-from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
-from rlplan.memory.serving.generation import kv_block_bytes, num_kv_blocks
-from rlplan.memory.serving.kv import cache_pool
+from rlplan.memory.roles.ledger import predict_cpu_ledger
+from rlplan.memory.serving.generation import host_pool
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner import plan_parts, rules
 from rlplan.planner.cpu.candidates import list_choices
@@ -24,8 +21,7 @@ from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.resolve import plain, resolve
-from rlplan.records import dataclass
-from rlplan.spec.hardware.profile import CpuProfile, Profile
+from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import cut_lengths
@@ -33,44 +29,13 @@ from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cpu.actions import predict_job
 from rlplan.timing.job import JobTiming
 from rlplan.units import MIB, ceil_div, format_bytes, format_seconds
-from rlplan.vocabulary import Role
-
-
-@dataclass(frozen=True)
-class _Built:
-    """A choice with its schedule and bytes, and its seconds once they are asked for."""
-
-    choice: Choice
-    schedule: Schedule
-    ledger: MemoryLedger
-    verdict: Verdict
-    predict_timing: Callable[[Schedule], JobTiming | None]
-
-    @cached_property
-    def timing(self) -> JobTiming | None:
-        """None without rates."""
-        return self.predict_timing(self.schedule)
-
-    @property
-    def seconds(self) -> float:
-        """Of a step; all alike without rates, so that the order of candidates decides."""
-        return self.timing.step.seconds if self.timing else 0.0
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of the fullest host."""
-        return self.ledger.fullest.num_bytes
-
-    @property
-    def headroom_bytes(self) -> int:
-        """That are left on it."""
-        return self.ledger.host_capacity_of(self.ledger.fullest.scope) - self.peak_bytes
+from rlplan.vocabulary import Placement, Role
 
 
 class HostSearch:
     """One search of a job. Raises: SpecError where the job contradicts its model, or the KV cache is too small."""
 
-    def __init__(self, job: ResolvedJob, asked: JobSpec, profile: CpuProfile | None = None) -> None:
+    def __init__(self, job: ResolvedJob, asked: JobSpec) -> None:
         if asked.objective in ("gpus", "cost"):
             raise SpecError(
                 f"objective {asked.objective} on {asked.hardware.profile}",
@@ -82,12 +47,11 @@ class HostSearch:
         self.choices, self.impossible = list_choices(job)
         if _missing_kv_cache(job, self.model):
             raise _small_kv_cache(job, self.model)
-        self._profile = profile
 
     @cached_property
     def profile(self) -> CpuProfile:
         """The host's."""
-        return self._profile or self.job.load_profile()
+        return self.job.load_profile()
 
     @cached_property
     def _others(self) -> dict[Role, ModelSpec]:
@@ -96,15 +60,6 @@ class HostSearch:
     def of(self, plan: Plan) -> "HostSearch":
         """Itself: the devices of a CPU host are taken as they are given."""
         return self
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """The host's alone."""
-        return (self.profile,)
-
-    def with_profile(self, profile: Profile) -> "HostSearch":
-        """The same with other values of the host's profile."""
-        return HostSearch(self.job, self.asked, cast(CpuProfile, profile))
 
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one choice; 0 where the profile has no rates. kv_cache: the job's own."""
@@ -117,65 +72,67 @@ class HostSearch:
             for reason in rules.job_refusals(self.job):
                 raise rules.refused(reason)
             raise plan_parts.nothing_possible(self.impossible)
-        fitting = [one for one in self._built if one.verdict is Verdict.FITS]
-        best = min(self._built, key=lambda one: one.peak_bytes)
+        fitting = [plan for plan in self._plans if plan.fit is Verdict.FITS]
+        best = min(self._plans, key=lambda plan: plan.binding.num_bytes)
         if fitting:
-            fastest = min(one.seconds for one in fitting)
-            best = next(one for one in fitting if one.seconds <= fastest * (1 + SAME_SPEED))
-        plan = self._whole(best)
-        if not with_others:
-            return plan
-        rest = sorted((one for one in self._built if one is not best), key=lambda one: (one.verdict.rank, one.seconds))
-        return plan.model_copy(
-            update={
-                "runners_up": tuple(map(self._alternative, rest)),
+            fastest = min(plan.seconds for plan in fitting)
+            best = next(plan for plan in fitting if plan.seconds <= fastest * (1 + SAME_SPEED))
+        found: dict[str, object] = {}
+        if with_others:
+            found = {
+                "runners_up": tuple(_alternative(plan) for plan in self._in_order if plan is not best),
                 "considered": (*self.impossible, *self._not_taken(best)),
                 "stats": plan_parts.SearchStats(len(self.choices), len(self.choices)),
             }
-        )
+        job = resolve(self.job, best.choice, self.job.rollout.kv_cache_memory)
+        found |= {
+            "job": job,
+            "refusals": rules.list_refusals(job, best.choice),
+            "not_counted": plan_parts.list_uncounted(job, ()),
+            "checkpoint_bytes": job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
+        }
+        return best.model_copy(update=found)
 
     def better_than(self, verdict: Verdict) -> Plan | None:
         """The best choice with a better verdict than that; None where there is none."""
-        if not any(one.verdict.rank < verdict.rank for one in self._built):
+        if not any(plan.fit.rank < verdict.rank for plan in self._plans):
             return None
         plan = self.run(with_others=False)
-        return plan if plan is not None and plan.verdict.rank < verdict.rank else None
+        return plan if plan.verdict.rank < verdict.rank else None
 
     def pareto(self) -> tuple[plan_parts.Alternative, ...]:
         """Of all that fit those that nothing beats in both seconds and headroom, the fastest first."""
-        front: list[_Built] = []
-        for one in sorted(self._built, key=lambda one: (one.seconds, one.peak_bytes)):
-            if one.verdict is Verdict.FITS and (not front or one.headroom_bytes > front[-1].headroom_bytes):
-                front.append(one)
-        return tuple(map(self._alternative, front))
+        front: list[Plan] = []
+        for plan in sorted(self._plans, key=lambda plan: (plan.seconds, plan.binding.num_bytes)):
+            if plan.fit is Verdict.FITS and (not front or plan.headroom_bytes > front[-1].headroom_bytes):
+                front.append(plan)
+        return tuple(map(_alternative, front))
 
     @cached_property
-    def _built(self) -> tuple[_Built, ...]:
-        return tuple(map(self._build, self.choices))
+    def _plans(self) -> tuple[Plan, ...]:
+        """A plan of each choice, of which only the bytes and seconds are filled in."""
+        return tuple(map(self._plan, self.choices))
 
-    def _build(self, choice: Choice) -> _Built:
+    @property
+    def _in_order(self) -> list[Plan]:
+        return sorted(self._plans, key=lambda plan: (plan.fit.rank, plan.seconds))
+
+    def _plan(self, choice: Choice) -> Plan:
         schedule = build_schedule(self.job, choice)
         ledger = predict_cpu_ledger(self.job, self.model, self.profile, schedule, self._others)
-        return _Built(choice, schedule, ledger, Verdict.of(ledger), self._timing)
+        return Plan.model_construct(  # of values that are checked already
+            asked=self.asked,
+            job=self.job,
+            choice=choice,
+            schedule=schedule,
+            ledger=ledger,
+            fit=Verdict.of(ledger),
+            timing=self._timing(schedule),
+            kv=self._kv,
+        )
 
     def _timing(self, schedule: Schedule) -> JobTiming | None:
         return predict_job(self.job, self.model, self.profile, schedule, self._others)
-
-    def _whole(self, one: _Built) -> Plan:
-        job = resolve(self.job, one.choice, self.job.rollout.kv_cache_memory)
-        return Plan(
-            asked=self.asked,
-            job=job,
-            choice=one.choice,
-            schedule=one.schedule,
-            ledger=one.ledger,
-            fit=one.verdict,
-            timing=one.timing,
-            kv=self._kv,
-            refusals=rules.list_refusals(job, one.choice),
-            not_counted=plan_parts.list_uncounted(job, ()),
-            checkpoint_bytes=job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
-        )
 
     @cached_property
     def _kv(self) -> plan_parts.KvReport | None:
@@ -183,12 +140,8 @@ class HostSearch:
         job, rollout, work = self.job, self.job.rollout, self.job.workload
         if not job.has_rollouts:
             return None
-        element = rollout.dtype.num_bytes
-        pool = cache_pool(
-            self.model, tp=rollout.tp, element_bytes=element, state_bytes=element, block_size=rollout.block_size
-        )
         demand = KvDemand(
-            pool,
+            host_pool(self.model, rollout),
             min(rollout.max_num_seqs, ceil_div(work.num_rollouts_per_step, rollout.num_engines)),
             work.usual_prompt_len,
             work.max_prompt_len,
@@ -197,47 +150,47 @@ class HostSearch:
         )
         return plan_parts.KvReport.of(demand, rollout.kv_cache_memory, rollout.tp)
 
-    def _alternative(self, one: _Built) -> plan_parts.Alternative:
-        step = one.timing.step if one.timing else None
-        kv_cache = self.job.rollout.kv_cache_memory
-        return plan_parts.Alternative(one.choice, step, kv_cache, one.peak_bytes, one.headroom_bytes, one.verdict)
-
-    def _not_taken(self, best: _Built) -> Iterator[plan_parts.Considered]:
+    def _not_taken(self, best: Plan) -> Iterator[plan_parts.Considered]:
         """Of each other placement that can be built what its best choice would come to."""
-        found: dict[object, _Built] = {}
-        for one in sorted(self._built, key=lambda one: (one.verdict.rank, one.seconds)):
-            found.setdefault(one.choice.arrangement.placement, one)
-        for placement, one in found.items():
+        found: dict[Placement, Plan] = {}
+        for plan in self._in_order:
+            found.setdefault(plan.choice.arrangement.placement, plan)
+        for placement, plan in found.items():
             if placement is not best.choice.arrangement.placement:
-                yield plan_parts.Considered(one.choice.arrangement.placement, _why_not(one, best))
+                yield plan_parts.Considered(placement, _why_not(plan, best))
 
 
-def _why_not(one: _Built, best: _Built) -> str:
-    peak = one.ledger.fullest
-    if one.verdict is Verdict.DOES_NOT_FIT:
+def _alternative(plan: Plan) -> plan_parts.Alternative:
+    step, kv_cache = plan.timing.step if plan.timing else None, plan.job.rollout.kv_cache_memory
+    peak = plan.binding.num_bytes
+    return plan_parts.Alternative(plan.choice, step, kv_cache, peak, plan.headroom_bytes, plan.fit)
+
+
+def _why_not(plan: Plan, best: Plan) -> str:
+    peak = plan.binding
+    if plan.fit is Verdict.DOES_NOT_FIT:
         process, role, kind, size = peak.rows[0]
-        room = format_bytes(one.ledger.host_capacity_of(peak.scope))
         return (
-            f"{peak.scope} needs {format_bytes(peak.num_bytes)} in {peak.action_id}, {room} available; largest: {kind} "
-            f"of {role} in {process}, {format_bytes(size)}"
+            f"{peak.scope} needs {format_bytes(peak.num_bytes)} in {peak.action_id}, "
+            f"{format_bytes(plan.binding_capacity)} available; largest: {kind} of {role} in {process}, "
+            f"{format_bytes(size)}"
         )
-    if one.seconds > best.seconds * (1 + SAME_SPEED):
-        return f"fits too, {format_seconds(one.seconds)} a step instead of {format_seconds(best.seconds)}"
+    if plan.seconds > best.seconds * (1 + SAME_SPEED):
+        return f"fits too, {format_seconds(plan.seconds)} a step instead of {format_seconds(best.seconds)}"
     return "fits too and is as fast; the other is preferred"
 
 
 def _missing_kv_cache(job: ResolvedJob, model: ModelSpec) -> int:
     """Blocks that are missing for one longest sequence beside vLLM's own (v1/core/block_pool.py, `null_block`)."""
     rollout = job.rollout
-    element_bytes = rollout.dtype.num_bytes
-    blocks = num_kv_blocks(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, rollout.tp)
+    blocks = host_pool(model, rollout).num_blocks(rollout.kv_cache_memory)
     return max(0, ceil_div(job.workload.max_seq_len, rollout.block_size) + 1 - blocks)
 
 
 def _small_kv_cache(job: ResolvedJob, model: ModelSpec) -> SpecError:
     rollout, length = job.rollout, job.workload.max_seq_len
     needed = ceil_div(length, rollout.block_size) + 1
-    least = needed * kv_block_bytes(model, rollout.dtype.num_bytes, rollout.block_size, rollout.tp)
+    least = needed * host_pool(model, rollout).bytes_per_block
     return SpecError(
         f"rollout.kv_cache_memory = {format_bytes(rollout.kv_cache_memory)} holds "
         f"{needed - _missing_kv_cache(job, model)} blocks of {rollout.block_size} tokens, "

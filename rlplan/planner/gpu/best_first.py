@@ -24,7 +24,8 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
 
-from rlplan.dataflow.choice import Arrangement, EngineChoice, TrainerChoice, WeightSyncMode
+from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
+from rlplan.planner import rules
 from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fit_without_engine
@@ -253,8 +254,8 @@ class BestFirst:
 
     def _score(self, refined: RefinedPair) -> None:
         pair, bounds = refined.pair, refined.pair.bounds
-        candidate = bounds.space.choice(bounds.arrangement, pair.trainer, pair.engine, refined.transport)
-        if not bounds.scorer.can_run(candidate):
+        candidate = Choice(bounds.arrangement, pair.trainer, pair.engine, refined.transport)
+        if any(rules.choice_refusals(bounds.scorer.job, candidate)):
             return
         scored = bounds.scorer.score(candidate)
         self.num_scored += 1

@@ -279,13 +279,7 @@ class GpuSpace(ChoicesOfGroups):
             trainers = [choice for sweep in self.sweeps(arrangement) for choice in sweep.choices]
             for engine, trainer in product(self.engines(arrangement), trainers):
                 for transport in self.transports(arrangement, engine):
-                    yield self.choice(arrangement, trainer, engine, transport)
-
-    def choice(
-        self, arrangement: Arrangement, trainer: TrainerChoice, engine: EngineChoice, sync_mode: WeightSyncMode
-    ) -> Choice:
-        """The combination."""
-        return Choice(arrangement, trainer, engine, sync_mode)
+                    yield Choice(arrangement, trainer, engine, transport)
 
     def sweeps(self, arrangement: Arrangement) -> tuple[MicroBatchSweep, ...]:
         """What may be chosen for trained roles in an arrangement."""

@@ -5,7 +5,7 @@ Left out: what else is on the GPUs (roles.py), how seconds are computed (timing/
 """
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.gpu.engine import engine_pool, held_weight_bytes
+from rlplan.memory.roles.engine import engine_pool, held_weight_bytes
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
 from rlplan.planner.gpu.facts import without_trainers
 from rlplan.planner.memo import Memo, memoized
@@ -15,7 +15,7 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
-from rlplan.timing.transfer.switches import sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.transfer.switches import sleep_cost, wake_kv_cost
 from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind
 
@@ -86,9 +86,8 @@ class EngineCosts:
         if kind is ActionKind.WAKE_KV_CACHE:
             return wake_kv_cost(kv_cache)
         size, level = self.weight_bytes(choice), choice.sleep_level
-        if kind is ActionKind.WAKE_WEIGHTS:
-            return wake_weights_cost(size, cluster, level=level)
-        return sleep_cost(size, cluster, level=level, kv_bytes=kv_cache)
+        kept = 0 if kind is ActionKind.WAKE_WEIGHTS else kv_cache
+        return sleep_cost(size, cluster, level=level, kv_bytes=kept)
 
     @memoized
     def _generate(self, kind: ActionKind, cluster: Cluster, choice: EngineChoice, kv_cache: int) -> Cost:

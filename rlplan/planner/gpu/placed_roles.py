@@ -11,8 +11,7 @@ from rlplan.dataflow.placements import group_size
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
-from rlplan.memory.roles.gpu.own_generation import engine_class
+from rlplan.memory.roles.engine import EngineOnGpu, engine_class
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, shape_of

@@ -15,14 +15,13 @@ from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.machine.host import rollout_buffer_bytes
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, incoming
-from rlplan.memory.roles.gpu.rank import ScoringPass, TrainedRole
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.sent_weights import keeping_sent_weights
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, incoming
+from rlplan.memory.roles.kept_copies import StagedOnHost, keeping_sent_weights
+from rlplan.memory.roles.rank import MicroBatchTokens, ScoringPass, TrainedRole
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.training import held_parameters, trained_rank
+from rlplan.memory.trainers.training import rank_of_role
 from rlplan.planner.gpu.facts import without_choices
 from rlplan.planner.gpu.tables import (
     ENGINE,
@@ -257,11 +256,10 @@ class RoleBytes:
         """Bytes that a rank of a trained role writes of itself into a checkpoint."""
         job, model = self.job, self.model_of(role)
         trainer = trainer_of(job, role, candidate.trainer)
-        parameters = held_parameters(model, trainer.tp, job.trained_parameters(role, model))
         offloads = {"offloads_optimizer": trainer.offloads_optimizer}
         training = cast(ResolvedTraining, job.training.model_copy(update=offloads))
-        shards = candidate.arrangement.num_training // trainer.tp
-        return saved_bytes(trained_rank(training, model, trainer.zero_stage, shards, 0, parameters).states)
+        cut = trainer.tp, trainer.zero_stage, candidate.arrangement.num_training // trainer.tp
+        return saved_bytes(rank_of_role(job, role, model, cut, 0, training=training).states)
 
     @cached_property
     def takes_all_rows(self) -> bool:

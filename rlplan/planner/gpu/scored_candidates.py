@@ -11,12 +11,10 @@ from typing import Literal
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import HOST_DEVICE
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
-from rlplan.memory.roles.gpu.own_generation import engine_class
-from rlplan.memory.roles.gpu.states import fixed_states, zero_settings
+from rlplan.memory.roles.engine import EngineOnGpu, engine_class
+from rlplan.memory.roles.states import fixed_states, zero_settings
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.trainers.nvme import on_disk_bytes
-from rlplan.planner import rules
 from rlplan.planner.gpu.engine_costs import EngineCosts
 from rlplan.planner.gpu.placed_roles import UNKNOWN, GpuRoles
 from rlplan.planner.gpu.roles import Ahead, RoleBytes, shape_of
@@ -217,7 +215,7 @@ class CandidateScorer:
         return self.num_misfits > MANY_MISFITS
 
     def of(self, job: SettledJob, setting: GpuSetting) -> "CandidateScorer":
-        """One for a job with other choices, for fewer of these GPUs or for other rates of theirs."""
+        """One for a job with other choices, or for fewer of these GPUs."""
         other = CandidateScorer(job, setting, self.memo, self.hints)
         other.num_misfits = self.num_misfits
         return other
@@ -257,10 +255,6 @@ class CandidateScorer:
             self.hints.hopeless.setdefault((self.roles.kind(arrangement), choice, rank), []).append(
                 (arrangement.num_training, arrangement.num_frozen)
             )
-
-    def can_run(self, candidate: Choice) -> bool:
-        """Whether the framework runs it."""
-        return not any(rules.choice_refusals(self.job, candidate))
 
     def score(self, candidate: Choice) -> ScoredCandidate:
         """What a candidate needs, how large its KV cache can be, whether it fits, and how long a step takes."""

@@ -18,7 +18,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
 from rlplan.memory.machine.host import job_checkpoint_bytes
-from rlplan.memory.roles.gpu.ledger import gpu_process, predict_gpu_ledger
+from rlplan.memory.roles.ledger import gpu_process, predict_gpu_ledger
 from rlplan.planner import rules
 from rlplan.planner.checks.gpus import check_job
 from rlplan.planner.gpu.best_first import NEVER, BestFirst, PairBounds
@@ -42,7 +42,6 @@ from rlplan.planner.plan_parts import (
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
-from rlplan.spec.hardware.profile import Profile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle
@@ -159,7 +158,7 @@ class GpuSearch:
         return GpuSearch(job, self.setting, job, self.memo)
 
     def _beside(self, job: SettledJob, setting: GpuSetting) -> "GpuSearch":
-        """The search of a job that differs in its choices, on GPUs that differ in their number or rates."""
+        """The search of a job that differs in its choices, on GPUs that differ in their number."""
         return GpuSearch(job, setting, self.asked, self.memo, self.scorer.of(job, setting))
 
     @property
@@ -274,15 +273,6 @@ class GpuSearch:
         """The pairs of an arrangement; made once."""
         return PairBounds(self.scorer, self.space, arrangement, rank)
 
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """Of the GPUs and their nodes."""
-        return self.setting.profiles
-
-    def with_profile(self, profile: Profile) -> "GpuSearch":
-        """The same with other rates of the profile of that name."""
-        return self._beside(self.job, self.setting.with_profile(profile))
-
     def step_s(self, choice: Choice, kv_cache: int) -> float:
         """Seconds of a step of one candidate with so many bytes of KV cache a GPU."""
         return self.times.timing(choice, kv_cache).seconds
@@ -310,7 +300,7 @@ class GpuSearch:
                         continue
                     for engine in self.space.engines(arrangement):
                         transport = self.space.transports(arrangement, engine)[0]
-                        candidate = self.space.choice(arrangement, trainer, engine, transport)
+                        candidate = Choice(arrangement, trainer, engine, transport)
                         reason = next(rules.choice_refusals(self.job, candidate), "")
                         if not reason:
                             excess = self.scorer.excess(candidate)

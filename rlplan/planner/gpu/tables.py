@@ -1,7 +1,7 @@
 """Tables: bytes of each process at each moment of a schedule, so that a candidate is one addition a moment.
 
 In: forecasts, schedules. Out: RoleTable of a process, ScheduleMoments, BytesByMoment of a process, Fit of two.
-Left out: how a forecast counts (memory/roles/gpu), which candidates there are.
+Left out: how a forecast counts (memory/roles), which candidates there are.
 
 The moments are those of the ledger (memory/ledger.py): starting, a steady step, finishing. The first step is left out:
 optimizer states appear during it, so that no moment of it is above the same moment of a steady step. Processes that
@@ -19,7 +19,7 @@ from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
 from rlplan.memory.machine.spread import spread
 from rlplan.memory.predict import Forecast, host_bytes
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoized
 from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, MemoryKind

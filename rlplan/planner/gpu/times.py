@@ -13,9 +13,9 @@ from functools import cached_property
 from rlplan.dataflow.choice import NO_ENGINE, NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
 from rlplan.dataflow.placements import GENERATION, TRAINING, group_size, scoring_group, trainer_of
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.scorer import ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
+from rlplan.memory.roles.kept_copies import StagedOnHost
+from rlplan.memory.roles.scorer import ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.planner.gpu.engine_costs import GENERATES
 from rlplan.planner.gpu.placed_roles import GpuRoles
 from rlplan.planner.gpu.roles import RoleBytes
@@ -28,12 +28,10 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.job import JobTiming, time_job
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.step import StepTiming
-from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, train_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, least_seconds, score_cost, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, training_times
-from rlplan.timing.transfer.checkpoints import checkpoint_cost
-from rlplan.timing.transfer.switches import offload_cost, reload_cost
+from rlplan.timing.transfer.switches import checkpoint_cost, offload_cost
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role
 
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP, ActionKind.SCORE)
@@ -139,8 +137,7 @@ class TrainerCosts:
         else:
             assert isinstance(forecast, ScorerOnGpu), "engines sleep"
             num_bytes = forecast.weights
-        move = offload_cost if kind is ActionKind.OFFLOAD_ROLE else reload_cost
-        return move(num_bytes, cluster, is_pinned=self.job.release.host_copies == "pinned")
+        return offload_cost(num_bytes, cluster, is_pinned=self.job.release.host_copies == "pinned")
 
     def _train_setting(self, role: Role, num_ranks: int, choice: TrainerChoice) -> TrainSetting:
         training = self.job.training if role is Role.POLICY else self._without_adapters

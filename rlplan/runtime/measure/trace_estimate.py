@@ -12,8 +12,8 @@ import torch
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.errors import SpecError
-from rlplan.memory.roles.gpu.process import add, process_overheads
-from rlplan.memory.roles.gpu.states import zero_settings
+from rlplan.memory.roles.process import add, process_overheads
+from rlplan.memory.roles.states import zero_settings
 from rlplan.memory.trainers.zero import ZeroStates
 from rlplan.planner.setting import gpus_of
 from rlplan.runtime.measure.tracing import LOSSES, trace_peak

@@ -15,7 +15,7 @@ from functools import cached_property
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
-from rlplan.memory.trainers.training import held_parameters, trained_rank
+from rlplan.memory.trainers.training import rank_of_role, trained_rank
 from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.model import ModelSpec
@@ -108,8 +108,9 @@ class CpuTimes:
             ActionKind.OPTIMIZER_STEP: self.optimizer_cost,
             ActionKind.CHECKPOINT: self.checkpoint_cost,
             ActionKind.SAVE_WEIGHTS: self.checkpoint_cost,
-            ActionKind.STOP_ENGINE: self.stop_cost,
-            ActionKind.OFFLOAD_ROLE: self.unload_cost,
+            # the engine is taken apart, and Python looks for what is left over
+            ActionKind.STOP_ENGINE: lambda: self.host.share(1).latency_cost(self.host.latencies.stop_engine.value),
+            ActionKind.OFFLOAD_ROLE: lambda: NOTHING,  # of a frozen model, whose pages are freed
             ActionKind.RELOAD_ROLE: self.load_cost,
         }[kind]
         return made() + self._call()
@@ -132,13 +133,12 @@ class CpuTimes:
         Counts: C bytes of all ranks, read and written once in memory (2 C), or through one disk.
         Source: `rlplan.runtime.workers.trainer.state_saver`. Assumes: writing beside the next step costs it nothing.
         """
-        parameters = self.job.trained_parameters(trained.role, self.model)
-        parameters, shards = held_parameters(self.model, trained.tp, parameters), trained.num_shards
-        states = [
-            trained_rank(self.job.training, self.model, trained.zero_stage, shards, shard, parameters).states
-            for shard in range(shards)
+        job, shards = self.job, trained.num_shards
+        cut = trained.tp, trained.zero_stage, shards
+        ranks = [
+            rank_of_role(job, trained.role, self.model, cut, shard, training=job.training) for shard in range(shards)
         ]
-        num_bytes = trained.tp * sum(map(saved_bytes, states))
+        num_bytes = trained.tp * sum(saved_bytes(rank.states) for rank in ranks)
         if waits:
             return Cost({Resource.DISK: num_bytes / self.host.disk_bytes_per_s})
         return self._training.touch_cost(2 * num_bytes / (trained.tp * shards))
@@ -243,18 +243,10 @@ class CpuTimes:
         written = Cost({Resource.DISK: whole / self.host.disk_bytes_per_s})
         return share.fresh_cost(whole) + share.touch_cost(2 * whole) + written
 
-    def unload_cost(self) -> Cost:
-        """A frozen model is dropped and its pages are freed. Python's garbage collection is not counted."""
-        return NOTHING
-
     def load_cost(self) -> Cost:
         """A frozen model read again: fresh memory for it, and its bytes copied there."""
         whole = FLOAT_BYTES * self.model.num_parameters
         return self.host.share(1).fresh_cost(whole) + self.host.share(1).touch_cost(2 * whole)
-
-    def stop_cost(self) -> Cost:
-        """The engine is taken apart and Python looks for what is left over."""
-        return self.host.share(1).latency_cost(self.host.latencies.stop_engine.value)
 
     def restart_cost(self) -> Cost:
         """An engine created again in a process that has its libraries.

@@ -10,7 +10,7 @@ width, k key width, I MLP width.
 from functools import cached_property
 
 from rlplan.memory.model.engine_base import engine_quantization, packed_tensors
-from rlplan.memory.serving.generation import kv_bytes_per_token, num_kv_blocks
+from rlplan.memory.serving.generation import host_pool, kv_bytes_per_token
 from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedRollout
@@ -56,8 +56,7 @@ class CpuEngine:
     def at_once(self, requests: Requests) -> int:
         """c: sequences that run at the same time: as many as wanted, max_num_seqs, or as the KV cache holds."""
         rollout = self.rollout
-        element_bytes = rollout.dtype.num_bytes
-        blocks = num_kv_blocks(self.model, element_bytes, rollout.block_size, rollout.kv_cache_memory, rollout.tp) - 1
+        blocks = host_pool(self.model, rollout).num_blocks(rollout.kv_cache_memory) - 1
         each = ceil_div(requests.prompt_len + requests.response_len, rollout.block_size)
         return max(1, min(requests.num_sequences, rollout.max_num_seqs, blocks // each))
 

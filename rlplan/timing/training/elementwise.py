@@ -67,7 +67,7 @@ def layers_bytes(model: ModelSpec, *, is_fused: bool) -> float:
     588800.0
     """
     inner = dense_mlp_bytes(model, is_fused=is_fused) + experts_bytes(model, is_fused=is_fused)
-    return inner + sum(count * _outer_bytes(model, kind, is_fused) for kind, count in _kinds(model))
+    return inner + sum(count * _outer_bytes(model, kind, is_fused) for kind, count in kinds_of_layers(model).items())
 
 
 def dense_mlp_bytes(model: ModelSpec, *, is_fused: bool = True) -> float:
@@ -103,10 +103,6 @@ def between_bytes(model: ModelSpec, *, is_fused: bool) -> float:
     sums = 1 if NONE in model.attention_kinds else 2
     each = model.hidden_size * (num_norms * _norm_bytes(model, is_fused) + sums * RESIDUAL)
     return float(each * model.num_layers)
-
-
-def _kinds(model: ModelSpec) -> tuple[tuple[str, int], ...]:
-    return tuple(kinds_of_layers(model).items())
 
 
 def _norm_bytes(model: ModelSpec, is_fused: bool) -> int:

@@ -49,8 +49,6 @@ class MiniBatchShape:
     """Tokens with logits."""
     tokens_per_pass: int = 0
     """Of a packed pass; 0 pads a pass to its longest sequence."""
-    is_balanced: bool = True
-    """Rollouts are balanced over ranks by their lengths."""
 
     @property
     def deviation(self) -> float:
@@ -160,27 +158,20 @@ def micro_batches(setting: TrainSetting, mini_batch: MiniBatchShape) -> tuple[in
 def _imbalance(setting: TrainSetting, mini_batch: MiniBatchShape, passes: Cost) -> Cost:
     """Seconds that ranks wait for the one with the most tokens.
 
-    Counts: some rank has n = rollouts/D of them, rounded up. Their lengths' sum differs by deviation * sqrt(n), the
-    largest of D by `largest_normal` of that; balanced: one has no less than the longest sequence, and one no less than
-    the n shortest. Source: order statistics, central limit theorem, pigeonhole.
+    Counts: some rank has n = rollouts/D of them, rounded up. Balanced over ranks by their lengths, one has no less than
+    the longest sequence, and one no less than the n shortest. Source: order statistics, pigeonhole.
     """
     groups = setting.num_groups
     each, most_rollouts = mini_batch.num_rollouts / groups, ceil(mini_batch.num_rollouts / groups)
     if groups == 1 or not (mini_batch.deviation or most_rollouts > each):
         return NOTHING
     mean = each * mini_batch.mean_len
-    if mini_batch.is_balanced:
-        longest = mini_batch.longest_of(mini_batch.num_rollouts)
-        most = max(mean, longest, mini_batch.shortest_of_all(most_rollouts))
-    else:
-        usual = most_rollouts * mini_batch.mean_len
-        spread = mini_batch.deviation * sqrt(most_rollouts) * largest_normal(groups)
-        most = min(usual + spread, most_rollouts * mini_batch.max_len)
+    most = max(mean, mini_batch.longest_of(mini_batch.num_rollouts), mini_batch.shortest_of_all(most_rollouts))
     return Cost({Resource.IDLE: passes.seconds * (most / mean - 1)})
 
 
 def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Times, cluster: Cluster) -> float:
-    """A lower bound of `train_cost` and `forward_cost`, whatever the passes and ZeRO's stage, for searches.
+    """A lower bound of `train_cost` and `score_cost`, whatever the passes and ZeRO's stage, for searches.
 
     Counts: every rank has its share of the tokens, without padding, imbalance or ZeRO's traffic; a pipeline's bubble
     where a pass has one rollout. One rank a sequence bounds every layout.
@@ -195,8 +186,14 @@ def least_seconds(setting: TrainSetting, mini_batch: MiniBatchShape, times: Time
     return seconds * (1 + (choice.pp - 1) / setting.runs.virtual_stages / max(1, ceil(each)))
 
 
-def forward_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
-    """Seconds of a forward pass alone over all rollouts. See scoring.py."""
+def score_cost(setting: TrainSetting, mini_batch: MiniBatchShape, cluster: Cluster) -> Cost:
+    """Seconds of a forward pass alone over all rollouts, which gives log-probs, values or rewards.
+
+    Counts: a third of training's matmuls without recomputation, attention 1 of 3.5, one gather a pass under ZeRO-3.
+    Source: Kaplan et al. 2020, section 2.1 (a backward pass is twice a forward pass).
+    Assumes: micro-batches of the trainer's size; the policy's old log-probs, a reference, a value, a reward cost alike
+    but for the head.
+    """
     num_passes, one, bubble = one_pass(setting, mini_batch, FORWARD, cluster)
     passes = one.times(num_passes)
     return passes + bubble + _imbalance(setting, mini_batch, passes)

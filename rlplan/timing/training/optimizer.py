@@ -26,7 +26,7 @@ def step_bytes_per_parameter(setting: TrainSetting) -> float:
     and read again, 2 g + 2 m; the weight written, w. In 8 bits the moments are 4 bytes; Muon has one moment.
     Source: DeepSpeed 0.19.8, FusedAdam (multi_tensor_adam.cu), stage_1_and_2.py (`unscale_and_clip_grads`).
 
-    >>> from rlplan.memory.roles.gpu.states import TrainerChoice
+    >>> from rlplan.memory.roles.states import TrainerChoice
     >>> from rlplan.spec.resolved import SettledTraining
     >>> from rlplan.spec.models.catalogue import find_model
     >>> from rlplan.vocabulary import Role

@@ -1,7 +1,8 @@
-"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role and reload it.
+"""Switches between phases: seconds to put an engine to sleep and wake it, to offload a role, to write a checkpoint.
 
-In: bytes of one GPU, a Cluster. Out: a Cost. All GPUs of a host switch at the same time.
-Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run.
+In: bytes of one GPU, of a checkpoint those of all hosts, a Cluster. Out: a Cost. All GPUs of a host switch at once.
+Left out: the first time (pinning pages costs some 0.3 s for each GiB then), waiting for requests that still run,
+writing while training goes on, a shared file system that is slower than the sum of its clients.
 """
 
 from rlplan.timing.cost import NOTHING, Cost, Resource
@@ -20,10 +21,12 @@ SWITCH_S = 20e-3
 
 
 def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: float = 0.0) -> Cost:
-    """Seconds until an engine sleeps. num_bytes: its weights; kv_bytes: its KV cache.
+    """Seconds until an engine sleeps, or until its weights are mapped again. num_bytes: its weights; kv_bytes: its KV
+    cache.
 
-    Counts: level 1 copies the weights to pinned host memory; both levels unmap weights and KV cache.
-    Source: vLLM 0.32 device_allocator/cumem.py `sleep`. Assumes: level 0 does nothing.
+    Counts: level 1 copies the weights to pinned host memory, or back; both levels map or unmap weights and KV cache.
+    Source: vLLM 0.32 device_allocator/cumem.py `sleep`, `wake_up`. Assumes: level 0 does nothing; behind level 2 comes
+    a weight sync.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
@@ -35,19 +38,6 @@ def sleep_cost(num_bytes: float, cluster: Cluster, *, level: int = 1, kv_bytes: 
     return _mapping(num_bytes + kv_bytes) + (host_copy_cost(num_bytes, cluster) if level == 1 else NOTHING)
 
 
-def wake_weights_cost(num_bytes: float, cluster: Cluster, *, level: int = 1) -> Cost:
-    """Seconds until an engine's weights are mapped again, at level 1 with what they held.
-
-    Counts: mapping; at level 1 a copy back. Source: vLLM cumem.py `wake_up`. Assumes: level 2 needs a weight sync.
-
-    >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> wake_weights_cost(GIB, one, level=1).seconds > wake_weights_cost(GIB, one, level=2).seconds
-    True
-    """
-    return sleep_cost(num_bytes, cluster, level=level)
-
-
 def wake_kv_cost(num_bytes: float) -> Cost:
     """Seconds until the KV cache is mapped. Counts: mapping; nothing is copied or zeroed. Source: vLLM cumem.py.
 
@@ -57,34 +47,18 @@ def wake_kv_cost(num_bytes: float) -> Cost:
     return _mapping(num_bytes)
 
 
-def offload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False, is_pinned: bool = True) -> Cost:
-    """Seconds until a role's bytes of one GPU lie on the host, or on its disk.
+def offload_cost(num_bytes: float, cluster: Cluster, *, is_pinned: bool = True) -> Cost:
+    """Seconds until a role's bytes of one GPU lie on the host, or are back from there.
 
-    Counts: a copy to pinned memory, or one that the driver stages into pages that are new; to disk, a host's GPUs
-    share what it writes with.
+    Counts: a copy to pinned memory, or one that the driver stages into pages that are new.
     Source: DeepSpeed `offload_states`, pinned; NeMo-RL's `.to("cpu")`, which is not. Assumes: nothing overlaps.
 
     >>> from rlplan.spec.hardware.catalogue import get_gpu
     >>> offload_cost(0, Cluster(get_gpu("h100", where=""), 1, 1)).seconds
     0.02
     """
-    copy = host_copy_cost(num_bytes, cluster) if is_pinned else _pageable_copy(num_bytes)
-    cost = Cost({Resource.LATENCY: SWITCH_S}) + copy
-    if to_disk:
-        busy = min(cluster.num_gpus, cluster.gpus_per_host)
-        cost += Cost({Resource.DISK: num_bytes * busy / cluster.node_efficiencies.disk_bytes_per_s.value})
-    return cost
-
-
-def reload_cost(num_bytes: float, cluster: Cluster, *, to_disk: bool = False, is_pinned: bool = True) -> Cost:
-    """Seconds until they are back. Counts, source, assumes: as `offload_cost`; a disk is read as fast as written.
-
-    >>> from rlplan.spec.hardware.catalogue import get_gpu
-    >>> one = Cluster(get_gpu("h100", where=""), 1, 1)
-    >>> reload_cost(GIB, one) == offload_cost(GIB, one)
-    True
-    """
-    return offload_cost(num_bytes, cluster, to_disk=to_disk, is_pinned=is_pinned)
+    pageable = Cost({Resource.HOST: num_bytes / PAGEABLE_BYTES_PER_S})
+    return Cost({Resource.LATENCY: SWITCH_S}) + (host_copy_cost(num_bytes, cluster) if is_pinned else pageable)
 
 
 def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
@@ -101,9 +75,23 @@ def host_copy_cost(num_bytes: float, cluster: Cluster) -> Cost:
     return Cost({Resource.HOST_LINK: num_bytes / host_link_bytes_per_s(cluster)})
 
 
-def _pageable_copy(num_bytes: float) -> Cost:
-    return Cost({Resource.HOST: num_bytes / PAGEABLE_BYTES_PER_S})
-
-
 def _mapping(num_bytes: float) -> Cost:
     return Cost({Resource.LATENCY: SWITCH_S + num_bytes / GIB * MAP_S_PER_GIB})
+
+
+def checkpoint_cost(num_bytes: float, num_hosts: int, cluster: Cluster) -> Cost:
+    """Seconds until a checkpoint is on disk: to host memory first, then written, each host its own part.
+
+    Counts: B over all GPUs' host links, then B / hosts over a host's disk. Source: DeepSpeed `save_checkpoint`: each
+    rank its optimizer states. Assumes: the two do not overlap (torch.save), parts are equal.
+    Differs: a checkpoint of weights alone that rank 0 writes passes one host: num_hosts is 1 then.
+
+    >>> from rlplan.spec.hardware.catalogue import get_gpu, get_node
+    >>> eight = Cluster(get_gpu("h100", where=""), 8, 8, get_node("dgx-h100", where=""))
+    >>> rate = eight.node_efficiencies.disk_bytes_per_s.value
+    >>> checkpoint_cost(10 * rate, 1, eight).parts[Resource.DISK]
+    10.0
+    """
+    disk = num_bytes / num_hosts / cluster.node_efficiencies.disk_bytes_per_s.value
+    copying = min(cluster.num_gpus, num_hosts * cluster.gpus_per_host)
+    return Cost({Resource.HOST_LINK: num_bytes / copying / host_link_bytes_per_s(cluster), Resource.DISK: disk})

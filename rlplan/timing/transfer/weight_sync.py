@@ -97,8 +97,6 @@ class SyncSetup:
     loader: Loader = Loader.IN_PLACE
     has_two_buckets: bool = True
     """One fills while the other is sent."""
-    loads: bool = True
-    """False leaves the engines' own part out, as benchmarks of transports do."""
     changed_share: float = CHANGED_SHARE
     """Of 16-bit elements, sent where only changes are; of wider ones practically all change in a step."""
     attention_dp: int = 1
@@ -195,7 +193,7 @@ def sync_ends(model: ModelSpec, setup: SyncSetup, training: Cluster, generation:
     gather = gather_cost(gathered, tensors, setup, training)
     tensors *= 1 if setup.element_bytes >= GATHERED_ELEMENT_BYTES else 2
     share = held_share(model, setup) if setup.transport != "adapter" else 1 / setup.tp
-    load = load_cost(num_bytes, tensors, setup, generation, share) if setup.loads else NOTHING
+    load = load_cost(num_bytes, tensors, setup, generation, share)
     if setup.is_coded_by_one:
         gather += host_copy_cost(gathered, training) + Cost({Resource.HOST: gathered / CODED_BYTES_PER_S})
         load += host_copy_cost(gathered * share, generation)

@@ -83,7 +83,11 @@ def lone_wire(training: Cluster, generation: Cluster) -> Wire:
     if is_one_host and training.gpu == generation.gpu:
         return inner_wire(training)
     rates = [
-        max(_network(side) / side.gpus_per_host, min(_network(side), _lone(side))) for side in (training, generation)
+        max(
+            _network(side) / side.gpus_per_host,
+            min(_network(side), LONE_BYTES_PER_S * side.node_efficiencies.network.value),
+        )
+        for side in (training, generation)
     ]
     latency = max(side.node_efficiencies.network_latency.value for side in (training, generation))
     return Wire(min(rates), latency, Resource.NETWORK)
@@ -113,7 +117,3 @@ def _network(cluster: Cluster) -> float:
     """Bytes per second of a node, all adapters, as collectives see them. Raises: SpecError where there is no node."""
     share = cluster.node_efficiencies.network.value
     return cluster.node.network_bytes_per_s.value * share if cluster.node else 0.0
-
-
-def _lone(cluster: Cluster) -> float:
-    return LONE_BYTES_PER_S * cluster.node_efficiencies.network.value

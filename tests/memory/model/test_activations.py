@@ -12,9 +12,8 @@ from rlplan.memory.model.activations import (
     mlp_freed_bytes,
     working_bytes,
 )
-from rlplan.memory.model.block_families import block_of, cut_layers
+from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
-from rlplan.memory.trainers.micro_batch import forward_end_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.runtime.models.logprob_model import LogprobModel, make_batch
 from rlplan.runtime.models.packed_attention import PACKED, register_packed_attention
@@ -22,6 +21,7 @@ from rlplan.runtime.rollout.experience import TrainSample
 from rlplan.spec.model import model_from_config
 from rlplan.vocabulary import Loss
 from tests.factories import config_data, make_model
+from tests.memory.model.passes import block_of, forward_end_bytes
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",

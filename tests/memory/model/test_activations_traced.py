@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from rlplan.memory.model.block_families import blocks_of
-from rlplan.memory.trainers.micro_batch import forward_end_bytes, score_peak_bytes
+from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.step_peak import RankState, step_peak
+from rlplan.memory.trainers.step_peak import RankState, largest_of, snapshots
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.vocabulary import Loss, MemoryKind
+from tests.memory.model.passes import forward_end_bytes
 from tests.repository.at_night import at_night
 
 TOKENS, LAYERS, ELEMENT = 4096, 4, 2
@@ -134,7 +135,7 @@ def errors(name: str, policy: str, loss: Loss, vocabulary: int) -> tuple[float, 
     model = model_from_config(config, where="config.json")
     traced = trace_peak(config, TOKENS, recompute=policy, loss=loss.value)
     shape = shape_of(model, policy, loss)
-    peak = sum(step_peak(rank_state_of(model, traced.parameters), shape).values())
+    peak = sum(largest_of(snapshots(rank_state_of(model, traced.parameters), shape).values()).values())
     return peak / traced.num_bytes - 1, forward_end_bytes(shape) / traced.end_of_forward - 1
 
 
@@ -190,7 +191,7 @@ def test_a_value_model_agrees_with_traces(name: str, policy: str) -> None:
     scored = trace_peak(config, TOKENS, loss="none", has_gradient=False)
     held = replace(rank_state_of(model, traced.parameters), head_gradient=0, is_tied=False)
     shape = shape_of(model, policy, Loss.NONE)
-    assert sum(step_peak(held, shape).values()) == pytest.approx(traced.num_bytes, rel=0.08)
+    assert sum(largest_of(snapshots(held, shape).values()).values()) == pytest.approx(traced.num_bytes, rel=0.08)
     assert score_peak_bytes(shape) == pytest.approx(scored.rest, rel=0.08)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.activations import block_saved_bytes
-from rlplan.memory.model.block_families import REFUSED, TRAITS, block_of, blocks_of
+from rlplan.memory.model.block_families import REFUSED, TRAITS, blocks_of
 from rlplan.spec.model import FAMILIES, ModelSpec, model_from_config
 from tests.memory.model.traced_layers import saved_by_layer
 from tests.repository.at_night import at_night
@@ -76,7 +76,7 @@ def test_a_family_without_a_formula_is_refused_by_name(name: str) -> None:
     overrides = next(overrides for known, overrides in CASES if known == ALIASES.get(name, name))
     config = config_of(ALIASES.get(name, name), overrides) | {"architectures": [name]}
     with pytest.raises(SpecError, match=rf"{name} are not modelled(.|\n)*--trace"):
-        block_of(model_from_config(config, where="config.json"))
+        blocks_of(model_from_config(config, where="config.json"))
 
 
 def test_layers_of_different_kinds_are_counted_apart() -> None:

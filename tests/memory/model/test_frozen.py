@@ -9,11 +9,11 @@ from torch import nn
 
 from benchmarks.gpu.meters import CountedTensors
 from rlplan.memory.model.block import Block
-from rlplan.memory.model.block_families import block_of
-from rlplan.memory.model.frozen import Frozen, adapter_input_bytes, frozen_final_bytes, frozen_layer_bytes
+from rlplan.memory.model.frozen import Frozen, frozen_final_bytes, frozen_layer_bytes
 from rlplan.memory.trainers.micro_batch import HeldAt, entry_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.spec.model import model_from_config
+from tests.memory.model.passes import block_of
 from tests.memory.model.traced_layers import saved_by_layer
 
 TOKENS, RANK = 1024, 8
@@ -49,10 +49,9 @@ class Adapted(nn.Module):
         return (result + self.up(self.down(self.dropout(rows.to(self.dtype)))) * 2.0).to(result.dtype)
 
 
-def adapt(targets: tuple[str, ...], dtype: torch.dtype, dropout: float, trains_norms: bool) -> Any:
+def adapt(targets: tuple[str, ...], dtype: torch.dtype, dropout: float) -> Any:
     def freeze(model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trains_norms and "norm" in name)
+        model.requires_grad_(False)
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if name in targets and isinstance(child, nn.Linear):
@@ -62,7 +61,6 @@ def adapt(targets: tuple[str, ...], dtype: torch.dtype, dropout: float, trains_n
 
 
 CASES = {
-    "norms": ((), torch.bfloat16, 0.0, Frozen(trains_norms=True)),
     "queries-values": (("q_proj", "v_proj"), torch.bfloat16, 0.0, Frozen(attention_inputs=2)),
     "fp32": (("q_proj", "v_proj"), torch.float32, 0.0, Frozen(attention_inputs=2, adapter_bytes=4)),
     "mlp": (ALL[4:], torch.float32, 0.0, Frozen(mlp_inputs=2, adapts_down=True, adapter_bytes=4)),
@@ -80,7 +78,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: str, config: dict[str, Any]) -> None:
     targets, dtype, dropout, frozen = CASES[case]
-    _, saved, _, final = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout, frozen.trains_norms))
+    _, saved, _, final = saved_by_layer(config, TOKENS, adapt=adapt(targets, dtype, dropout))
     block = block_of(model_from_config(config, where="config.json"))
     predicted = frozen_layer_bytes(block, frozen, TOKENS, 2)
     low_rank = TOKENS * RANK * len(targets) * (4 if dtype is torch.float32 else 2)
@@ -88,12 +86,6 @@ def test_a_frozen_layer_saves_what_its_norms_activation_and_adapters_need(case: 
     assert predicted + low_rank + wide_masks == pytest.approx(saved, rel=0.02)
     rotary = TOKENS * 2 * 2 * block.head_dim  # saved by the first layer that reads it
     assert frozen_final_bytes(block, frozen, TOKENS, 2) - rotary == final
-
-
-def test_matmuls_that_keep_their_inputs_share_them_with_the_adapters() -> None:
-    block = block_of(model_from_config(LLAMA, where="config.json"))
-    keeps = Frozen(attention_inputs=2, keeps_inputs=True)
-    assert adapter_input_bytes(block, keeps, 2) == 2 * (2 * 1024 + 2816)
 
 
 def test_a_backward_pass_through_adapters_holds_no_more_than_is_counted_in_flight() -> None:

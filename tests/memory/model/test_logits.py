@@ -7,9 +7,7 @@ from rlplan.memory.model.logits import (
     ROWS_ON_CPU,
     ROWS_ON_GPU,
     held_bytes,
-    largest_micro_batch,
     loss_peak_bytes,
-    num_micro_batches,
     rows_bytes,
     rows_on_cpu,
 )
@@ -34,14 +32,6 @@ def test_on_a_cpu_few_of_the_rows_that_a_matmul_makes_are_in_fp32() -> None:
 
 def test_logits_of_16_bits_stand_beside_their_upcast() -> None:
     assert rows_bytes(3, 70, 2, has_exponentials=False) == 3 * 70 * (4 + 2)
-
-
-@pytest.mark.parametrize(
-    ("num_tokens", "limit", "largest", "count"), [(8, 4, 4, 2), (9, 4, 4, 3), (3, 4, 3, 1), (1, 1, 1, 1), (8, 8, 8, 1)]
-)
-def test_a_share_is_cut_into_micro_batches(num_tokens: int, limit: int, largest: int, count: int) -> None:
-    assert largest_micro_batch(num_tokens, limit) == largest
-    assert num_micro_batches(num_tokens, limit) == count
 
 
 @pytest.mark.parametrize(

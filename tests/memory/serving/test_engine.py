@@ -9,7 +9,6 @@ from rlplan.memory.serving.peaks import (
     RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
-    freed_head_bytes,
     input_buffer_bytes,
     num_graph_sizes,
     prefill_peak_bytes,
@@ -220,26 +219,6 @@ def test_gemma_4_s_images_pass_one_by_one_whatever_the_tokens() -> None:
     model = find_model("google/gemma-4-E2B-it")
     assert encoder_peak_bytes(model, 65_536) == encoder_peak_bytes(model, 2048)
     assert encoder_peak_bytes(model, 2048) == 2 * 2520 * (2 * 3072 + 3 * 768 + 768)
-
-
-def test_beside_workspaces_of_experts_a_prefill_has_attention_and_the_residual_stream() -> None:
-    model = find_model("allenai/OLMoE-1B-7B-0924")
-    assert prefill_peak_bytes(model, 1, 1000, has_workspaces=True) == int(2000 * (4 * 2048 + 2.9 * 2048))
-    dense = find_model(LLAMA)
-    assert prefill_peak_bytes(dense, 1, 1000, has_workspaces=True) == prefill_peak_bytes(dense, 1, 1000)
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "size"),
-    [
-        ("google/gemma-4-E2B-it", VllmVersion(0, 26, 0), 262_144 * 1536 * 2),
-        ("google/gemma-4-E2B-it", LATEST, 0),  # blocks of more than 20 MiB are kept whole while it loads
-        ("Qwen/Qwen2.5-0.5B-Instruct", VllmVersion(0, 23, 0), 0),
-        (LLAMA, VllmVersion(0, 23, 0), 0),  # its head is its own
-    ],
-)
-def test_a_tied_head_that_was_made_stays_reserved_before_vllm_0_32(name: str, version: VllmVersion, size: int) -> None:
-    assert freed_head_bytes(version, find_model(name)) == size
 
 
 # ------------------------------------------------------------------------------------------ the cache

@@ -16,7 +16,7 @@ from rlplan.memory.model.params import (
     packed_weight_bytes,
     unpacked_remainder_bytes,
 )
-from rlplan.memory.serving.generation import kv_cache_bytes, num_kv_blocks
+from rlplan.memory.serving.kv import cache_pool
 from rlplan.memory.serving.tensors import engine_tensors, rotary_table_bytes, stored_bytes
 from rlplan.spec.hardware.catalogue import get_profile
 from rlplan.spec.model import ModelSpec, model_from_config
@@ -120,7 +120,14 @@ def test_the_parameters_of_borrowed_modules_and_of_linear_attention_are_predicte
             live = sum(prod(shape) * size for _, shape, size in rank["parameters"])
             assert live == engine_parameter_bytes(model, 2, tp), name
             if name in BORROWED:
-                assert rank["kv_cache"] == kv_cache_bytes(model, 2, 32, KV_BYTES, tp), name
+                assert rank["kv_cache"] == cache_of(model, 2, 32, tp)[1], name
+
+
+def cache_of(model: ModelSpec, element_bytes: int, block_size: int, tp: int) -> tuple[int, int]:
+    """(blocks, bytes) of the KV cache of one rank, as `host_pool` has them."""
+    pool = cache_pool(model, tp=tp, element_bytes=element_bytes, state_bytes=element_bytes, block_size=block_size)
+    blocks = pool.num_blocks(KV_BYTES)
+    return blocks, blocks * pool.bytes_per_block
 
 
 def engine_buffers(model: ModelSpec, element_bytes: int) -> dict[str, int]:
@@ -149,8 +156,7 @@ def check(settings: dict[str, Any], rank: dict[str, Any], tp: int, packed_before
         buffers["scale" if name.endswith("_scale") else name.rpartition(".")[2]] += size
     assert buffers == Counter(engine_buffers(model, element_bytes))
     assert rank["block_size"] == settings["block_size"]
-    assert rank["num_blocks"] == num_kv_blocks(model, element_bytes, rank["block_size"], KV_BYTES, tp)
-    assert rank["kv_cache"] == kv_cache_bytes(model, element_bytes, rank["block_size"], KV_BYTES, tp)
+    assert (rank["num_blocks"], rank["kv_cache"]) == cache_of(model, element_bytes, rank["block_size"], tp)
     assert rank["unnamed"] <= model.num_layers * NOTHING_MORE_PER_LAYER
     if rank["has_tiles"] and (settings["dtype"] == "bf16" or model.latent_attention):
         return  # a CPU with tiles packs small bf16 weights and latent attention otherwise

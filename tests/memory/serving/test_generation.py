@@ -9,18 +9,22 @@ from hypothesis import strategies as st
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     engine_activation_bytes,
-    kv_block_bytes,
+    host_pool,
     kv_bytes_per_token,
-    kv_cache_bytes,
     mapped_checkpoint_bytes,
     num_batch_sizes,
-    num_kv_blocks,
     sampler_bytes,
 )
-from rlplan.spec.model import load_model
+from rlplan.memory.serving.kv import CachePool
+from rlplan.spec.model import ModelSpec, load_model
 from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
+from rlplan.vocabulary import Dtype
 from tests.factories import EXAMPLES, make_job, make_model, make_plan, make_profile
+
+
+def pool_of(model: ModelSpec, dtype: str, block_size: int) -> CachePool:
+    return host_pool(model, make_job(rollout={"dtype": dtype, "block_size": block_size}).rollout)
 
 
 def test_a_token_takes_a_key_and_a_value_in_every_layer() -> None:
@@ -37,18 +41,15 @@ def test_kv_bytes_of_a_published_model() -> None:
 
 
 def test_blocks_are_whole_and_rounded_down() -> None:
-    # a block of 32 tokens takes 3072 bytes
-    assert num_kv_blocks(make_model(), 4, 32, 10_000) == 3
-    assert kv_cache_bytes(make_model(), 4, 32, 10_000) == 9216
-    assert num_kv_blocks(make_model(), 4, 32, 3071) == 0
-    assert kv_cache_bytes(make_model(), 4, 32, 3072) == 3072
+    pool = pool_of(make_model(), "float32", 32)
+    assert pool.bytes_per_block == 3072
+    assert [pool.num_blocks(size) for size in (10_000, 3071, 3072)] == [3, 0, 1]
 
 
 def test_the_quickstart_s_cache_is_32_mib_to_the_byte() -> None:
     # 2 * 4 layers * 64 * 4 bytes = 2048 a token, 64 KiB a block of 32: 512 blocks
-    sorter = load_model(EXAMPLES / "models" / "sorter")
-    assert num_kv_blocks(sorter, 4, 32, 32 * MIB) == 512
-    assert kv_cache_bytes(sorter, 4, 32, 32 * MIB) == 32 * MIB
+    pool = pool_of(load_model(EXAMPLES / "models" / "sorter"), "float32", 32)
+    assert (pool.num_blocks(32 * MIB), 512 * pool.bytes_per_block) == (512, 32 * MIB)
 
 
 def test_activations_and_sampler_are_what_is_worked_by_hand() -> None:
@@ -76,29 +77,20 @@ def test_a_kernel_is_compiled_for_each_shape_and_batch_size_up_to_a_thousand() -
     assert compiled_kernel_bytes(make_model(), packing, 300) == 1024 * 10_000
 
 
-@given(st.integers(0, 10**9), st.sampled_from([16, 32, 64, 128]), st.sampled_from([2, 4]))
+@given(st.integers(0, 10**9), st.sampled_from([16, 32, 64, 128]), st.sampled_from(["bfloat16", "float32"]))
 def test_a_cache_never_exceeds_the_memory_given_and_wastes_less_than_a_block(
-    memory: int, block_size: int, element_bytes: int
+    memory: int, block_size: int, dtype: str
 ) -> None:
-    used = kv_cache_bytes(make_model(), element_bytes, block_size, memory)
-    assert 0 <= memory - used < block_size * kv_bytes_per_token(make_model(), element_bytes)
-
-
-@given(st.integers(0, 10**8), st.integers(0, 10**6))
-def test_more_memory_never_holds_fewer_blocks(memory: int, more: int) -> None:
-    assert num_kv_blocks(make_model(), 4, 32, memory) <= num_kv_blocks(make_model(), 4, 32, memory + more)
-
-
-def test_ranks_share_key_heads_until_each_has_one() -> None:
-    # two key heads of 3: one on each of two ranks, and on each of four
-    assert kv_bytes_per_token(make_model(), 4, tp=2) == kv_bytes_per_token(make_model(), 4, tp=4) == 48
+    pool = pool_of(make_model(), dtype, block_size)
+    used = pool.num_blocks(memory) * pool.bytes_per_block
+    assert 0 <= memory - used < block_size * kv_bytes_per_token(make_model(), Dtype(dtype).num_bytes)
 
 
 def test_full_and_sliding_layers_share_blocks_in_groups() -> None:
     # a page of 32 tokens: 2 * 2*3 elements of 2 bytes a token, 768 bytes
     def block(*kinds: str) -> int:
         model = make_model(num_layers=len(kinds), attention_kinds=kinds, window=8)
-        return kv_block_bytes(model, 2, 32)
+        return pool_of(model, "bfloat16", 32).bytes_per_block
 
     assert block("sliding", "sliding", "sliding") == 3 * 768
     assert block("sliding", "sliding", "sliding", "full") == 768
@@ -108,7 +100,8 @@ def test_full_and_sliding_layers_share_blocks_in_groups() -> None:
 def test_a_page_beside_recurrent_layers_covers_a_state() -> None:
     # Qwen3-Next: a token takes 2*2*256*2 = 2,048 bytes of a full layer; a state (32*128*128 + 3*8192)*2 = 1,097,728,
     # for which 17 pages of 32 tokens are needed; 12 full and 36 linear layers make groups of 12
-    assert kv_block_bytes(find_model("Qwen/Qwen3-Next-80B-A3B-Instruct"), 2, 32) == 12 * 17 * 32 * 2048
+    model = find_model("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert pool_of(model, "bfloat16", 32).bytes_per_block == 12 * 17 * 32 * 2048
 
 
 def test_of_a_checkpoint_the_largest_file_is_mapped_and_drawn_weights_are_one_of_fp32(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rlplan.memory.machine.machine import CPU, CUDA, Machine
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.layer_cut import LayerCut
 from rlplan.memory.model.logits import rows_on_cpu
-from rlplan.memory.trainers.micro_batch import Place, forward_end_bytes
+from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import MemorySnapshot, RankState, passes_peak, snapshots, update_peak
@@ -21,6 +21,7 @@ from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import Loss, MemoryKind
 from tests.factories import make_model
+from tests.memory.model.passes import forward_end_bytes
 
 BUCKET = 25_000_000
 STATES = (MemoryKind.WEIGHTS, MemoryKind.MASTER_WEIGHTS, MemoryKind.OPTIMIZER)

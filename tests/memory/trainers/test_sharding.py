@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
+    MegatronRank,
     Sizes,
-    megatron_sizes,
     rank_state_of_megatron_rank,
     rank_state_under_fsdp,
-    rank_state_under_torch,
     rank_state_under_zero,
     sizes_of,
 )
@@ -33,29 +31,6 @@ def test_sizes_of_a_real_model_add_up() -> None:
     assert (frozen.num_trainable, frozen.table, frozen.root) == (32 * 8 * 8192, 0, sizes.root)
 
 
-def test_plain_torch_holds_weights_and_moments_of_one_type_and_one_copy_in_the_step() -> None:
-    rank_state = rank_state_under_torch(SIZES, weight_bytes=2)
-    assert rank_state.resident == {MemoryKind.WEIGHTS: 3200, MemoryKind.OPTIMIZER: 2 * 3200 + 2 * 4}
-    assert (rank_state.gradients, rank_state.head_gradient, rank_state.step_copies) == (3200, 800, 3200)
-    assert rank_state_under_torch(SIZES, weight_bytes=2, has_fused_step=True).step_copies == 0
-
-
-def test_autocast_keeps_a_16_bit_copy_of_the_weights_in_the_passes() -> None:
-    assert rank_state_under_torch(SIZES, weight_bytes=4, casts_weights=True).passing == 2 * 1600
-
-
-def test_an_optimizer_that_steps_in_the_backward_pass_holds_one_gradient_at_a_time() -> None:
-    rank_state = rank_state_under_torch(SIZES, weight_bytes=2, steps_in_backward=True)
-    assert (rank_state.gradients, rank_state.layer_gradient, rank_state.step_copies) == (2 * 800, 0, 0)
-
-
-def test_paged_states_are_not_torchs() -> None:
-    rank_state = rank_state_under_torch(
-        SIZES, weight_bytes=2, optimizer=Optimizer.PAGED_ADAMW_8BIT, keeps_states_on_host=True
-    )
-    assert rank_state.resident[MemoryKind.OPTIMIZER] == 0
-
-
 def test_fsdp_cuts_twelve_bytes_a_parameter_and_gathers_the_root_and_two_layers() -> None:
     rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4))
     assert sum(rank_state.resident.values()) == 1600 // 4 * 12
@@ -70,11 +45,6 @@ def test_pools_of_other_streams_count_at_every_moment() -> None:
     assert rank_state.passing == 2 * (500 + 300) + 2 * 2 * 300
 
 
-def test_tables_that_are_gathered_apart_go_when_the_head_is_done() -> None:
-    rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, gathers_tables_apart=True))
-    assert (rank_state.passing, rank_state.head_passing) == (2 * 300, 2 * 400)
-
-
 def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
     rank_state = rank_state_under_fsdp(SIZES, FsdpSettings(4, is_on_host=True))
     assert (sum(rank_state.resident.values()), rank_state.gradients) == (0, 0)
@@ -82,22 +52,22 @@ def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
 
 @pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
 def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distributed: bool, a_parameter: float) -> None:
-    rank = megatron_sizes(SIZES, tp=2, dp=4)
+    rank = MegatronRank(dense=800, experts=0, over=4, over_experts=2)
     rank_state = rank_state_of_megatron_rank(rank if distributed else replace(rank, over=1, over_experts=1))
     assert sum(rank_state.resident.values()) == 1600 // 2 * a_parameter
 
 
 def test_megatron_with_narrow_gradients_and_moments_and_tensors_that_stand_for_gradients() -> None:
     """By hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and of the head's 50 while it passes."""
-    rank = replace(megatron_sizes(SIZES, tp=2), gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
+    rank = MegatronRank(800, 0, 1, 1, gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
     rank_state = rank_state_of_megatron_rank(rank)
     assert sum(rank_state.resident.values()) == 800 * 12 + 200
     assert rank_state.head_gradient == 100
 
 
-def test_megatron_cuts_experts_over_expert_ranks_and_their_states_over_the_rest() -> None:
-    rank_state = rank_state_of_megatron_rank(megatron_sizes(SIZES, dp=4, ep=2, expert_numel=800))
+def test_megatron_shares_the_states_of_experts_over_fewer_ranks() -> None:
     dense, experts = 800, 400
+    rank_state = rank_state_of_megatron_rank(MegatronRank(dense, experts, over=4, over_experts=2))
     assert rank_state.resident[MemoryKind.WEIGHTS] == 2 * (dense + experts)
     assert rank_state.resident[MemoryKind.OPTIMIZER] == 8 * (dense // 4 + experts // 2)
 

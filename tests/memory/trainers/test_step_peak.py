@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
-from rlplan.memory.machine.allocator import reserved_bytes
+from rlplan.memory.machine.machine import reserved_bytes
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.trainers.micro_batch import Place, entry_bytes, kept_layer_bytes, layer_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
-from rlplan.memory.trainers.step_peak import RankState, snapshots, step_peak
+from rlplan.memory.trainers.step_peak import RankState, largest_of, snapshots
 from rlplan.units import MIB
 from rlplan.vocabulary import Loss, MemoryKind
 
@@ -17,9 +15,7 @@ BLOCK = Block(hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=
 SHAPE = MicroBatchShape(BLOCK, num_layers=3, vocab_size=1000, num_tokens=10, num_head_tokens=10)
 LAYER = 10 * (16 * 64 + 8 + 4 * 64 + 4 * 32 + 16 + 8 * 128)
 """Ten tokens: two norms, attention with half as many key heads, a gated MLP, all in bf16."""
-RANK_STATE = RankState(
-    {MemoryKind.WEIGHTS: 5000}, gradients=4000, head_gradient=600, table_gradient=600, step_copies=77
-)
+RANK_STATE = RankState({MemoryKind.WEIGHTS: 5000}, gradients=4000, head_gradient=600, table_gradient=600)
 
 
 def total(rank_state: RankState, shape: MicroBatchShape, snapshot: Place) -> int:
@@ -38,26 +34,8 @@ def test_a_loss_by_rows_holds_1024_rows_and_then_the_gradients_of_the_rows_that_
     assert MemoryKind.LOGITS not in found[Place.MLP]
 
 
-def test_repeated_keys_take_the_width_of_the_queries() -> None:
-    assert layer_bytes(replace(SHAPE, repeats_keys=True)) - LAYER == 10 * 2 * 2 * (64 - 32)
-
-
-def test_values_that_are_a_view_keep_queries_and_keys_alive_unless_they_are_repeated() -> None:
-    assert layer_bytes(replace(SHAPE, views_fused=True)) - LAYER == 10 * 2 * (64 + 32)
-    both = replace(SHAPE, views_fused=True, repeats_keys=True)
-    assert layer_bytes(both) == layer_bytes(replace(SHAPE, repeats_keys=True))
-
-
-def test_dropout_adds_two_masks_and_ulysses_a_copy_of_attentions_output() -> None:
-    assert layer_bytes(replace(SHAPE, has_dropout=True)) - LAYER == 10 * 2 * 64
+def test_ulysses_adds_a_copy_of_attentions_output() -> None:
     assert layer_bytes(replace(SHAPE, ulysses=2)) - LAYER == 10 * 2 * 64
-
-
-def test_megatrons_layer_without_tensor_parallelism_saves_what_korthikanti_counts() -> None:
-    """34 sbh, of which attention's scores and their dropout are not there with flash attention."""
-    gpt = Block(1000, 10, 10, 100, 4000, mlp_saved_widths=2, has_rotary=False)
-    shape = MicroBatchShape(replace(gpt, norm=type(gpt.norm).LAYER), 1, 100, 1, 1, has_dropout=True)
-    assert layer_bytes(shape) == pytest.approx(34 * 1000, rel=0.002)
 
 
 def test_sequence_parallelism_shares_the_rows_between_the_products() -> None:
@@ -74,18 +52,10 @@ def test_selective_recomputation_keeps_every_second_matmul_and_attention() -> No
 
 
 def test_the_loss_binds_where_the_vocabulary_is_large() -> None:
-    snapshot = step_peak(RANK_STATE, SHAPE)
+    snapshot = largest_of(snapshots(RANK_STATE, SHAPE).values())
     assert snapshot == snapshots(RANK_STATE, SHAPE)[Place.LOSS]
     assert snapshot[MemoryKind.LOGITS] == 12 * 10 * 1000
     assert snapshot[MemoryKind.ACTIVATIONS] - 3 * LAYER == 10 * (8 * 64 + 4 + 2 * 2 * 16)
-
-
-def test_logits_that_the_loop_keeps_are_there_at_every_moment() -> None:
-    kept = replace(SHAPE, held_logit_bytes=2)
-    differences = {
-        total(RANK_STATE, kept, name) - total(RANK_STATE, SHAPE, name) for name in snapshots(RANK_STATE, SHAPE)
-    }
-    assert differences == {2 * 10 * 1000}
 
 
 def test_a_tied_table_has_two_gradients_when_the_backward_pass_ends() -> None:
@@ -99,10 +69,10 @@ def test_chunks_add_the_heads_gradient_to_what_came_before() -> None:
     assert snapshot[MemoryKind.LOGITS] == 2 * 10 * 1000 * 7 // 8
 
 
-def test_what_is_gathered_for_the_head_is_gone_in_the_layers_and_the_other_way_round() -> None:
-    rank_state = replace(RANK_STATE, passing=1, head_passing=10, layer_passing=100)
+def test_what_comes_with_the_layers_is_there_in_the_layers_alone() -> None:
+    rank_state = replace(RANK_STATE, passing=1, layer_passing=100)
     found = {name: snapshot.get(MemoryKind.COMM_BUFFERS, 0) for name, snapshot in snapshots(rank_state, SHAPE).items()}
-    assert found == {"loss": 11, "head": 11, "mlp": 101, "table": 1, "step": 77}
+    assert found == {"loss": 1, "head": 1, "mlp": 101, "table": 1, "step": 0}
 
 
 def test_layers_of_two_kinds_are_added_up_and_the_larger_one_binds() -> None:

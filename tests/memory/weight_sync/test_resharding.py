@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlplan.memory.roles.gpu.process import sync_staging
+from rlplan.memory.roles.process import sync_staging
 from rlplan.memory.weight_sync.resharding import bridge_bucket, gathered_parts
 from rlplan.spec.models.catalogue import find_model
 

@@ -9,20 +9,15 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, ask, check_change
 from rlplan.planner.answers.explain import Explanation, explain
-from rlplan.planner.answers.families import LADDERS, list_families, list_more_devices, list_what_ifs, next_gpu
-from rlplan.planner.answers.plan_results import DEFAULTS, choice_words, differences
-from rlplan.planner.answers.sensitivity import FACTORS, constants
-from rlplan.planner.machine import search_of
+from rlplan.planner.answers.families import LADDERS, list_more_devices, list_what_ifs, next_gpu
+from rlplan.planner.answers.plan_results import DEFAULTS, choice_words
 from rlplan.planner.margins import SAME_SPEED
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import changed, job_from
 from rlplan.spec.hardware.catalogue import get_gpu
-from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.spec.job import JobSpec
-from rlplan.vocabulary import Provenance
-from tests.docs.documentation import keys_of
 from tests.repository.at_night import at_night
 
 SMALL = "Qwen/Qwen2.5-0.5B"
@@ -200,114 +195,3 @@ def test_each_rung_of_a_ladder_is_larger_or_faster_and_never_slower(ladder: tupl
         assert upper.memory.value >= lower.memory.value * 0.98
         assert (upper.memory.value, flops(upper)) != (lower.memory.value, flops(lower))
     assert next_gpu(ladder[0]) is not None
-
-
-# ------------------------------------------------------------------------------------------------------ sensitivity
-
-
-@fitting
-def test_a_slower_resource_never_makes_the_step_shorter(name: str) -> None:
-    for one in explained(name).sensitivities:
-        low, high = one.seconds
-        is_duration = one.constant.endswith((".layer", ".collective", "_latency"))
-        assert (low <= high + 1e-9) if is_duration else (low >= high - 1e-9), one.constant
-
-
-@fitting
-def test_constants_are_ordered_by_how_much_they_move_the_step(name: str) -> None:
-    spans = [one.span for one in explained(name).sensitivities]
-    assert spans == sorted(spans, reverse=True)
-    assert spans[0] > 0
-
-
-def test_a_constant_s_step_is_that_of_the_same_layout_on_such_a_gpu() -> None:
-    plan, why = found("grpo"), explained("grpo")
-    row = next(one for one in why.sensitivities if one.constant == "h100-sxm: efficiencies.matmul")
-    search = search_of(plan.asked)
-    constant = next(one for one in constants(search.profiles) if one.name == row.constant)
-    profile = constant.times(FACTORS[0])
-    assert isinstance(profile, GpuProfile)
-    assert profile.efficiencies is not None
-    assert profile.efficiencies.matmul.value == pytest.approx(0.7 * row.value)
-    assert plan.kv is not None
-    seconds = search.with_profile(profile).step_s(plan.choice, plan.kv.kv_cache_memory_bytes)
-    assert seconds == pytest.approx(row.seconds[0])
-
-
-def h100() -> GpuProfile:
-    return get_gpu("h100-sxm", where="test")
-
-
-def test_what_was_measured_is_not_uncertain() -> None:
-    gpu = h100()
-    names = {one.name for one in constants([gpu])}
-    assert gpu.efficiencies is not None
-    share = gpu.efficiencies.matmul.model_copy(update={"provenance": Provenance.MEASURED})
-    efficiencies = gpu.efficiencies.model_copy(update={"matmul": share})
-    measured = gpu.model_copy(update={"efficiencies": efficiencies})
-    assert {one.name for one in constants([measured])} == names - {"h100-sxm: efficiencies.matmul"}
-
-
-def test_a_share_of_a_peak_stays_a_share() -> None:
-    constant = next(one for one in constants([h100()]) if one.name == "h100-sxm: efficiencies.memory")
-    profile = constant.times(1.3 / constant.value)
-    assert isinstance(profile, GpuProfile)
-    assert profile.efficiencies is not None
-    assert profile.efficiencies.memory.value == 1.0
-
-
-# ------------------------------------------------------------------------------------------------------------ words
-
-
-@cases
-def test_the_words_of_a_choice_are_keys_that_lead_to_it(name: str) -> None:
-    plan: Plan = found(name)
-    words = choice_words(plan.choice, plan.job, plan.asked)
-    assert set(words) <= set(keys_of(JobSpec))
-    typed = [f"{key}={value}" for key, value in words.items()]
-    again = best_plan(changed(plan.asked, typed))
-    assert again.choice == plan.choice
-    assert again.timing == plan.timing
-
-
-def test_differences_name_what_one_has_and_the_other_has_not() -> None:
-    job = asked("training.zero_stage=3", "placement.placement=hybrid")
-    one = best_plan(job).choice
-    other = best_plan(asked("training.zero_stage=2", "placement.placement=disaggregated")).choice
-    words = dict(word.split("=") for word in differences(one, other, job).split())
-    assert words["training.zero_stage"] == "3"
-    assert words["placement.placement"] == "hybrid"
-    assert words["placement.num_generation_devices"] == "auto"
-    assert differences(one, one, job) == ""
-
-
-def test_the_explanation_hears_of_every_question_in_order() -> None:
-    heard: list[tuple[int, int]] = []
-    why: Explanation = explain(found("dpo"), listen=lambda done, total, words: heard.append((done, total)))
-    total = len(why.families) + len(why.what_ifs) + len(why.asked)
-    assert heard == [(index, total) for index in range(total)]
-
-
-def test_families_are_choices_that_were_left_open() -> None:
-    fixed = best_plan(asked("training.zero_stage=2", "placement.placement=hybrid", "rollout.tp=1"))
-    keys = {change.typed.partition("=")[0] for change in list_families(fixed)}
-    assert not keys & {"training.zero_stage", "placement.placement", "rollout.tp"}
-
-
-@pytest.mark.parametrize("placement", ["colocated", "hybrid", "disaggregated"])
-def test_frozen_roles_alone_can_be_offloaded_by_what_is_typed(placement: str) -> None:
-    plan = best_plan(
-        asked(f"placement.placement={placement}", "placement.offload=host", "placement.offload_roles=frozen")
-    )
-    assert choice_words(plan.choice, plan.job, plan.asked)["placement.offload_roles"] == "frozen"
-    assert plan.choice.arrangement.offloaded == "frozen"
-
-
-def test_where_the_objective_takes_some_of_the_gpus_changes_are_asked_of_these() -> None:
-    plan = best_plan(asked("objective=gpus", gpus="8xH100"))
-    assert plan.num_devices < 8
-    why = explain(plan)
-    assert {one.num_devices for one in why.families if one.num_devices} == {plan.num_devices}
-    for one in why.families:
-        if one.verdict is Verdict.FITS and one.seconds is not None:
-            assert one.seconds >= plan.seconds * (1 - 1e-9)

@@ -1,6 +1,6 @@
 """The search's oracle: every combination of the raw axes, tried one after the other.
 
-It shares the forecasts of memory/roles/gpu, the ledger and the formulas of timing/ with the search, and nothing else:
+It shares the forecasts of memory/roles, the ledger and the formulas of timing/ with the search, and nothing else:
 axes, what may be combined, what the runtime refuses, who is there at which moment, the KV cache, the verdict and the
 step's seconds are written here once more, the plain way.
 """
@@ -13,12 +13,12 @@ from rlplan.dataflow.build import build_view
 from rlplan.dataflow.choice import Arrangement, Choice, EngineChoice, TrainerChoice, WeightSyncMode
 from rlplan.dataflow.placements import GENERATION
 from rlplan.memory.machine.host import DRIVER_HOST_BYTES, rollout_buffer_bytes
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.gpu.process import sync_staging
-from rlplan.memory.roles.gpu.rank import TrainedRole
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.sent_weights import sent_weights_bytes
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.kept_copies import sent_weights_bytes
+from rlplan.memory.roles.process import sync_staging
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.serving.kv_demand import KvDemand
 from rlplan.memory.weight_sync.adapters import EngineAdapters
 from rlplan.planner.setting import GpuSetting

@@ -14,10 +14,9 @@ from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.ahead import RolloutsAhead
 from rlplan.timing.serving.generation import EngineRollouts, EngineSpeed, generate_cost, slowest_engine_cost
-from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, train_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, TrainSetting, score_cost, train_cost
 from rlplan.timing.training.optimizer import optimizer_cost
-from rlplan.timing.training.scoring import score_cost
-from rlplan.timing.transfer.switches import offload_cost, reload_cost, sleep_cost, wake_kv_cost, wake_weights_cost
+from rlplan.timing.transfer.switches import offload_cost, sleep_cost, wake_kv_cost
 from rlplan.timing.transfer.weight_sync import SyncSetup, sync_cost
 from rlplan.vocabulary import ActionKind, Placement, Role
 from tests.planner.gpu.raw_axes import RawAxes
@@ -119,16 +118,15 @@ class RawSeconds(RawAxes):
             case ActionKind.SLEEP_ENGINE:
                 return sleep_cost(weights, there, level=level, kv_bytes=kv_cache)
             case ActionKind.WAKE_WEIGHTS:
-                return wake_weights_cost(weights, there, level=level)
+                return sleep_cost(weights, there, level=level)
             case ActionKind.WAKE_KV_CACHE:
                 return wake_kv_cost(kv_cache)
             case ActionKind.SYNC_WEIGHTS:
                 return self._sync(arrangement, trainer, engine, transport)
             case ActionKind.OFFLOAD_ROLE | ActionKind.RELOAD_ROLE:
-                move = offload_cost if action.kind is ActionKind.OFFLOAD_ROLE else reload_cost
                 one = self._others(arrangement, trainer, action.processes[0], 1.0)
                 size = one.weights if is_frozen else one.moved_bytes
-                return move(size, scoring if is_frozen else here)
+                return offload_cost(size, scoring if is_frozen else here)
         return self._compute(action, arrangement, trainer, here, scoring)
 
     def _compute(

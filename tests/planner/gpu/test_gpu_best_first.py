@@ -145,7 +145,7 @@ def test_frozen_roles_score_whole_sequences_however_many_ranks_share_one_in_trai
     size = min(alone[0].micro_batch, shared[0].micro_batch)
     choices = [replace(one[0], micro_batch=size, max_tokens=0) for one in (alone, shared)]
     engine = search.space.engines(arrangement)[0]
-    chosen = [search.space.choice(arrangement, choice, engine, "nccl") for choice in choices]
+    chosen = [Choice(arrangement, choice, engine, "nccl") for choice in choices]
     actions = [search.times.timing(one, 1 << 30).actions for one in chosen]
     first, second = (next(a.cost for a in of if a.action_id == "score/reference") for of in actions)
     assert first.seconds == second.seconds > 0

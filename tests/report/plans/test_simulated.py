@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulated.linear_speed import LinearSpeed
 from rlplan.errors import SpecError
 from rlplan.planner.answers.simulated_plan import without_evaluation
 from rlplan.planner.plan import Plan
@@ -18,7 +19,6 @@ from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.run import simulate
 from rlplan.simulate.setting import Asynchrony, SimulationSetting, StepRollouts
-from rlplan.simulate.speed import LinearSpeed
 from rlplan.vocabulary import ActionKind, Phase
 from tests.factories import gpu_job
 
@@ -41,7 +41,7 @@ def _result(plan: Plan) -> SimulationResult:
         rollouts=rollouts,
         speed=LinearSpeed(base_s=0.01, prefill_token_s=1e-6),
         num_steps=5,
-        asynchrony=Asynchrony(1.0),
+        asynchrony=Asynchrony(1.0, interrupts=True, is_bound=True),
         ledger=plan.ledger,
     )
     return simulate(setting, seed=3)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplan.memory.roles.cpu.ledger import predict_cpu_ledger
+from rlplan.memory.roles.ledger import predict_cpu_ledger
 from rlplan.runtime.data.text_tokens import TextTokenizer
 from rlplan.runtime.environments.conversations import Conversations
 from rlplan.runtime.environments.pool import EnvironmentPool

@@ -76,7 +76,7 @@ def asked(version: int) -> Any:
 
 def versions() -> dict[str, Any]:
     """Samples of three versions at once, a version that finds no slot, and what is left afterwards."""
-    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from rlplan.memory.roles.cpu_engine import EngineForecast
     from tests.runtime.live.live_engine import _start_action
 
     both = Versions()
@@ -132,7 +132,7 @@ def _without_a_slot(both: Versions) -> str:
 
 def versions_on_ranks(rank: int, num_ranks: int, port: int) -> dict[str, Any]:
     """The ranks of an engine that get a version at different moments, and a request in between."""
-    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from rlplan.memory.roles.cpu_engine import EngineForecast
     from tests.runtime.live.live_engine import _start_action
 
     both = Versions(rank, ("127.0.0.1", port), **{"rollout.tp": num_ranks})

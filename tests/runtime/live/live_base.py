@@ -55,7 +55,7 @@ class SharedLive(Live):
 
 def shared_base() -> dict[str, Any]:
     """An engine without weights: before any adapter and with two, and once more after it was stopped."""
-    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from rlplan.memory.roles.cpu_engine import EngineForecast
 
     live = SharedLive(**SHARES)
     engine, asked = live.engine, request("a", 3, 20)

@@ -263,7 +263,7 @@ def _paused_in_the_middle(live: Live, request: Any) -> int:
 def ranks(rank: int, num_ranks: int, port: int, dtype: str = "float32") -> dict[str, Any]:
     """An engine of several ranks: rank 0 is asked, requests arrive while it works; and once more after a stop."""
     from rlplan.emit.vllm import engine_arguments
-    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from rlplan.memory.roles.cpu_engine import EngineForecast
 
     address = ("127.0.0.1", port)
     live = Live(rank, address, **{"rollout.tp": num_ranks, "rollout.dtype": dtype, "training.dtype": dtype})

@@ -20,10 +20,9 @@ from rlplan.timing.training import kernels, passes, shards
 from rlplan.timing.training.elementwise import cast_bytes, layers_bytes, loss_bytes
 from rlplan.timing.training.exchanges import stage_transfer_cost
 from rlplan.timing.training.flops import Lengths, attention_flops, head_flops, linear_flops
-from rlplan.timing.training.mini_batch import MiniBatchShape, largest_normal, micro_batches, train_cost
+from rlplan.timing.training.mini_batch import MiniBatchShape, micro_batches, score_cost, train_cost
 from rlplan.timing.training.optimizer import num_stepped, optimizer_cost, step_bytes_per_parameter
 from rlplan.timing.training.passes import stage_costs
-from rlplan.timing.training.scoring import score_cost
 from rlplan.timing.training.settings import FORWARD, MicroBatch, StagePart, TrainSetting, training_times
 from rlplan.vocabulary import Dtype, Role
 
@@ -177,14 +176,6 @@ def test_a_pipeline_is_as_slow_as_its_last_stage_which_has_the_head():
 def test_padding_costs_what_packing_saves():
     packed = replace(RAGGED, tokens_per_pass=16384)
     assert seconds(shape=packed) < 0.8 * seconds(shape=RAGGED)
-
-
-def test_rollouts_that_differ_make_ranks_wait():
-    ragged = replace(RAGGED, tokens_per_pass=16384, is_balanced=False)
-    cost = train_cost(setting(64), ragged, cluster(64))
-    mean, each = 8 * 2048, 8
-    most = 2048 * each**0.5 * largest_normal(64)
-    assert cost.parts[Resource.IDLE] == pytest.approx((cost.seconds - cost.parts[Resource.IDLE]) * most / mean)
 
 
 def test_an_optimizer_reads_and_writes_its_states_once():

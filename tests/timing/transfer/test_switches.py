@@ -6,16 +6,13 @@ from rlplan.spec.hardware.catalogue import get_gpu, get_node
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
-from rlplan.timing.transfer.checkpoints import checkpoint_cost
 from rlplan.timing.transfer.switches import (
     MAP_S_PER_GIB,
     SWITCH_S,
+    checkpoint_cost,
     host_copy_cost,
-    offload_cost,
-    reload_cost,
     sleep_cost,
     wake_kv_cost,
-    wake_weights_cost,
 )
 from rlplan.timing.transfer.wires import gather_wire, host_link_bytes_per_s, inner_wire, lone_wire
 from rlplan.units import GIB
@@ -35,7 +32,6 @@ def test_level_one_copies_the_weights_and_level_two_drops_them():
 
 def test_waking_the_kv_cache_copies_nothing():
     assert set(wake_kv_cost(40 * GIB).parts) == {Resource.LATENCY}
-    assert wake_weights_cost(GIB, cluster(), level=0).seconds == 0
 
 
 def test_the_gpus_of_a_host_share_its_memory():
@@ -48,13 +44,6 @@ def test_the_gpus_of_a_host_share_its_memory():
     assert host_link_bytes_per_s(Cluster(gpu, 16, 8, slow)) == pytest.approx(10e9)
     alone = gpu.host_link.bytes_per_s.value * gpu.efficiencies.host_link.value
     assert host_link_bytes_per_s(Cluster(gpu, 1, 8, slow)) == pytest.approx(alone)
-
-
-def test_a_disk_is_slower_than_memory_and_shared_by_a_host():
-    to_host, to_disk = (offload_cost(10 * GIB, cluster(), to_disk=disk) for disk in (False, True))
-    shared = 8 * 10 * GIB / cluster().node_efficiencies.disk_bytes_per_s.value
-    assert to_disk.seconds - to_host.seconds == pytest.approx(shared)
-    assert reload_cost(10 * GIB, cluster(), to_disk=True) == to_disk
 
 
 def test_a_checkpoint_of_two_hosts_takes_half():

@@ -66,7 +66,7 @@ def main(path: str) -> None:
 
 
 def _engine(method: str, folder: Path) -> dict[str, Any]:
-    from rlplan.memory.roles.cpu.engine import EngineForecast
+    from rlplan.memory.roles.cpu_engine import EngineForecast
 
     live = PackedLive(method, folder)
     engine, forecast = live.engine, EngineForecast(live.job, live.job.load_model(), live.job.load_profile())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlplan.memory.roles.cpu.trainer import TrainerForecast
+from rlplan.memory.roles.cpu_trainer import TrainerForecast
 from rlplan.vocabulary import PERSISTENT_KINDS, ActionKind
 from tests.runtime.live.live_ranks import exercise
 from tests.runtime.live.live_trainer import plan_of

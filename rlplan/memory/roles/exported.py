@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice, usual_expert_tp
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
-from rlplan.memory.roles.gpu.process import Bytes
-from rlplan.memory.roles.gpu.states import FixedStates, trained_sizes, with_role_head
+from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
+from rlplan.memory.roles.process import Bytes
+from rlplan.memory.roles.states import FixedStates, trained_sizes, with_role_head
 from rlplan.memory.trainers.backward import layer_of
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
@@ -88,15 +88,9 @@ def fsdp_parts(model: ModelSpec, role: Role, lora: LoraSpec | None, fsdp: FsdpSe
         0,
         _on_host(weights | gradients, moments) if on_host else {},
         fsdp.compute_bytes * max(sizes.layer_weights, sizes.largest_table),
-        _dequantised(parameters, lora),
+        dequantized_numel(parameters, BASE_FORMATS.get(lora.base_dtype) if lora else None),
         rank_state_under_fsdp(sizes, replace(fsdp, counts_every_stream=True)) if fsdp.gathers else None,
     )
-
-
-def _dequantised(parameters: tuple[Parameter, ...], lora: LoraSpec | None) -> int:
-    """Elements of the largest weight in 4 bits, which a matmul dequantises."""
-    base = BASE_FORMATS.get(lora.base_dtype) if lora else None
-    return max((each.numel for each in parameters if base and base.covers(each)), default=0)
 
 
 def _beside_base(

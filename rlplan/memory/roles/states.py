@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.frozen import Frozen, frozen_of
-from rlplan.memory.model.quantization import BASE_FORMATS, frozen_bytes
-from rlplan.memory.roles.gpu.process import Bytes, add
+from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
+from rlplan.memory.roles.process import Bytes, add
 from rlplan.memory.trainers.nvme import swap_buffer_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_of
@@ -108,7 +108,7 @@ def fixed_states(
         offloaded_states(states),
         settings.weight_bytes
         * (max(sizes.layer_weights, sizes.table) if settings.stage == 3 else model.num_parameters),
-        max((p.numel for p in frozen if base and base.covers(p)), default=0),
+        dequantized_numel(frozen, base),
     )
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.gpu.exported import MegatronSettings, megatron_rank
-from rlplan.memory.roles.gpu.rank import TrainedRole, stages_of
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.exported import MegatronSettings, megatron_rank
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole, stages_of
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.trainers.micro_batch import Place, layer_bytes
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.spec.hardware.catalogue import get_gpu
@@ -137,7 +137,11 @@ def test_the_stages_add_up_to_the_model() -> None:
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages(overheads: GpuOverheads) -> None:
     def activations(num: int | None) -> int:
         micro_batch = MicroBatchTokens(4096, 3072, accumulates=True, num_micro_batches=num)
-        return trainer(overheads, choice(pp=4), 8, micro_batch=micro_batch).snapshots["loss"][MemoryKind.ACTIVATIONS]
+        return (
+            trainer(overheads, choice(pp=4), 8, micro_batch=micro_batch)
+            .ranks[0]
+            .snapshots["loss"][MemoryKind.ACTIVATIONS]
+        )
 
     kept = 7 * 2 * 3584 * 4096  # seven layers' inputs
     assert activations(1) == kept
@@ -159,8 +163,10 @@ def test_context_parallel_ranks_share_states_and_pass_keys_on(overheads: GpuOver
     whole, cut = (trainer(overheads, choice(stage, cp=cp), 8, backend) for cp in (1, 2))
     assert states(whole) == states(cut)
     ring = 2 * 2 * 2 * SEVEN.num_kv_heads * SEVEN.head_dim * 4096
-    more = [cut.snapshots[name][MemoryKind.ACTIVATIONS] - whole.snapshots[name][MemoryKind.ACTIVATIONS]
-            for name in (Place.MLP, Place.LOSS)]  # fmt: skip
+    more = [
+        cut.ranks[0].snapshots[name][MemoryKind.ACTIVATIONS] - whole.ranks[0].snapshots[name][MemoryKind.ACTIVATIONS]
+        for name in (Place.MLP, Place.LOSS)
+    ]
     assert more == [ring, 0]
 
 
@@ -168,7 +174,7 @@ def test_sequence_parallel_ranks_share_what_is_kept(overheads: GpuOverheads) -> 
     whole = trainer(overheads, choice(), 8, micro_batch=ALL)
     shared = trainer(overheads, choice(tp=4), 8, micro_batch=ALL)
     apart = trainer(overheads, choice(tp=4), 8, micro_batch=ALL, given=APART)
-    kept = [one.snapshots["loss"][MemoryKind.ACTIVATIONS] for one in (whole, shared, apart)]
+    kept = [one.ranks[0].snapshots["loss"][MemoryKind.ACTIVATIONS] for one in (whole, shared, apart)]
     rotary = 4096 * 2 * 2 * 128
     assert kept[0] == kept[2] == 4096 * (28 * 2 * 3584 + 2 * 2 * 3584 + 4) + rotary  # inputs of layers, the last norm
     assert (kept[0] - rotary) // 4 == kept[1] - rotary
@@ -196,7 +202,7 @@ def test_a_token_in_a_layer_of_experts_is_what_was_worked_by_hand(overheads: Gpu
         ({"ep": 8}, 4 * attention + between + 4 * experts),
     ):
         one = trainer(overheads, choice(**axes), 8, model=MIXTURE)
-        assert layer_bytes(one.shape) == 4096 * expected, axes
+        assert layer_bytes(one.ranks[0].shape) == 4096 * expected, axes
     assert attention + between // 4 + experts == 36_886
 
 
@@ -210,7 +216,7 @@ def test_fsdp2_shards_fp32_weights_and_moments_and_gathers_two_layers_and_the_ro
     }
     root = 2 * SEVEN.vocab_size * 3584 + 3584
     layer = (P7 - root) // 28
-    assert one.snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
+    assert one.ranks[0].snapshots["loss"][MemoryKind.COMM_BUFFERS] == 2 * (root + layer)
     scored, held = one.peak(SCORE, "steady"), one.resident(STEP, "steady")
     assert scored[MemoryKind.COMM_BUFFERS] - held[MemoryKind.COMM_BUFFERS] == 2 * (root + 2 * layer)
 
@@ -237,11 +243,10 @@ def test_autotp_cuts_layers_but_neither_embedding_nor_head(overheads: GpuOverhea
 
 
 def test_every_rank_of_autotp_has_the_logits_of_all_words(overheads: GpuOverheads) -> None:
-    one, two = (
-        trainer(overheads, choice(2, tp=tp), 8, "deepspeed").snapshots["loss"][MemoryKind.LOGITS] for tp in (1, 2)
-    )
+    ranks = [trainer(overheads, choice(2, tp=tp), 8, "deepspeed").ranks[0] for tp in (1, 2)]
+    one, two = (rank.snapshots["loss"][MemoryKind.LOGITS] for rank in ranks)
     assert one == two
-    megatron = trainer(overheads, choice(tp=2), 8).snapshots["loss"][MemoryKind.LOGITS]
+    megatron = trainer(overheads, choice(tp=2), 8).ranks[0].snapshots["loss"][MemoryKind.LOGITS]
     assert megatron == 3072 * SEVEN.vocab_size // 2 * 12
 
 
@@ -308,5 +313,5 @@ def test_outside_of_training_an_exported_role_that_is_offloaded_has_its_weights_
     assert held[MemoryKind.SYNC_STAGING] == table
     assert held[MemoryKind.COMM_BUFFERS] == leaves.resident(STEP, "steady")[MemoryKind.COMM_BUFFERS] + table
     assert MemoryKind.GRADIENTS not in leaves.on_host(offload, "steady")
-    first = stays.fixed.after_step.device[MemoryKind.GRADIENTS]
+    first = stays.ranks[0].fixed.after_step.device[MemoryKind.GRADIENTS]
     assert leaves.moved_bytes == stays.moved_bytes - first  # what is dropped is not copied

@@ -1,4 +1,4 @@
-"""What a policy trainer rank holds, action by action.
+"""What a rank of a trained role holds on a CPU host, action by action.
 
 In: a job, its model and the rank. Out: bytes by kind. The formulas are in training.py, activations.py and backward.py.
 """
@@ -13,17 +13,17 @@ from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.machine import CPU
 from rlplan.memory.machine.overheads import COMPILED_MATMUL_BYTES, slack_bytes
 from rlplan.memory.model.frozen import frozen_of
-from rlplan.memory.model.logits import FLOAT_BYTES, largest_micro_batch, num_micro_batches
-from rlplan.memory.model.params import parameter_bytes
+from rlplan.memory.model.logits import FLOAT_BYTES
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.cpu.scorer import pass_bytes, shape_on_cpu
+from rlplan.memory.roles.process import add
+from rlplan.memory.roles.scorer import pass_bytes, shape_on_cpu
 from rlplan.memory.serving.shared_base import shared_base_bytes
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.micro_batch import Place
 from rlplan.memory.trainers.shape import MicroBatchShape, Recompute
 from rlplan.memory.trainers.sharding import rank_state_under_zero
 from rlplan.memory.trainers.step_peak import largest_of, passes_peak, snapshots
-from rlplan.memory.trainers.training import held_parameters, merging_bytes, put_together_bytes, trained_rank
+from rlplan.memory.trainers.training import merging_bytes, put_together_bytes, rank_of_role
 from rlplan.memory.weight_sync.packets import sync_staging_bytes
 from rlplan.spec.hardware.profile import HardwareProfile
 from rlplan.spec.model import ModelSpec
@@ -60,16 +60,15 @@ class TrainerForecast(Forecast):
     ) -> None:
         self.job, self.model, self.profile, self.rank = job, model, profile, rank
         self.layout = layout
-        parameters = held_parameters(model, layout.tp, job.trained_parameters(layout.role, model))
-        shard = rank // layout.tp
-        self.trained = trained_rank(job.training, model, layout.zero_stage, layout.num_shards, shard, parameters)
+        cut, shard = (layout.tp, layout.zero_stage, layout.num_shards), rank // layout.tp
+        self.trained = rank_of_role(job, layout.role, model, cut, shard, training=job.training)
         if job.rollout.shares_base and layout.role is Role.POLICY:
             e = job.training.dtype.num_bytes
             beside = e * sum(tensor.numel for tensor in job.frozen_adapter_parameters(model))
             base = shared_base_bytes(model, e) + beside
             self.trained = replace(self.trained, states=replace(self.trained.states, frozen_bytes=base))
         self.states = self.trained.states
-        accumulates = self._num_micro_batches > 1
+        accumulates = self._share * job.workload.max_seq_len > job.max_tokens_per_micro_batch
         self.rank_state = replace(
             rank_state_under_zero(self.states, CPU, reduces_in_step=True), accumulates=accumulates
         )
@@ -86,7 +85,7 @@ class TrainerForecast(Forecast):
                 held[MemoryKind.WEIGHTS], self.states.weight_bytes(has_stepped=self.rank_state.accumulates)
             )
         if not (run_phase == "start" and action.kind is ActionKind.START_TRAINER):
-            held[MemoryKind.SYNC_STAGING] = self._staging()
+            held[MemoryKind.SYNC_STAGING] = self._staging
         if self.stages_states:
             held[MemoryKind.CHECKPOINT_STAGING] = saved_bytes(self.states)
         return held
@@ -104,7 +103,7 @@ class TrainerForecast(Forecast):
             held[MemoryKind.LOGITS] = pass_bytes(self.job, self.shape, self.layout.dp, self.job.training.ulysses)
         elif action.kind in (ActionKind.CHECKPOINT, ActionKind.SAVE_WEIGHTS) and self.rank == 0:
             # Every tensor is copied out of the flat buffer before it is written.
-            held[MemoryKind.WEIGHTS] += parameter_bytes(self.model, self.trained.element_bytes)
+            held[MemoryKind.WEIGHTS] += self.trained.element_bytes * self.model.num_parameters
         elif action.kind is ActionKind.OFFLOAD_ROLE:
             held |= self._base(action, run_phase)
         elif action.kind is ActionKind.OPTIMIZER_STEP:
@@ -137,17 +136,13 @@ class TrainerForecast(Forecast):
         """Rollouts that the rank trains on in a mini-batch."""
         return self.job.num_trained_by(self.layout.dp)
 
-    @property
-    def _num_micro_batches(self) -> int:
-        return num_micro_batches(self._share * self.job.workload.max_seq_len, self.job.max_tokens_per_micro_batch)
-
     @cached_property
     def shape(self) -> MicroBatchShape:
         """The rank's largest micro-batch: of a pass that several ranks share it has a part of the tokens, in which all
         may be of responses.
         """
         job, workload, training = self.job, self.job.workload, self.job.training
-        whole = largest_micro_batch(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
+        whole = min(self._share * workload.max_seq_len, job.max_tokens_per_micro_batch)
         num_tokens = ceil_div(whole, training.ulysses)
         adapters, e = self.trained.adapters, self.trained.element_bytes
         return replace(
@@ -198,7 +193,7 @@ class TrainerForecast(Forecast):
     def _base(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """The states as they lie between passes, on the device and on the host, which are one on a CPU."""
         states = self.states.after_step() if self._has_stepped(action, run_phase) else self.states.after_build()
-        held = add_up(states.device, states.host)
+        held = add(states.device, states.host)
         if self.states.settings.stage == 3:
             held[MemoryKind.COMM_BUFFERS] = 0 if run_phase == "start" else self.rank_state.kept_bucket
         return held | {
@@ -229,16 +224,11 @@ class TrainerForecast(Forecast):
             return True
         return action.kind in AFTER_A_STEP or bool(action.mini_batch)
 
+    @cached_property
     def _staging(self) -> int:
         """The first rank alone sends, or each to the engine on its device."""
         sends = not self.rank or self.job.placement.sync_senders == "each"
-        if not sends or not self.has_arena:
-            return 0
-        return self._arena_bytes
-
-    @cached_property
-    def _arena_bytes(self) -> int:
-        return sync_staging_bytes(self.job, self.model)
+        return sync_staging_bytes(self.job, self.model) if sends and self.has_arena else 0
 
 
 class ValueForecast(TrainerForecast):
@@ -249,8 +239,3 @@ class ValueForecast(TrainerForecast):
         held = super().resident(action, run_phase)
         held.pop(MemoryKind.SYNC_STAGING, None)
         return held
-
-
-def add_up(one: Mapping[MemoryKind, int], other: Mapping[MemoryKind, int]) -> dict[MemoryKind, int]:
-    """The sum, kind by kind."""
-    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in {**one, **other}}

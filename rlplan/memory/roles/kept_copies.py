@@ -1,24 +1,25 @@
-"""Delta content: the weights as they were last sent, which lie in the memory of hosts: changes are found beside them.
+"""Copies that a rank on a GPU keeps on its host: states for checkpoints, and the weights as they were last sent.
 
-In: a rank's forecast and the bytes of its copy. Out: the same forecast with the copy on the host, from the first weight
-sync on. Left out: what passes through the GPU (rank.py, engine.py).
+In: a rank's forecast and the bytes of its copy. Out: the same forecast with the copy on the host.
+Left out: what passes through the GPU (rank.py, engine.py), or through the host one tensor at a time.
 
-rlplan's own runtime keeps a copy of the whole policy on the rank that sends, and one on every rank of every engine.
+Changes of weights (delta content) are found beside what was last sent, from the first weight sync on. rlplan's own
+runtime keeps a copy of the whole policy on the rank that sends, and one on every rank of every engine.
 Source: `rlplan.runtime.weight_sync`. verl's ranks pin a copy of their own shard each, and its engines write what comes
 into their weights. Source: verl docs/advance/delta_weight_sync.md (FSDP; of Megatron's ranks assumed).
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.predict import Bytes, Forecast
-from rlplan.memory.roles.gpu.checkpoint_copies import StagedOnHost
-from rlplan.memory.roles.gpu.engine import EngineOnGpu
-from rlplan.memory.roles.gpu.exported import fsdp_settings
-from rlplan.memory.roles.gpu.process import add
-from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
+from rlplan.memory.predict import Forecast
+from rlplan.memory.roles.engine import EngineOnGpu
+from rlplan.memory.roles.exported import fsdp_settings
+from rlplan.memory.roles.process import Bytes, add
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.memory.weight_sync.packets import plan_packets, shadow_bytes
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob
@@ -29,19 +30,36 @@ _BEFORE = (ActionKind.START_TRAINER, ActionKind.START_ENGINE)
 """Nothing was sent yet."""
 
 
-class KeepsSentWeights(Forecast):
-    """See the module docstring, and `predict.Forecast`. is_first: of ranks that are alike, one alone has the copy."""
+class _WithCopy(Forecast):
+    """A rank that keeps a copy in its host's memory, and on its GPU what it would hold without."""
 
-    def __init__(self, rank: Forecast, num_bytes: int, *, is_first: bool = False) -> None:
-        self.rank, self.num_bytes, self.is_first = rank, num_bytes, is_first
+    rank: Forecast
 
-    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def resident(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
         """The rank's own."""
         return self.rank.resident(action, run_phase)
 
-    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+    def peak(self, action: Action, run_phase: RunPhase) -> Mapping[MemoryKind, int]:
         """The rank's own."""
         return self.rank.peak(action, run_phase)
+
+
+class StagedOnHost(_WithCopy):
+    """A rank with the pinned copy of its states from which checkpoints are written, which is there all the time."""
+
+    def __init__(self, rank: Forecast, saved_bytes: int) -> None:
+        self.rank, self.staging = rank, pinned_bytes(saved_bytes)
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """The rank's own and the copy."""
+        return add(self.rank.on_host(action, run_phase), {MemoryKind.CHECKPOINT_STAGING: self.staging})
+
+
+class KeepsSentWeights(_WithCopy):
+    """A rank with the weights as they were last sent. is_first: of ranks that are alike, one alone has the copy."""
+
+    def __init__(self, rank: Forecast, num_bytes: int, *, is_first: bool = False) -> None:
+        self.rank, self.num_bytes, self.is_first = rank, num_bytes, is_first
 
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own, and the copy where every rank has one."""

@@ -6,6 +6,9 @@ Left out: pipelines, draft models, images, and the k slots of a sequence that ar
 Asleep (vLLM's sleep mode) the KV cache is gone and the weights are on the host (level 1) or dropped (level 2); context,
 communicator, CUDA graphs and what the driver keeps for kernels stay. An engine that never sleeps keeps what its
 allocator has cached of its largest batch too: vLLM empties that cache in `sleep` only (device_allocator/cumem.py).
+Where the trainer generates by itself (transformers' `generate`), there is no process, no copy of the weights and no
+pool of a KV cache beside it. Source: TRL 1.16 trainer/grpo_trainer.py (`unwrap_model_for_generation`), transformers
+5.19 cache_utils.py.
 """
 
 from functools import cached_property, lru_cache
@@ -18,7 +21,7 @@ from rlplan.memory.machine.host import pinned_bytes
 from rlplan.memory.model.engine_base import engine_quantization
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads, sync_staging
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
     COMPILED_KERNELS,
@@ -238,3 +241,38 @@ def loaded_bytes(model: ModelSpec, cut: tuple[int, int, int], element_bytes: int
     tp, ep, attention_dp = cut
     parameters = engine_weight_bytes(model, engine_layout(tp, ep=ep, attention_dp=attention_dp), element_bytes, scheme)
     return parameters + rotary_table_bytes(model, element_bytes)
+
+
+def engine_class(job: SettledJob, num_training: int) -> type[EngineOnGpu]:
+    """What generates: an engine, or the trainer, which gathers weights that lie in parts on its GPUs or on the host."""
+    if not job.rollout.generates_in_trainer:
+        return EngineOnGpu
+    is_cut = num_training > 1 and (job.backend == "fsdp2" or job.training.zero_stage == 3)
+    return GatheredGeneration if is_cut or job.training.offloads_parameters is True else GenerationInTrainer
+
+
+class GenerationInTrainer(EngineOnGpu):
+    """Generation of one rank."""
+
+    gathers = False
+
+    def resident(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU when the action has ended."""
+        return {}
+
+    def peak(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Held on the GPU at the peak inside the action."""
+        if action.kind not in (ActionKind.GENERATE, ActionKind.EVALUATE):
+            return {}
+        held = {MemoryKind.KV_CACHE: self.kv_cache, MemoryKind.ACTIVATIONS: self.activation_bytes}
+        return held | ({MemoryKind.WEIGHTS: self.weight_bytes} if self.gathers else {})
+
+    def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
+        """Nothing."""
+        return {}
+
+
+class GatheredGeneration(GenerationInTrainer):
+    """The same of sharded weights, which each rank gathers whole for it (`ds3_gather_for_generation`)."""
+
+    gathers = True

@@ -1,4 +1,4 @@
-"""What every process on a GPU has: a context, communicators, and sums of bytes by kind.
+"""What processes have in common: sums of bytes by kind; on a GPU a context, communicators, a bucket for weights.
 
 In: a GPU's overheads, sizes. Out: bytes by kind. Left out: tensors of a role (trainer.py, scorer.py, engine.py).
 """

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.sent_weights import KeepsSentWeights, sent_weights_bytes
-from rlplan.memory.roles.gpu.trainer import TrainerOnGpu
+from rlplan.memory.roles.kept_copies import KeepsSentWeights, sent_weights_bytes
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.planner.gpu.search import GpuSearch
 from rlplan.planner.plan import Plan
 from rlplan.planner.setting import read_setting
@@ -31,7 +32,7 @@ def search_of(backend: str = "deepspeed", gpus: str = "16xH100", policy: str = P
 def forecast_of(search: GpuSearch, process: str) -> Forecast:
     arrangement = next(one for one in search.space.arrangements if one.num_training == 8)
     trainer, engine = search.space.sweeps(arrangement)[0].choices[0], search.space.engines(arrangement)[0]
-    return search.roles.forecast(process, search.space.choice(arrangement, trainer, engine, "delta"), 100.0)
+    return search.roles.forecast(process, Choice(arrangement, trainer, engine, "delta"), 100.0)
 
 
 def action(kind: ActionKind) -> Action:
@@ -84,14 +85,16 @@ def test_a_rank_of_megatron_keeps_as_much_as_it_has_of_the_weights() -> None:
     one = forecast_of(search_of("megatron", "16xH100", POLICY, "training.tp=1", "training.pp=1"), "policy_trainer/0")
     assert isinstance(one, KeepsSentWeights)
     assert isinstance(one.rank, TrainerOnGpu)
-    assert copies(one, ActionKind.SYNC_WEIGHTS)[0] == one.rank.fixed.share_bytes == pytest.approx(2 * P, rel=0.01)
+    assert (
+        copies(one, ActionKind.SYNC_WEIGHTS)[0] == one.rank.ranks[0].fixed.share_bytes == pytest.approx(2 * P, rel=0.01)
+    )
 
 
 def test_eight_engine_ranks_of_70b_need_more_than_a_terabyte_of_their_host() -> None:
     search = search_of("deepspeed", "24xH100", "meta-llama/Llama-3.1-70B", "rollout.tp=8")
     arrangement = next(one for one in search.space.arrangements if one.num_training == 16 and one.offloaded == "none")
     trainer, engine = search.space.sweeps(arrangement)[-1].choices[-1], search.space.engines(arrangement)[0]
-    choice = search.space.choice(arrangement, trainer, engine, "delta")
+    choice = Choice(arrangement, trainer, engine, "delta")
     changes, whole = (search.full_plan(search.score(replace(choice, sync_mode=one))) for one in ("delta", "nccl"))
     copy = sent_weights_bytes(find_model("meta-llama/Llama-3.1-70B"), 2, 1 << 29)
     assert 8 * copy > 1.1e12

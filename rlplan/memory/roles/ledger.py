@@ -1,25 +1,58 @@
-"""Which processes a schedule has on a CPU host, and what runs beside them all the time.
+"""Which processes a schedule has and what runs beside them all the time: on a CPU host each, on GPUs one for all alike.
 
-In: ResolvedJob, ModelSpec, HardwareProfile, Schedule. Out: a MemoryLedger. The rows are made in memory/predict.py.
+In: a schedule; on a CPU host a job, its models and profile; on GPUs forecasts at three lengths, capacities.
+Out: a MemoryLedger. The rows are made in memory/predict.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlplan.dataflow.layouts import Worker
+from rlplan.dataflow.layouts import RoleLayout, Worker
 from rlplan.dataflow.schedule import DRIVER_PROCESS, HOST_DEVICE, SINK_PROCESS, VERIFIER_PROCESS, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger
 from rlplan.memory.machine.beside import environment_bytes, sink_bytes, verifier_bytes
+from rlplan.memory.machine.host import DRIVER_HOST_BYTES, WORKER_HOST_BYTES
 from rlplan.memory.predict import Forecast, Process, predict_ledger, row_beside
-from rlplan.memory.roles.cpu.engine import EngineForecast
-from rlplan.memory.roles.cpu.scorer import ScorerForecast
-from rlplan.memory.roles.cpu.tower import WithTower, image_pass_bytes, tower_bytes
-from rlplan.memory.roles.cpu.trainer import TrainerForecast, ValueForecast
+from rlplan.memory.roles.cpu_engine import EngineForecast
+from rlplan.memory.roles.cpu_trainer import TrainerForecast, ValueForecast
+from rlplan.memory.roles.scorer import ScorerForecast
+from rlplan.memory.roles.tower import WithTower, image_pass_bytes, tower_bytes
 from rlplan.spec.hardware.profile import HardwareProfile, SourcedBytes
 from rlplan.spec.model import ModelSpec, load_whole
 from rlplan.spec.models.families.image_sizes import rule_of
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind, Provenance, Role
+
+_ON_GPUS = dict.fromkeys(
+    (MemoryKind.CONTEXT, MemoryKind.COMM_BUFFERS, MemoryKind.CUDA_GRAPHS, MemoryKind.FRAGMENTATION), Provenance.ASSUMED
+)
+
+
+def gpu_process(
+    layout: RoleLayout, host: str, num_alike: int, forecasts: tuple[Forecast, Forecast, Forecast]
+) -> Process:
+    """The first process of a layout. forecasts: of it at short, usual and longest lengths."""
+    (name, device), (short, usual, longest) = layout.processes[0], forecasts
+    return Process(
+        name,
+        device,
+        layout.role,
+        usual,
+        between=(short, longest),
+        host=host,
+        host_libraries=WORKER_HOST_BYTES,
+        num_alike=num_alike,
+        provenances=_ON_GPUS,
+    )
+
+
+def predict_gpu_ledger(
+    schedule: Schedule, processes: Iterable[Process], empty: MemoryLedger, num_steps: int, rollout_buffer: int = 0
+) -> MemoryLedger:
+    """The whole ledger of a schedule. empty: without rows, with the capacities; rollout_buffer: bytes."""
+    size = DRIVER_HOST_BYTES + rollout_buffer
+    driver = SourcedBytes(value=size, provenance=Provenance.ASSUMED, source="memory.host")
+    return predict_ledger(schedule, processes, [row_beside(schedule, DRIVER_PROCESS, driver)], empty, num_steps)
 
 
 def predict_cpu_ledger(
@@ -40,8 +73,8 @@ def predict_cpu_ledger(
         order=(),
         host_of_device=_hosts_of_devices(job, schedule),
     )
-    processes = _processes(job, models, profile, schedule)
-    return predict_ledger(schedule, processes, _beside(job, profile, schedule), empty, job.workload.num_steps)
+    processes = _host_processes(job, models, profile, schedule)
+    return predict_ledger(schedule, processes, _beside_on_a_host(job, profile, schedule), empty, job.workload.num_steps)
 
 
 def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, str], ...]:
@@ -53,7 +86,7 @@ def _hosts_of_devices(job: ResolvedJob, schedule: Schedule) -> tuple[tuple[str, 
     return (*pairs, *((f"host:{host}", f"host:{host}") for host in range(job.hardware.num_hosts)))
 
 
-def _processes(
+def _host_processes(
     job: ResolvedJob, models: Mapping[Role, ModelSpec], profile: HardwareProfile, schedule: Schedule
 ) -> Iterator[Process]:
     kinds = {action.kind for action in schedule.step}
@@ -102,7 +135,7 @@ def _provenances(profile: HardwareProfile, worker: Worker) -> dict[MemoryKind, P
     }
 
 
-def _beside(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
+def _beside_on_a_host(job: ResolvedJob, profile: HardwareProfile, schedule: Schedule) -> Iterator[LedgerRow]:
     """The driver and the rewards' own processes on the first host, Ray's own processes on each.
 
     Beside the driver the environment's processes, without what the job's own function imports.

@@ -9,15 +9,10 @@ from collections.abc import Callable
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
-from rlplan.memory.roles.gpu.process import Bytes
-from rlplan.memory.roles.gpu.rank import CAPPED, MicroBatchTokens, PipelineStage, RankOnGpu, TrainedRole, stages_of
-from rlplan.memory.roles.gpu.states import FixedStates, fixed_states, zero_settings
-from rlplan.memory.trainers.micro_batch import Place
-from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.memory.trainers.step_peak import RankState
-
-__all__ = ["CAPPED", "MicroBatchTokens", "TrainerOnGpu", "parts_of"]
+from rlplan.memory.roles.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
+from rlplan.memory.roles.process import Bytes
+from rlplan.memory.roles.rank import PipelineStage, RankOnGpu, TrainedRole, stages_of
+from rlplan.memory.roles.states import FixedStates, fixed_states, zero_settings
 
 
 class TrainerOnGpu(Forecast):
@@ -50,34 +45,9 @@ class TrainerOnGpu(Forecast):
         return self._fullest(lambda rank: rank.on_host(action, run_phase))
 
     @property
-    def fixed(self) -> FixedStates:
-        """What the first stage holds whatever the tokens."""
-        return self.ranks[0].fixed
-
-    @property
-    def shape(self) -> MicroBatchShape:
-        """What the first stage computes in one micro-batch."""
-        return self.ranks[0].shape
-
-    @property
-    def rank_state(self) -> RankState:
-        """What the first stage holds whatever the tokens, as the passes see it."""
-        return self.ranks[0].rank_state
-
-    @property
-    def snapshots(self) -> dict[Place, Bytes]:
-        """Memory snapshots of a step of the first stage."""
-        return self.ranks[0].snapshots
-
-    @property
     def moved_bytes(self) -> int:
         """Bytes that go to the host and come back with the role, of the first stage."""
         return sum(self.ranks[0].moved.values())
-
-    @property
-    def staging(self) -> int:
-        """Bytes of the bucket through which weights pass to the engine."""
-        return self.ranks[0].staging
 
     def _fullest(self, held: Callable[[RankOnGpu], Bytes]) -> Bytes:
         if len(self.ranks) == 1:

@@ -12,15 +12,15 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.machine.allocator import reserved_bytes
 from rlplan.memory.machine.host import pinned_bytes
+from rlplan.memory.machine.machine import reserved_bytes
 from rlplan.memory.model.block_families import cut_layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.layer_cut import LayerCut, layer_cut
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads, sync_staging
-from rlplan.memory.roles.gpu.states import FixedStates
+from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads, sync_staging
+from rlplan.memory.roles.states import FixedStates
 from rlplan.memory.trainers.micro_batch import (
     Place,
     gather_buffer_bytes,

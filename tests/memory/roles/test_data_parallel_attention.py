@@ -7,7 +7,7 @@ token in each of 61 layers. Qwen3-30B-A3B: 4 key heads.
 import pytest
 
 from rlplan.dataflow.choice import EngineChoice
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
 from rlplan.memory.serving.engine import EngineSettings, engine_memory
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec

@@ -1,8 +1,9 @@
-"""What one rank of a frozen role (reference, reward model) holds on its GPU and on its host, action by action.
+"""What one rank of a frozen role (reference, reward model) holds, action by action, on a CPU host or on a GPU.
 
 In: a model, how many ranks share it and how, tokens of a pass. Out: bytes by kind.
-Left out: tensor parallelism under DeepSpeed; there weights are whole, or ZeRO-3 shards, gathered layer by layer. Under
-FSDP2 they are shards too; under Megatron they are cut like the policy's, and the fullest stage stands for all.
+Left out: tensor parallelism under DeepSpeed on GPUs; there weights are whole, or ZeRO-3 shards, gathered layer by
+layer. Under FSDP2 they are shards too; under Megatron they are cut like the policy's, and the fullest stage stands for
+all.
 """
 
 from collections.abc import Callable
@@ -14,20 +15,100 @@ from rlplan.dataflow.choice import TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.ledger import RunPhase
-from rlplan.memory.model.block_families import blocks_of
+from rlplan.memory.machine.overheads import slack_bytes
+from rlplan.memory.model.block_families import cut_layers
+from rlplan.memory.model.layer_cut import LayerCut
+from rlplan.memory.model.logits import FLOAT_BYTES, rows_on_cpu
 from rlplan.memory.predict import Forecast
-from rlplan.memory.roles.gpu.exported import fsdp_parts, fsdp_settings, megatron_parts, megatron_settings
-from rlplan.memory.roles.gpu.process import Bytes, add, pinned, process_overheads
-from rlplan.memory.roles.gpu.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
-from rlplan.memory.roles.gpu.states import FixedStates, with_role_head
+from rlplan.memory.roles.process import Bytes, add, pinned, process_overheads
+from rlplan.memory.roles.rank import MicroBatchTokens, PipelineStage, TrainedRole, shape_of, stages_of
+from rlplan.memory.roles.states import with_role_head
+from rlplan.memory.roles.trainer import parts_of
 from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
+from rlplan.memory.trainers.training import frozen_states
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
 from rlplan.records import dataclass
-from rlplan.spec.hardware.profile import GpuOverheads
+from rlplan.spec.hardware.profile import GpuOverheads, HardwareProfile
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.resolved import SettledTraining
+from rlplan.spec.resolved import ResolvedJob, SettledTraining
+from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, Backend, Dtype, Loss, MemoryKind, Role
+
+
+def pass_bytes(job: ResolvedJob, shape: MicroBatchShape, num_processes: int, ulysses: int = 1) -> int:
+    """Bytes that a forward pass over the largest pack of a process's rollouts adds. shape: of its model.
+
+    num_processes: that have passes of their own. ulysses: ranks that share the tokens of each.
+    """
+    share = ceil_div(job.workload.num_rollouts_per_step, num_processes) * job.workload.max_seq_len
+    num_tokens = ceil_div(min(share, job.max_tokens_per_micro_batch), ulysses)
+    return score_peak_bytes(replace(shape, num_tokens=num_tokens, num_head_tokens=num_tokens))
+
+
+def whole_shape(model: ModelSpec, head_width: int, tp: int = 1) -> MicroBatchShape:
+    """What a process computes of a whole model, without tokens. tp: ranks that have a part of each layer."""
+    first, *more = cut_layers(model, None, LayerCut(tp, tp))
+    return MicroBatchShape(first.block, first.num, head_width, 0, 0, more=tuple(more))
+
+
+def shape_on_cpu(model: ModelSpec, element_bytes: int, tp: int = 1) -> MicroBatchShape:
+    """What the runtime computes of a model on a CPU host, without tokens."""
+    return replace(
+        whole_shape(model, model.head_width, tp),
+        element_bytes=element_bytes,
+        loss=Loss.BY_ROWS,
+        rows_at_once=rows_on_cpu(element_bytes),
+        selects_rows=True,
+    )
+
+
+class ScorerForecast(Forecast):
+    """One scorer process of a CPU host. See `predict.Forecast`."""
+
+    def __init__(
+        self, job: ResolvedJob, model: ModelSpec, profile: HardwareProfile, num_processes: int, *, shares: bool = False
+    ) -> None:
+        """shares: whether the processes share the weights (ZeRO-3) instead of having all of them each."""
+        self.job, self.model, self.profile, self.num_processes = job, model, profile, num_processes
+        self.states = frozen_states(job.training, model, num_processes) if shares else None
+
+    def resident(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held when the action has ended: once it is offloaded, no model."""
+        imports = self.profile.process_overheads
+        held = {
+            # spread over devices, scorers have DeepSpeed too, as a trainer has
+            MemoryKind.PROCESS: (
+                imports.policy_trainer if self.job.placement.spreads_scoring else imports.scorer
+            ).value,
+            MemoryKind.FRAGMENTATION: self.profile.process_slack.scorer.value,
+        }
+        if action.kind is not ActionKind.OFFLOAD_ROLE:
+            held[MemoryKind.WEIGHTS] = self._weight_bytes
+        return held
+
+    @property
+    def _weight_bytes(self) -> int:
+        if self.states is not None:
+            return self.states.weight_bytes()
+        return self.job.training.dtype.num_bytes * self.model.num_parameters
+
+    def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
+        """Held at the moment of the process's peak inside the action."""
+        held = self.resident(action, run_phase) | {MemoryKind.WEIGHTS: self._weight_bytes}
+        if action.kind is ActionKind.SCORE:
+            shape = shape_on_cpu(self.model, self.job.training.dtype.num_bytes)
+            held[MemoryKind.LOGITS] = pass_bytes(self.job, shape, self.num_processes)
+            if self.states is not None:
+                layer = max(tensor.numel for tensor in self.states.frozen)
+                held[MemoryKind.COMM_BUFFERS] = self.states.gathered_bytes(layer)
+        elif action.kind is ActionKind.START_SCORER and self.states is not None:
+            # one tensor at a time: as it is read, fp32 at most, and whole on its way to the shares
+            largest = max(tensor.numel for tensor in self.states.frozen)
+            held[MemoryKind.COMM_BUFFERS] = (self.job.training.dtype.num_bytes + FLOAT_BYTES) * largest
+        tensors = sum(held.values()) - held[MemoryKind.PROCESS] - held[MemoryKind.FRAGMENTATION]
+        held[MemoryKind.FRAGMENTATION] = slack_bytes(self.profile.process_slack.scorer, tensors)
+        return held
 
 
 @lru_cache(maxsize=256)
@@ -133,14 +214,9 @@ class ScorerOnGpu(Forecast):
 
     def _exported(self, trained: TrainedRole, stage: PipelineStage) -> FrozenShare:
         """The weights of a rank of FSDP2 (shards in the passes' type) or Megatron, as `exported` counts them."""
-        model, training, choice = trained.model, trained.training, trained.choice
-        if trained.backend == "fsdp2":
-            fsdp = fsdp_settings(training, choice, trained.num_ranks)
-            parts = fsdp_parts(model, self.role, None, fsdp)
-        else:
-            megatron = megatron_settings(training, choice, trained.num_ranks)
-            parts = megatron_parts(model, self.role, None, megatron, stage.index)
-        return FrozenShare(_weights(parts), parts.gathered, partial(shape_of, trained, stage, parts))
+        parts = parts_of(trained, stage)
+        weights = parts.rank_state.resident[MemoryKind.WEIGHTS]
+        return FrozenShare(weights, parts.gathered, partial(shape_of, trained, stage, parts))
 
     def _trained(self, cut: TrainerChoice) -> TrainedRole:
         """The role as if it were trained in its own type: what a frozen one holds is that without states."""
@@ -162,16 +238,12 @@ class ScorerOnGpu(Forecast):
         )
 
     def _whole_shape(self) -> MicroBatchShape:
-        first, *more = blocks_of(self.model)
-        return MicroBatchShape(
-            first.block,
-            first.num,
-            self.model.vocab_size if self.has_head else 1,
-            self.micro_batch.num_tokens,
-            self.micro_batch.num_head_tokens,
+        return replace(
+            whole_shape(self.model, self.model.vocab_size if self.has_head else 1),
+            num_tokens=self.micro_batch.num_tokens,
+            num_head_tokens=self.micro_batch.num_head_tokens,
             element_bytes=self.element_bytes,
             loss=self.loss,
-            more=tuple(more),
             scored_words=self.scored_words,
         )
 
@@ -183,7 +255,3 @@ class ScorerOnGpu(Forecast):
 
 def _type_of(num_bytes: int) -> Literal[Dtype.FLOAT32, Dtype.BFLOAT16]:
     return Dtype.FLOAT32 if num_bytes == Dtype.FLOAT32.num_bytes else Dtype.BFLOAT16
-
-
-def _weights(parts: FixedStates) -> int:
-    return parts.rank_state.resident[MemoryKind.WEIGHTS]

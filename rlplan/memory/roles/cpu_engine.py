@@ -1,4 +1,4 @@
-"""What the rollout engine holds, action by action.
+"""What the rollout engine holds on a CPU host, action by action.
 
 In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and weight_sync/buckets.py.
 """
@@ -22,7 +22,7 @@ from rlplan.memory.predict import Forecast
 from rlplan.memory.serving.generation import (
     compiled_kernel_bytes,
     engine_activation_bytes,
-    kv_cache_bytes,
+    host_pool,
     mapped_checkpoint_bytes,
     num_batch_sizes,
     sampler_bytes,
@@ -34,11 +34,6 @@ from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.catalogue import model_path
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import ActionKind, MemoryKind
-
-
-def _stops(action: Action) -> bool:
-    """Whether the engine goes: its peak is what it held before."""
-    return action.kind is ActionKind.STOP_ENGINE
 
 
 class EngineForecast(Forecast):
@@ -53,10 +48,7 @@ class EngineForecast(Forecast):
         """Held when the action has ended: once it is stopped, the libraries and what they keep."""
         if action.kind is ActionKind.STOP_ENGINE:
             return self._overheads(action, run_phase)
-        held = {
-            **self._settled,
-            **self._overheads(action, run_phase),
-        }
+        held = {**self._settled, **self._overheads(action, run_phase)}
         if staging := self._sync_bytes(action):
             held[MemoryKind.SYNC_STAGING] = staging
         return held
@@ -76,7 +68,8 @@ class EngineForecast(Forecast):
 
     def peak(self, action: Action, run_phase: RunPhase) -> dict[MemoryKind, int]:
         """Held at the moment of the process's peak inside the action."""
-        held = self.resident(replace(action, kind=ActionKind.GENERATE) if _stops(action) else action, run_phase)
+        stops = action.kind is ActionKind.STOP_ENGINE  # then its peak is what it held before
+        held = self.resident(replace(action, kind=ActionKind.GENERATE) if stops else action, run_phase)
         largest, (widening, narrowing) = self._largest_bytes, self._expert_bytes
         if action.kind is ActionKind.START_ENGINE:
             loading, largest = self._loaded_bytes, max(largest, widening)
@@ -107,7 +100,8 @@ class EngineForecast(Forecast):
     @cached_property
     def _settled(self) -> dict[MemoryKind, int]:
         model, element_bytes, tp, rollout = self.model, self.element_bytes, self.tp, self.job.rollout
-        cache = kv_cache_bytes(model, element_bytes, rollout.block_size, rollout.kv_cache_memory, tp)
+        pool = host_pool(model, rollout)
+        cache = pool.num_blocks(rollout.kv_cache_memory) * pool.bytes_per_block  # whole blocks
         if rollout.shares_base:  # the trainer's row counts it (serving/shared_base.py)
             return {MemoryKind.WEIGHTS: 0, MemoryKind.PACKED_WEIGHTS: 0, MemoryKind.KV_CACHE: cache}
         scheme, in_4_bits = self._scheme, self._in_4_bits

@@ -5,10 +5,10 @@ import pytest
 from rlplan.dataflow.choice import EngineChoice, TrainerChoice
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.machine.host import pinned_bytes
-from rlplan.memory.roles.gpu.engine import EngineOnGpu, Incoming
-from rlplan.memory.roles.gpu.rank import TrainedRole
-from rlplan.memory.roles.gpu.scorer import FrozenRole, ScorerOnGpu
-from rlplan.memory.roles.gpu.trainer import MicroBatchTokens, TrainerOnGpu
+from rlplan.memory.roles.engine import EngineOnGpu, Incoming
+from rlplan.memory.roles.rank import MicroBatchTokens, TrainedRole
+from rlplan.memory.roles.scorer import FrozenRole, ScorerOnGpu
+from rlplan.memory.roles.trainer import TrainerOnGpu
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.models.catalogue import find_model
 from rlplan.spec.parts.training import LoraSpec
@@ -88,8 +88,8 @@ def test_longer_micro_batches_and_no_recomputation_need_more(overheads: GpuOverh
 def test_a_value_model_has_no_logits(overheads: GpuOverheads) -> None:
     train = action(ActionKind.TRAIN_FORWARD_BACKWARD)
     value = trainer(overheads, role=Role.VALUE)
-    assert MemoryKind.LOGITS not in value.snapshots["loss"]
-    assert MemoryKind.LOGITS in trainer(overheads).snapshots["loss"]
+    assert MemoryKind.LOGITS not in value.ranks[0].snapshots["loss"]
+    assert MemoryKind.LOGITS in trainer(overheads).ranks[0].snapshots["loss"]
     assert sum(value.peak(train, "steady").values()) < sum(trainer(overheads).peak(train, "steady").values())
 
 

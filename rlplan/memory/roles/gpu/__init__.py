@@ -1,1 +1,0 @@
-"""What one rank of each role holds on its GPU and on its host, action by action."""
