@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.learning.page import write_page
-from benchmarks.learning.record import CONTROLS, CURVES, EVERY, JOBS, SEEDS, Curve, add_curve
+from benchmarks.learning.record import CURVES, EVERY, JOBS, SEEDS, Curve, add_curve, find_controls
 from benchmarks.runs.timed_runs import ROOT, RUNS, read_run, run_job
 from rlplan.errors import RlplanError
 from rlplan.planner.plan import read_plan
@@ -29,10 +29,10 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    cases |= {} if asked.no_controls else CONTROLS
     made = []
     for name in asked.algorithms:
-        for case, overrides in cases.items():
+        controls = {} if asked.no_controls else find_controls(name)
+        for case, overrides in (cases | controls).items():
             made.append(_curve(name, case, overrides, asked.keep))
             add_curve(made[-1], CURVES)
             write_page()

@@ -12,7 +12,16 @@ import torch
 
 from benchmarks.learning.in_process import InProcess
 from benchmarks.learning.page import write_page
-from benchmarks.learning.record import CONTROLS, EVERY, IN_PROCESS, JOBS, LEARNING_RATE_0, SEEDS, Curve, add_curve
+from benchmarks.learning.record import (
+    EVERY,
+    IN_PROCESS,
+    JOBS,
+    LEARNING_RATE_0,
+    SEEDS,
+    Curve,
+    add_curve,
+    find_controls,
+)
 from rlplan.spec.files.job_file import load_job
 from rlplan.spec.resolved import on_a_cpu_host
 
@@ -26,10 +35,10 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     cases: dict[str, tuple[str, ...]] = {f"seed {seed}": (f"seed={seed}",) for seed in asked.seeds}
-    cases |= {} if asked.no_control else CONTROLS
     made = []
     for name in asked.algorithms:
-        for case, overrides in cases.items():
+        controls = {} if asked.no_control else find_controls(name)
+        for case, overrides in (cases | controls).items():
             curve = run(name, case, overrides)
             print(name, case, *(f"{accuracy:.1%}" for accuracy in curve.accuracy), flush=True)
             made.append(curve)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from rlplan.spec.parts.algorithm import ALGORITHMS
+
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ROOT / "reports" / "learning"
 JOBS = {path.stem: path for path in sorted((ROOT / "examples" / "algorithms").glob("*.yaml"))}
@@ -29,6 +31,12 @@ CONTROLS = {
     LEARNING_RATE_0: ("algorithm.learning_rate=0", "algorithm.value_learning_rate=0"),
     SHUFFLED: ("controls.shuffle_rewards=true",),
 }
+
+
+def find_controls(algorithm: str) -> dict[str, tuple[str, ...]]:
+    """The controls that an algorithm has: one that learns from answers has no rewards to shuffle."""
+    has_rewards = ALGORITHMS[algorithm].given != "answer"
+    return {case: overrides for case, overrides in CONTROLS.items() if has_rewards or case != SHUFFLED}
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Task:
     def judge(self, prompts: list[Prompt], answers: list[list[int]]) -> list[Rollout]:
         """Rollouts with their rewards."""
         rollouts = [
-            Rollout(prompt, 0, Completion(tuple(tokens), (), ""), self.maker.decode(tokens))
+            Rollout(prompt, 0, Completion(tuple(tokens), (), ""), self.maker.words.text(tokens))
             for prompt, tokens in zip(prompts, answers, strict=True)
         ]
         self.reward_pool.judge(rollouts)

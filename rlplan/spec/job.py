@@ -160,6 +160,15 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _rewards_that_are_shuffled_are_learned_from(self) -> Self:
+        if self.controls.shuffle_rewards and self.algorithm.declaration.given == "answer":
+            raise ValueError(
+                f"controls.shuffle_rewards with {self.algorithm.name}, which learns from answers and no rewards: "
+                "its control is algorithm.learning_rate=0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _longest_fits_a_micro_batch(self) -> Self:
         work, tokens = self.workload, self.training.max_tokens_per_micro_batch
         if tokens == "auto":

@@ -377,3 +377,10 @@ def test_a_teacher_beside_a_loss_that_weighs_no_tokens_is_refused(key: str) -> N
     assert caught.value.way_out.endswith(f"roles.teacher.{key}=null leaves the teacher out")
     make_job(**pairs, **{f"roles.teacher.{key}": None})
     make_job(**{**pairs, "algorithm.name": "grpo"}, **{f"roles.teacher.{key}": "other"})
+
+
+def test_rewards_of_an_algorithm_that_learns_from_answers_are_not_shuffled() -> None:
+    answers = {"algorithm.name": "sft", "workload.num_samples_per_prompt": 1, "workload.mini_batch_size": 4}
+    make_job(**answers)
+    with pytest.raises(SpecError, match="sft, which learns from answers and no rewards"):
+        make_job(**answers, **{"controls.shuffle_rewards": True})
