@@ -9,9 +9,10 @@ so that a release has the values of the last entry that is not newer than it.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -218,12 +219,18 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
     facts["logits"] = {backend: _logits_of(words) for backend, words in facts["logits"].items()}
-    facts["rules"] = tuple(map(_rule_of, facts.get("rules", ())))
+    facts["rules"] = tuple(chain.from_iterable(map(_rules_of, facts.get("rules", ()))))
     return FrameworkRelease(**facts)
 
 
-def _rule_of(facts: dict[str, Any]) -> Rule:
-    return Rule(**facts | {key: tuple(facts[key]) for key in ("only", "searched") if key in facts})
+def _rules_of(facts: dict[str, Any]) -> Iterator[Rule]:
+    """The rule of an entry, or of each of its `keys`, which have one value each."""
+    shared = {name: value for name, value in facts.items() if name != "keys"}
+    shared |= {name: tuple(facts[name]) for name in ("only", "searched") if name in facts}
+    if "keys" not in facts:
+        yield Rule(**shared)
+    for key, value in facts.get("keys", {}).items():
+        yield Rule(key=key, only=(value,), **shared)
 
 
 def _logits_of(facts: dict[str, Any]) -> Logits:

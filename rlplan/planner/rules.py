@@ -14,16 +14,15 @@ from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
-from rlplan.planner.checks.foreign_settings import foreign_settings
-from rlplan.planner.checks.frameworks import export_refusals
+from rlplan.planner.checks.frameworks import export_refusals, runtime_refusals
 from rlplan.planner.checks.trainers import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
+from rlplan.spec.models.adapters import EXPERTS
 from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
-from rlplan.spec.parts.roles import ValueTrainingSpec
 from rlplan.spec.resolved import SettledJob
 from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
 
@@ -48,12 +47,8 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from model_refusals(job)
     yield from _images(job)
     yield from _trainer_of(job)
-    yield from foreign_settings(job)
+    yield from runtime_refusals(job)
     yield from engine_base_refusals(job)
-    if job.rollout.engine == "transformers":
-        yield "rollout.engine transformers: the runtime generates with vLLM; TRL generates in its trainer"
-    if job.rollout.engine == "sglang":
-        yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
     if job.device_kind == "cuda":
         yield from _gpus(job)
     else:
@@ -183,40 +178,10 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
     training = job.training
     if training.offload_device == "nvme" and training.offloads_optimizer is not False:
         yield "training.offload_device nvme: states are offloaded to the host's memory (training.offload_device=cpu)"
-    if training.optimizer == "muon":
-        yield "training.optimizer muon: the runtime has AdamW (training.optimizer=adamw)"
-    if training.master_dtype.num_bytes < 4:
-        yield "training.master_dtype bfloat16: master weights are fp32 (training.master_dtype=float32)"
     if job.roles.reference.dtype not in ("auto", training.dtype):
         yield "roles.reference.dtype: a reference has the policy's type (roles.reference.dtype=auto)"
-    if job.roles.reference.is_precomputed:
-        yield "roles.reference.is_precomputed: references score in every step (roles.reference.is_precomputed=false)"
-    yield from _passes_of_others(job)
-    if training.offloads_activations:
-        yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
-    if training.logits not in ("auto", "by_rows"):
-        yield f"training.logits {training.logits}: the runtime takes its loss by rows (training.logits=auto)"
-
-
-def _passes_of_others(job: SettledJob) -> Iterator[str]:
-    """Passes and batches that other frameworks have, and rlplan's own runtime does not."""
-    sized = [role for role in Role if role is not Role.VERIFIER and job.scoring.pass_of(role).is_stated]
-    if sized:
-        yield (
-            f"scoring.{sized[0]}: the runtime scores in passes of training's size "
-            f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
-        )
-    if job.roles.value.training != ValueTrainingSpec.by_default():
-        yield "roles.value.training: the runtime lays the value model out as the policy (roles.value.training={})"
-    if job.workload.num_generated_prompts_per_step is not None:
-        yield (
-            "workload.num_generated_prompts_per_step: the runtime draws groups again one by one "
-            "(workload.num_generated_prompts_per_step=null, algorithm.max_refills)"
-        )
-    if job.scoring.has_entropy is True:
-        yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
-    if job.scoring.policy_log_probs == "never":
-        yield "scoring.policy_log_probs never: later updates need old log-probs (scoring.policy_log_probs=auto)"
+    if training.lora is not None and EXPERTS in training.lora.target_modules:
+        yield "training.lora.target_modules experts: PEFT has no adapters beside the stacked tensors of routed experts"
 
 
 def _gpus(job: SettledJob) -> Iterator[str]:

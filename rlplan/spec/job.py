@@ -180,6 +180,18 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _longest_fits_a_scoring_pass(self) -> Self:
+        longest = self.workload.max_seq_len
+        for role in (role for role in Role if role is not Role.VERIFIER):
+            tokens = self.scoring.pass_of(role).max_tokens_per_micro_batch
+            if tokens != "auto" and tokens < longest:
+                raise ValueError(
+                    f"scoring.{role}.max_tokens_per_micro_batch = {tokens} must hold one longest sequence, "
+                    f"workload.max_prompt_len + max_response_len = {longest}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _watched_metrics_exist(self) -> Self:
         kept, stopping = self.checkpoints, self.early_stopping
         known = (*(one.metric for one in self.evaluations), REWARD_MEAN)

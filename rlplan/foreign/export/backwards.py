@@ -374,9 +374,11 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
     must_say = _must_say(settings, plan, wanted)
-    said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
+    sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.pass_of(role).is_stated)
+    said = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
     said += [key for key in must_say if key not in said]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    lost |= {key: "auto" for key in lost if key.startswith(sized) and key not in back}
     if unsaid := [key for key in must_say if key in lost and key not in back]:
         usual = _usual(plan)
         lost |= {key: usual.get(key) for key in unsaid}

@@ -28,13 +28,16 @@ class _Form(NamedTuple):
     lacks: str = "with the data and rewards of your own in it"
 
 
-def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]:
-    """The command. before: lines above it. shape: words behind the program that say a model's shape."""
+def _script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
+    """The command. before: lines above it. shape: words behind the program that say a model's shape. program: another
+    than the table's first.
+    """
     table, settings = export.table, export.settings
-    words = [f"python3 -m {table.entries[0]}" if "." in table.entries[0].removesuffix(".py") else "python3 train.py"]
+    entry = program or table.entries[0]
+    words = [f"python3 -m {entry}" if "." in entry.removesuffix(".py") else "python3 train.py"]
     preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
     if preset is not None and table.syntax == "overrides":
-        words.append(f"--config-name={preset}")
+        words.append(f"--config-name={'one_step_off_' * bool(program)}{preset}")
     elif preset is not None:  # a program of its own, which has no flags for these
         words = [f"python3 {preset}"]
         settings = {key: value for key, value in settings.items() if key not in table.presets[preset]}
@@ -55,6 +58,12 @@ def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]
                 f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)
             )
     return {"train.sh": f"#!/bin/bash\nset -x\n{before}" + " \\\n    ".join(words) + ' "$@"\n'}
+
+
+def _verl_ahead(export: Export) -> dict[str, str]:
+    """The trainer that generates one step ahead, whose configuration looks for verl's own below verl's folder."""
+    before = 'cd "${VERL:?the folder of verl}" || exit\n'
+    return _script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
 
 
 _REST_OF_A_NAME = ("", "base", "chat", "instruct", "it")
@@ -174,6 +183,8 @@ _FORMS = {
 }
 _TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with the data of your own in its place")
 """Of TRL's trainers that are given their answers."""
+_VERL_AHEAD = _Form(_verl_ahead, "VERL=FOLDER bash train.sh", "FOLDER being verl's, with the data and rewards of your own in it")
+"""Of verl's trainer that generates one step ahead."""
 TARGETS = tuple(_FORMS)
 """Stacks that a plan can be written for in their own keys."""
 
@@ -232,6 +243,7 @@ def render_export(plan: Plan, target: str) -> Rendered:
     stack = check_stack(target)
     export = exported(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
+    form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
     return Rendered(export, {**form.files(export), "README.md": _readme(plan, export, form)})
 
 
@@ -257,6 +269,8 @@ def _readme(plan: Plan, export: Export, form: _Form) -> str:
         "Everything that is not named there has the stack's default.\n"
     )
     text += "".join(f"\n{note}.\n" for note in export.notes)
+    if watts := plan.job.hardware.power_limit:
+        text += f"\nThe plan is for GPUs limited to {watts} W, each with `nvidia-smi -pl {watts}`.\n"
     if export.unsaid:
         text += f"\nWhat the plan says beside, and {table.title} has no key for:\n\n"
         text += "".join(f"- `{key}={json.dumps(value)}`\n" for key, value in export.unsaid.items())

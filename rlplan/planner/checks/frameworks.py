@@ -61,6 +61,13 @@ def framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
     )
 
 
+def runtime_refusals(job: SettledJob) -> Iterator[str]:
+    """What a job states and rlplan's own runtime does not have, each value with the change that clears it."""
+    book = rule_book(job)
+    way_out = " ".join(_list_changes(book))
+    yield from (f"{rule.key} {_word(value)}: {rule.why} ({way_out})" for rule, value in book.find_lacking())
+
+
 def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """Why what a job states is planned for its framework and not written for it.
 
@@ -68,8 +75,7 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """
     book, changes, reasons = rule_book(job), list[str](), list[str]()
     for rule, value in book.find_lacking():
-        values = " or ".join(map(word_of, rule.only))
-        reasons.append(f"{rule.key} {_word(value)}: an export for {job.release.title} has {values}: {rule.why}")
+        reasons.append(f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}")
     changes += _list_changes(book)
     pp = choice.trainer.pp
     if pp > 1 and not has_even_stages(model := job.load_model(), pp):
@@ -95,20 +101,26 @@ def _word(value: object) -> str:
 
 
 def _word_values(rule: Rule) -> str:
-    return f"{rule.key} is {' or '.join(map(word_of, rule.only))}"
+    return f"{rule.key} is {_word_only(rule)}"
+
+
+def _word_only(rule: Rule) -> str:
+    """The values of a rule; `=KEY` is the value of that key."""
+    return " or ".join(word_of(value).removeprefix("=") for value in rule.only)
 
 
 def _list_changes(book: RuleBook) -> list[str]:
     """Overrides after which no stated value is lacking: a change may make another rule hold."""
     changes: dict[str, object] = {}
     while (lacking := next(book.beside(changes).find_lacking(), None)) is not None and lacking[0].key not in changes:
-        changes[lacking[0].key] = lacking[0].only[0]
+        changes[lacking[0].key] = book.beside(changes).cure(lacking[0])
     return [f"{key}={word_of(value)}" for key, value in changes.items()]
 
 
 def _word_frameworks(job: SettledJob) -> str:
-    """Frameworks that have the job's algorithm as it is stated; rlplan's own runtime has every algorithm."""
-    able = [name for name in NAMES if find_release(name).rules and not _lacks_learning(job, name)]
+    """Frameworks that have the job's algorithm as it is stated, rlplan's own runtime last: it has every algorithm."""
+    others = [name for name in NAMES if find_release(name).rules and not find_release(name).is_rlplan]
+    able = [name for name in others if not _lacks_learning(job, name)]
     return " or ".join(f"framework={name}" for name in (*able, "rlplan"))
 
 

@@ -6,6 +6,8 @@ Units: sizes are of one pass of one rank.
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.parts.workload import Count
 from rlplan.vocabulary import Role
@@ -18,6 +20,16 @@ class ScoringPassSpec(Spec):
     """Rollouts of a pass of a rank, counted at their longest."""
     max_tokens_per_micro_batch: Count | Auto = "auto"
     """Tokens that are packed into one pass."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "ScoringPassSpec":
+        size, tokens = self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch
+        if size != "auto" and tokens != "auto":
+            raise ValueError(
+                f"micro_batch_size_per_gpu = {size} and max_tokens_per_micro_batch = {tokens} both say how large a "
+                "scoring pass is: give one of them, the other is auto"
+            )
+        return self
 
     @property
     def is_stated(self) -> bool:
