@@ -108,6 +108,8 @@ class FrameworkRelease:
     packs: bool = True
     """Whether a training pass may hold as many tokens as fit, instead of as many rollouts as divide a rank's part of a
     mini-batch."""
+    scores_in_units_of_training: bool = False
+    """Whether a scoring pass counts rollouts where training's passes do, and packed tokens where those do."""
     rules: tuple[Rule, ...] = ()
     """Values of a job's keys that it can say and run; keys without a rule take every value."""
     sources: Mapping[str, str] = field(default_factory=dict)

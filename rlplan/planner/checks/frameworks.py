@@ -75,8 +75,16 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """
     book, changes, reasons = rule_book(job), list[str](), list[str]()
     for rule, value in book.find_lacking():
-        reasons.append(f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}")
+        reasons.append(
+            f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}"
+        )
     changes += _list_changes(book)
+    unit = "micro_batch_size_per_gpu" if choice.trainer.max_tokens else "max_tokens_per_micro_batch"
+    for role in job.scored_roles if job.release.scores_in_units_of_training else ():
+        if (size := getattr(job.scoring.pass_of(role), unit)) != "auto":
+            other = "tokens" if choice.trainer.max_tokens else "rollouts"
+            reasons.append(f"scoring.{role}.{unit} {size}: passes are counted in {other}, as training's are")
+            changes.append(f"scoring.{role}.{unit}=auto")
     pp = choice.trainer.pp
     if pp > 1 and not has_even_stages(model := job.load_model(), pp):
         groups = choice.arrangement.num_training * pp // choice.trainer.ranks_per_sequence
@@ -85,7 +93,7 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
             f"training.pp {pp}: {model.num_layers} layers over {pp} stages leave others than the last unequal"
         )
         changes.append(f"training.pp={even}")
-    way_out = " ".join(changes)
+    way_out = " ".join(dict.fromkeys(changes))
     if _lacks_algorithm(book):
         way_out = _word_frameworks(job)
     yield from (f"{reason} ({way_out})" for reason in reasons)
