@@ -221,13 +221,21 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
     facts["logits"] = {backend: _logits_of(words) for backend, words in facts["logits"].items()}
-    facts["rules"] = tuple(chain.from_iterable(map(_rules_of, facts.get("rules", ()))))
+    listed = (rules for rules in facts.get("rules", ()) if _is_of(rules, facts["version"]))
+    facts["rules"] = tuple(chain.from_iterable(map(_rules_of, listed)))
     return FrameworkRelease(**facts)
+
+
+def _is_of(facts: dict[str, Any], version: str) -> bool:
+    """Whether an entry of rules holds in a release: those with `since` from then on, those with `before` up to then."""
+    numbers = _as_numbers(version)
+    is_later = _as_numbers(facts.get("since", "")) <= numbers
+    return is_later and ("before" not in facts or numbers < _as_numbers(facts["before"]))
 
 
 def _rules_of(facts: dict[str, Any]) -> Iterator[Rule]:
     """The rule of an entry, or of each of its `keys`, which have one value each."""
-    shared = {name: value for name, value in facts.items() if name != "keys"}
+    shared = {name: value for name, value in facts.items() if name not in ("keys", "since", "before")}
     shared |= {name: tuple(facts[name]) for name in ("only", "searched") if name in facts}
     if "keys" not in facts:
         yield Rule(**shared)

@@ -60,7 +60,7 @@ def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, An
         "num_epochs_per_step": found[f"{actor}ppo_epochs"],
         "fixed": [
             [found["actor_rollout_ref.rollout.top_p"], found["actor_rollout_ref.rollout.top_k"]],
-            found["algorithm.rollout_correction.rollout_rs"],
+            [found["algorithm.rollout_correction.rollout_rs"], found["algorithm.rollout_correction.bypass_mode"]],
             found["algorithm.kl_ctrl.type"],
             found[f"{actor}clip_ratio_c"] > 1e6 or found[f"{actor}policy_loss.loss_mode"] != "vanilla",
         ],
@@ -69,7 +69,7 @@ def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, An
 
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
 FIXED = {
-    "verl": [[1, -1], None, "fixed", True],
+    "verl": [[1, -1], [None, False], "fixed", True],
     "openrlhf": [1.0, None, None, False, True],
     "trl": [[1.0, 0, None, 1.0], [None, None, 1.0], [True, False, False], True],
 }

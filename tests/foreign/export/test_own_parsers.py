@@ -25,7 +25,7 @@ from rlplan.runtime.processes.machine_speed import scaled
 from rlplan.spec.files.job_file import job_from, load_job
 from tests.factories import EXAMPLES
 from tests.foreign.export import own_parsers
-from tests.foreign.export.learned import FIXED, learned_by_openrlhf, learned_by_verl, learning_plans, wanted_of
+from tests.foreign.export.learned import AHEAD, FIXED, learned_by_openrlhf, learned_by_verl, learning_plans, wanted_of
 from tests.foreign.export.plans import BATCHES, asked_of, plan_for, plan_of
 
 ROOT = Path(__file__).resolve().parents[3]
