@@ -6,8 +6,6 @@ Units: sizes are of one pass of one rank.
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from rlplan.spec.base import Auto, Spec
 from rlplan.spec.parts.workload import Count
 from rlplan.vocabulary import Role
@@ -21,20 +19,15 @@ class ScoringPassSpec(Spec):
     max_tokens_per_micro_batch: Count | Auto = "auto"
     """Tokens that are packed into one pass."""
 
-    @model_validator(mode="after")
-    def _one_size(self) -> "ScoringPassSpec":
-        size, tokens = self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch
-        if size != "auto" and tokens != "auto":
-            raise ValueError(
-                f"micro_batch_size_per_gpu = {size} and max_tokens_per_micro_batch = {tokens} both say how large a "
-                "scoring pass is: give one of them, the other is auto"
-            )
-        return self
+    @property
+    def sizes(self) -> tuple[int | Literal["auto"], int | Literal["auto"]]:
+        """Rollouts and tokens of a pass."""
+        return self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch
 
     @property
     def is_stated(self) -> bool:
         """Whether the passes have a size of their own."""
-        return (self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch) != ("auto", "auto")
+        return self.sizes != ("auto", "auto")
 
 
 class ScoringSpec(Spec):
