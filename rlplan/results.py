@@ -325,8 +325,6 @@ class EmitResult(Result):
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
-    notes: tuple[str, ...] = ()
-    """Notes on an export for another stack whose files need other memory than the plan counts."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""

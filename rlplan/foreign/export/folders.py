@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlplan.errors import EmitError, SpecError, did_you_mean
+from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, exported
 from rlplan.foreign.table import load_table, table_name
 from rlplan.planner.plan import Plan
@@ -126,19 +126,9 @@ def _trl(export: Export) -> dict[str, str]:
 
 
 def _beside_server(export: Export, server: dict[str, Any]) -> str:
-    """Lines that start `trl vllm-serve` on the GPUs numbered after those that train.
-
-    Raises: EmitError on several hosts.
-    """
+    """Lines that start `trl vllm-serve` on the GPUs of the same host that are numbered after those that train."""
     settings = export.settings
     num_training = settings["accelerate.num_processes"]
-    if settings.get("accelerate.num_machines", 1) > 1:
-        raise EmitError(
-            f"TRL's vLLM server beside {num_training} training GPUs on several hosts",
-            where=f"target {export.table.title} {export.table.version}",
-            rule="train.sh starts the server on the host that trains, on the GPUs after those that train",
-            way_out="plan the job for one host, or with placement.placement=hybrid",
-        )
     said = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
     num_engines, tp = server.get("data_parallel_size", 1), server.get("tensor_parallel_size", 1)
     of_all = [str(gpu) for gpu in range(num_training + num_engines * tp)]
@@ -270,7 +260,6 @@ def _readme(plan: Plan, export: Export, form: _Form) -> str:
         f"Start it with `{form.command}`, {form.lacks}.\n\n"
         "Everything that is not named there has the stack's default.\n"
     )
-    text += "".join(f"\n{note}.\n" for note in export.notes)
     if watts := plan.job.hardware.power_limit:
         text += f"\nThe plan is for GPUs limited to {watts} W, each with `nvidia-smi -pl {watts}`.\n"
     if export.unsaid:
