@@ -130,7 +130,7 @@ def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) ->
 def test_trl_s_own_classes_resolve_every_key_of_the_algorithm_to_the_plan_s(tmp_path: Path) -> None:
     from trl import GRPOConfig
 
-    backends = ((), ("training.backend=fsdp2", "training.logits=auto"))
+    backends = (("training.backend=fsdp2",), ("training.backend=deepspeed",))
     for index, plan in enumerate(learning_plans("trl", backends)):
         write_export(plan, "trl", tmp_path / str(index))
         learned = learned_by_trl(parsed_by_trl(GRPOConfig, tmp_path / str(index))[0])
