@@ -236,7 +236,7 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
         or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted)
     ):
         return None
-    said = dict(_spelled({key: one for key, one in row.when.items() if key not in wanted}))
+    said = dict(_spelled(settings, {key: one for key, one in row.when.items() if key not in wanted}))
     said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
     if not all(matches(said[key], row.when[key]) for key in row.written):
         return None
@@ -250,10 +250,13 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
     return said if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
 
 
-def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values that make conditions hold; bounds and `*` are left to the rows of their keys."""
+def _spelled(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that make conditions hold, of several the one that is given; bounds and `*` are left to the rows of their
+    keys.
+    """
     for key, one in conditions.items():
-        first = one[0] if isinstance(one, list | tuple) else one
+        is_given = key in settings.given and isinstance(one, list | tuple) and matches(settings.value(key), one)
+        first = settings.value(key) if is_given else one[0] if isinstance(one, list | tuple) else one
         if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
             yield key, first
 
