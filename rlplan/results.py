@@ -336,12 +336,7 @@ class EmitResult(Result):
 
     def as_json(self) -> dict[str, Any]:
         """As `rlplan emit --json`."""
-        return {
-            "schema_version": 1,
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "notes": list(self.notes),
-        }
+        return {"schema_version": 1, "folder": str(self.folder), "files": list(self.files)}
 
 
 def _dataframes() -> Any:
