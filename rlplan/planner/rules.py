@@ -24,7 +24,7 @@ from rlplan.spec.models.adapters import EXPERTS
 from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
+from rlplan.vocabulary import Placement, Role, SyncContent
 
 SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
 SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
@@ -188,10 +188,6 @@ def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
-    if hardware.generation is not None:
-        yield "hardware: a run has GPUs of one kind, and these are two groups"
-    if hardware.link is not None:
-        yield "hardware.link: the runtime sends weights within one cluster, over NCCL or a disk that all hosts share"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
     most = getattr(named, "num_gpus", None)
     if most is not None and per_host > most:
@@ -205,8 +201,6 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         )
     if rollout.speculative_tokens:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
-    if rollout.attention_dp not in ("auto", 1) and job.is_for_rlplan:
-        yield f"rollout.attention_dp {rollout.attention_dp}: each engine of the runtime is one scheduler and its ranks"
 
 
 def _policy(job: SettledJob) -> ModelSpec | None:
@@ -232,44 +226,10 @@ def _cpu_engine(job: SettledJob) -> Iterator[str]:
         )
 
 
-def _without_effect_on_a_host(job: SettledJob) -> Iterator[str]:
-    """Keys that only plans for GPUs read: taken on a CPU host, they would change nothing."""
-    rollout, hardware = job.rollout, job.hardware
-    if rollout.sleep_level == 1:
-        yield (
-            "rollout.sleep_level 1: a colocated engine on a CPU host is ended and started again, and keeps no weights "
-            "(rollout.sleep_level=auto)"
-        )
-    if rollout.acceptance_rate is not None:
-        yield "rollout.acceptance_rate: it times engines on GPUs, none on a CPU host (rollout.acceptance_rate=null)"
-    if hardware.host_memory is not None:
-        yield "hardware.host_memory: a CPU host's memory is hardware.memory (hardware.host_memory=null)"
-    if hardware.price_per_gpu_hour is not None:
-        yield "hardware.price_per_gpu_hour: a CPU host has no GPUs (hardware.price_per_gpu_hour=null)"
-
-
 def _cpu_host(job: SettledJob) -> Iterator[str]:
-    rollout = job.rollout
     yield from _cpu_engine(job)
-    yield from _without_effect_on_a_host(job)
     for what, _, rule, way_out in (*missing_axes(job), *sharded_copies(job)):
         yield f"{what}: {rule} ({way_out})"
-    only = {
-        "kv_dtype fp8": rollout.kv_dtype != "auto",
-        "has_cuda_graphs": rollout.has_cuda_graphs,
-        "has_expert_parallel": rollout.has_expert_parallel is True,
-        "attention_dp above 1": rollout.attention_dp not in ("auto", 1),
-    }
-    for key in (key for key, is_on in only.items() if is_on):
-        yield f"rollout.{key}: the engine has it on GPUs only"
-    if job.training.offloads_parameters is True:
-        yield "training.offloads_parameters: on a CPU host weights lie on the host already"
-    if rollout.quantization != "none":
-        yield f"rollout.quantization {rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
-    if rollout.dtype is Dtype.FLOAT16:
-        yield "rollout.dtype float16: vLLM has no float16 kernels for a CPU (rollout.dtype=bfloat16 or float32)"
-    if job.hardware.generation is not None:
-        yield "hardware.generation: a second group of devices is of GPUs"
     lora = job.training.lora
     if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
         if job.training.has_packed_base and job.rollout.base_path is None:
