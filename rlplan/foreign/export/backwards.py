@@ -26,6 +26,7 @@ from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import model_path, named_model
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -165,6 +166,8 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         found[_ROLLOUTS] = _even_passes(plan, table)
     found = {key: value for key, value in found.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
+    if plan.job.release.scores_in_units_of_training and plan.choice.trainer.max_tokens:
+        found = _scored_in_tokens(found, plan.job)
     if found["rollout.quantization"] == "none":
         found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
@@ -183,6 +186,16 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
         found.pop("placement.offload_roles", None)
     learned = {"algorithm.name", *list_learning_keys(plan.job)}  # others have no effect, or would switch something on
     return {key: value for key, value in found.items() if not key.startswith("algorithm.") or key in learned}
+
+
+def _scored_in_tokens(found: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
+    """Our keys with sizes of scoring passes in tokens: rollouts are counted at their longest, as training packs them."""
+    sizes = {
+        f"scoring.{role}.micro_batch_size_per_gpu": f"scoring.{role}.max_tokens_per_micro_batch"
+        for role in job.scored_roles
+    }
+    packed = {tokens: found[size] * job.workload.max_seq_len for size, tokens in sizes.items() if size in found}
+    return {key: value for key, value in found.items() if key not in sizes} | packed
 
 
 _TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"

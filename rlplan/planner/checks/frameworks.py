@@ -79,12 +79,12 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
             f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}"
         )
     changes += _list_changes(book)
-    unit = "micro_batch_size_per_gpu" if choice.trainer.max_tokens else "max_tokens_per_micro_batch"
-    for role in job.scored_roles if job.release.scores_in_units_of_training else ():
-        if (size := getattr(job.scoring.pass_of(role), unit)) != "auto":
-            other = "tokens" if choice.trainer.max_tokens else "rollouts"
-            reasons.append(f"scoring.{role}.{unit} {size}: passes are counted in {other}, as training's are")
-            changes.append(f"scoring.{role}.{unit}=auto")
+    counts_rollouts = job.release.scores_in_units_of_training and not choice.trainer.max_tokens
+    for role in job.scored_roles if counts_rollouts else ():
+        key = f"scoring.{role}.max_tokens_per_micro_batch"
+        if (tokens := job.scoring.pass_of(role).max_tokens_per_micro_batch) != "auto":
+            reasons.append(f"{key} {tokens}: passes are counted in rollouts, as training's are")
+            changes.append(f"{key}=auto")
     pp = choice.trainer.pp
     if pp > 1 and not has_even_stages(model := job.load_model(), pp):
         groups = choice.arrangement.num_training * pp // choice.trainer.ranks_per_sequence
