@@ -189,7 +189,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
 
 
 def _scored_in_tokens(found: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
-    """Our keys with sizes of scoring passes in tokens: rollouts are counted at their longest, as training packs them."""
+    """Our keys with scoring passes sized in tokens: rollouts are counted at their longest, as training packs them."""
     sizes = {
         f"scoring.{role}.micro_batch_size_per_gpu": f"scoring.{role}.max_tokens_per_micro_batch"
         for role in job.scored_roles
