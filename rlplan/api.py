@@ -189,7 +189,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     from rlplan.planner.search import best_plan
 
     question, out = _asked("emit", job, overrides), Path(folder)
-    stack, notes = "", tuple[str, ...]()
+    stack = ""
     if target is not None and target not in LAUNCHERS:
         stack = check_stack(target, LAUNCHERS)
     plan = question.plan or best_plan(for_stack(question.job, stack) if stack else question.job, with_others=False)
@@ -197,15 +197,13 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
         stack = plan.job.release.name
     if stack:
         check_memory(plan) if plan.job.release.name != stack else check_fits(plan)
-        rendered = render_export(plan, stack)
-        notes = rendered.export.notes
-        write_texts(rendered.texts, out)
+        write_texts(render_export(plan, stack).texts, out)
     elif target is None:
         write_bundle(executable_plan(plan), out)
     else:
         write_launcher(executable_plan(plan), target, out)
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    return EmitResult(out, tuple(files), notes)
+    return EmitResult(out, tuple(files))
 
 
 @explaining_paths()

@@ -325,8 +325,6 @@ class EmitResult(Result):
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
-    notes: tuple[str, ...] = ()
-    """Notes on an export for another stack whose files need other memory than the plan counts."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""
@@ -338,12 +336,7 @@ class EmitResult(Result):
 
     def as_json(self) -> dict[str, Any]:
         """As `rlplan emit --json`."""
-        return {
-            "schema_version": 1,
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "notes": list(self.notes),
-        }
+        return {"schema_version": 1, "folder": str(self.folder), "files": list(self.files)}
 
 
 def _dataframes() -> Any:

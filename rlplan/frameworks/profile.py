@@ -9,9 +9,10 @@ so that a release has the values of the last entry that is not newer than it.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,6 +108,8 @@ class FrameworkRelease:
     packs: bool = True
     """Whether a training pass may hold as many tokens as fit, instead of as many rollouts as divide a rank's part of a
     mini-batch."""
+    scores_in_units_of_training: bool = False
+    """Whether a scoring pass counts rollouts where training's passes do, and packed tokens where those do."""
     rules: tuple[Rule, ...] = ()
     """Values of a job's keys that it can say and run; keys without a rule take every value."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -218,12 +221,26 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     step = facts["step"]
     facts["step"] = Step(**step | {"order": tuple(map(Role, step.get("order", Step.order)))})
     facts["logits"] = {backend: _logits_of(words) for backend, words in facts["logits"].items()}
-    facts["rules"] = tuple(map(_rule_of, facts.get("rules", ())))
+    listed = (rules for rules in facts.get("rules", ()) if _is_of(rules, facts["version"]))
+    facts["rules"] = tuple(chain.from_iterable(map(_rules_of, listed)))
     return FrameworkRelease(**facts)
 
 
-def _rule_of(facts: dict[str, Any]) -> Rule:
-    return Rule(**facts | {key: tuple(facts[key]) for key in ("only", "searched") if key in facts})
+def _is_of(facts: dict[str, Any], version: str) -> bool:
+    """Whether an entry of rules holds in a release: those with `since` from then on, those with `before` up to then."""
+    numbers = _as_numbers(version)
+    is_later = _as_numbers(facts.get("since", "")) <= numbers
+    return is_later and ("before" not in facts or numbers < _as_numbers(facts["before"]))
+
+
+def _rules_of(facts: dict[str, Any]) -> Iterator[Rule]:
+    """The rule of an entry, or of each of its `keys`, which have one value each."""
+    shared = {name: value for name, value in facts.items() if name not in ("keys", "since", "before")}
+    shared |= {name: tuple(facts[name]) for name in ("only", "searched") if name in facts}
+    if "keys" not in facts:
+        yield Rule(**shared)
+    for key, value in facts.get("keys", {}).items():
+        yield Rule(key=key, only=(value,), **shared)
 
 
 def _logits_of(facts: dict[str, Any]) -> Logits:

@@ -28,7 +28,8 @@ class Rule:
     why: str
     """The reason, for people: a sentence without its full stop."""
     only: tuple[Any, ...] = ()
-    """The values that it takes. A job that leaves the key open takes the one value of such a rule."""
+    """The values that it takes; `=KEY` is the value of another key. A job that leaves the key open takes the one value
+    of such a rule."""
     searched: tuple[Any, ...] = ()
     """The values that a search tries where the job leaves the key open, if these are fewer than `only`."""
     when: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class RuleBook:
             value = chosen[rule.key] if rule.key in chosen else self._value_of(rule.key)
             is_open = rule.key in chosen and self._value_of(rule.key) == OPEN
             allowed = rule.tried if is_open else rule.only
-            if value != OPEN and not matches(value, allowed) and self._holds(rule, chosen):
+            if value != OPEN and not matches(value, self._filled(allowed)) and self._holds(rule, chosen):
                 yield rule
 
     def find_lacking(self) -> Iterator[tuple[Rule, Any]]:
@@ -115,16 +116,25 @@ class RuleBook:
         for rule in self._rules:
             value = self._value_of(rule.key)
             is_judged = value != OPEN and rule.only != (SHARE,)
-            if is_judged and not matches(value, rule.only) and self._holds(rule, {}):
+            if is_judged and not matches(value, self._filled(rule.only)) and self._holds(rule, {}):
                 yield rule, value
+
+    def cure(self, rule: Rule) -> Any:
+        """The value with which a key no longer breaks a rule."""
+        return self._filled(rule.only)[0]
+
+    def _filled(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values of a rule, each `=KEY` as the job has that key."""
+        return tuple(self._value_of(each[1:]) if str(each).startswith("=") else each for each in values)
 
     def settle(self) -> dict[str, Any]:
         """Keys that the job leaves open and for which the framework has one value alone."""
         settled: dict[str, Any] = {}
         for rule in self._rules:
-            is_one = len(rule.tried) == 1 and rule.tried[0] not in (OPEN, SHARE)
+            tried = self._filled(rule.tried)
+            is_one = len(tried) == 1 and tried[0] not in (OPEN, SHARE)
             if is_one and self._value_of(rule.key) == OPEN and self._holds(rule, settled):
-                settled.setdefault(rule.key, rule.tried[0])
+                settled.setdefault(rule.key, tried[0])
         return settled
 
     def values(self, key: str, chosen: Mapping[str, Any]) -> tuple[Any, ...] | None:

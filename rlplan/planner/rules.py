@@ -14,18 +14,17 @@ from rlplan.frameworks.profile import find_release
 from rlplan.memory.model.engine_base import KEY as BASE_PATH
 from rlplan.memory.weight_sync.adapters import ENGINE_LORA_RANKS
 from rlplan.planner.checks.engine_base import MXFP4, engine_base_choice_refusals, engine_base_refusals
-from rlplan.planner.checks.foreign_settings import foreign_settings
-from rlplan.planner.checks.frameworks import export_refusals
+from rlplan.planner.checks.frameworks import export_refusals, runtime_refusals
 from rlplan.planner.checks.trainers import missing_axes, sharded_copies
 from rlplan.planner.plan_parts import keys_in
 from rlplan.planner.shared_base import shared_base_refusals, shared_base_stage
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.model import ModelSpec, has_vision_tower, is_for_images, load_model, load_scalar_base
+from rlplan.spec.models.adapters import EXPERTS
 from rlplan.spec.models.families.image_sizes import WITH_IMAGES
 from rlplan.spec.models.parts import FULL
-from rlplan.spec.parts.roles import ValueTrainingSpec
 from rlplan.spec.resolved import SettledJob
-from rlplan.vocabulary import Dtype, Placement, Role, SyncContent
+from rlplan.vocabulary import Placement, Role, SyncContent
 
 SYNC_MODES_ON_SHARED_GPUS = ("cuda_ipc", "disk", "adapter")
 SYNC_MODES_ON_SEPARATE_GPUS = ("nccl", "disk", "adapter", "delta")
@@ -48,12 +47,8 @@ def job_refusals(job: SettledJob) -> Iterator[str]:
     yield from model_refusals(job)
     yield from _images(job)
     yield from _trainer_of(job)
-    yield from foreign_settings(job)
+    yield from runtime_refusals(job)
     yield from engine_base_refusals(job)
-    if job.rollout.engine == "transformers":
-        yield "rollout.engine transformers: the runtime generates with vLLM; TRL generates in its trainer"
-    if job.rollout.engine == "sglang":
-        yield "rollout.engine sglang: the runtime syncs weights into vLLM; verl and slime have SGLang"
     if job.device_kind == "cuda":
         yield from _gpus(job)
     else:
@@ -183,50 +178,16 @@ def _trainer_of(job: SettledJob) -> Iterator[str]:
     training = job.training
     if training.offload_device == "nvme" and training.offloads_optimizer is not False:
         yield "training.offload_device nvme: states are offloaded to the host's memory (training.offload_device=cpu)"
-    if training.optimizer == "muon":
-        yield "training.optimizer muon: the runtime has AdamW (training.optimizer=adamw)"
-    if training.master_dtype.num_bytes < 4:
-        yield "training.master_dtype bfloat16: master weights are fp32 (training.master_dtype=float32)"
     if job.roles.reference.dtype not in ("auto", training.dtype):
         yield "roles.reference.dtype: a reference has the policy's type (roles.reference.dtype=auto)"
-    if job.roles.reference.is_precomputed:
-        yield "roles.reference.is_precomputed: references score in every step (roles.reference.is_precomputed=false)"
-    yield from _passes_of_others(job)
-    if training.offloads_activations:
-        yield "training.offloads_activations: activations stay on the device (training.offloads_activations=false)"
-    if training.logits not in ("auto", "by_rows"):
-        yield f"training.logits {training.logits}: the runtime takes its loss by rows (training.logits=auto)"
-
-
-def _passes_of_others(job: SettledJob) -> Iterator[str]:
-    """Passes and batches that other frameworks have, and rlplan's own runtime does not."""
-    sized = [role for role in Role if role is not Role.VERIFIER and job.scoring.pass_of(role).is_stated]
-    if sized:
-        yield (
-            f"scoring.{sized[0]}: the runtime scores in passes of training's size "
-            f"(scoring.{sized[0]}.micro_batch_size_per_gpu=auto scoring.{sized[0]}.max_tokens_per_micro_batch=auto)"
-        )
-    if job.roles.value.training != ValueTrainingSpec.by_default():
-        yield "roles.value.training: the runtime lays the value model out as the policy (roles.value.training={})"
-    if job.workload.num_generated_prompts_per_step is not None:
-        yield (
-            "workload.num_generated_prompts_per_step: the runtime draws groups again one by one "
-            "(workload.num_generated_prompts_per_step=null, algorithm.max_refills)"
-        )
-    if job.scoring.has_entropy is True:
-        yield "scoring.has_entropy: the runtime takes entropies in training passes alone (scoring.has_entropy=auto)"
-    if job.scoring.policy_log_probs == "never":
-        yield "scoring.policy_log_probs never: later updates need old log-probs (scoring.policy_log_probs=auto)"
+    if training.lora is not None and EXPERTS in training.lora.target_modules:
+        yield "training.lora.target_modules experts: PEFT has no adapters beside the stacked tensors of routed experts"
 
 
 def _gpus(job: SettledJob) -> Iterator[str]:
     hardware, rollout, gpu = job.hardware, job.rollout, job.load_gpu()
     if gpu.kind != "cuda":
         yield f"hardware.profile {gpu.name}: the runtime's engines and transports are CUDA's, this is {gpu.kind}"
-    if hardware.generation is not None:
-        yield "hardware: a run has GPUs of one kind, and these are two groups"
-    if hardware.link is not None:
-        yield "hardware.link: the runtime sends weights within one cluster, over NCCL or a disk that all hosts share"
     named, per_host = find_profile(hardware.profile, where="hardware.profile"), hardware.devices_per_host
     most = getattr(named, "num_gpus", None)
     if most is not None and per_host > most:
@@ -240,8 +201,6 @@ def _gpus(job: SettledJob) -> Iterator[str]:
         )
     if rollout.speculative_tokens:
         yield "rollout.speculative_tokens: the runtime has drafted on CPU hosts alone; on GPUs it was never tried"
-    if rollout.attention_dp not in ("auto", 1) and job.is_for_rlplan:
-        yield f"rollout.attention_dp {rollout.attention_dp}: each engine of the runtime is one scheduler and its ranks"
 
 
 def _policy(job: SettledJob) -> ModelSpec | None:
@@ -267,44 +226,10 @@ def _cpu_engine(job: SettledJob) -> Iterator[str]:
         )
 
 
-def _without_effect_on_a_host(job: SettledJob) -> Iterator[str]:
-    """Keys that only plans for GPUs read: taken on a CPU host, they would change nothing."""
-    rollout, hardware = job.rollout, job.hardware
-    if rollout.sleep_level == 1:
-        yield (
-            "rollout.sleep_level 1: a colocated engine on a CPU host is ended and started again, and keeps no weights "
-            "(rollout.sleep_level=auto)"
-        )
-    if rollout.acceptance_rate is not None:
-        yield "rollout.acceptance_rate: it times engines on GPUs, none on a CPU host (rollout.acceptance_rate=null)"
-    if hardware.host_memory is not None:
-        yield "hardware.host_memory: a CPU host's memory is hardware.memory (hardware.host_memory=null)"
-    if hardware.price_per_gpu_hour is not None:
-        yield "hardware.price_per_gpu_hour: a CPU host has no GPUs (hardware.price_per_gpu_hour=null)"
-
-
 def _cpu_host(job: SettledJob) -> Iterator[str]:
-    rollout = job.rollout
     yield from _cpu_engine(job)
-    yield from _without_effect_on_a_host(job)
     for what, _, rule, way_out in (*missing_axes(job), *sharded_copies(job)):
         yield f"{what}: {rule} ({way_out})"
-    only = {
-        "kv_dtype fp8": rollout.kv_dtype != "auto",
-        "has_cuda_graphs": rollout.has_cuda_graphs,
-        "has_expert_parallel": rollout.has_expert_parallel is True,
-        "attention_dp above 1": rollout.attention_dp not in ("auto", 1),
-    }
-    for key in (key for key, is_on in only.items() if is_on):
-        yield f"rollout.{key}: the engine has it on GPUs only"
-    if job.training.offloads_parameters is True:
-        yield "training.offloads_parameters: on a CPU host weights lie on the host already"
-    if rollout.quantization != "none":
-        yield f"rollout.quantization {rollout.quantization}: vLLM quantises on CUDA devices, a CPU host has none"
-    if rollout.dtype is Dtype.FLOAT16:
-        yield "rollout.dtype float16: vLLM has no float16 kernels for a CPU (rollout.dtype=bfloat16 or float32)"
-    if job.hardware.generation is not None:
-        yield "hardware.generation: a second group of devices is of GPUs"
     lora = job.training.lora
     if lora is not None and job.placement.sync_content is SyncContent.ADAPTER:
         if job.training.has_packed_base and job.rollout.base_path is None:

@@ -189,6 +189,29 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _scoring_passes_have_a_size(self) -> Self:
+        longest = self.workload.max_seq_len
+        for role in (role for role in Role if role is not Role.VERIFIER):
+            size, tokens = self.scoring.pass_of(role).sizes
+            if tokens == "auto":
+                continue
+            key = f"scoring.{role}.max_tokens_per_micro_batch"
+            if size != "auto":
+                raise PydanticCustomError(
+                    "value_error",
+                    f"scoring.{role}.micro_batch_size_per_gpu = {size} and {key} = {tokens} both size a pass",
+                    {"way_out": f"{key}=auto"},
+                )
+            if tokens < longest:
+                raise PydanticCustomError(
+                    "value_error",
+                    f"{key} = {tokens} must hold one longest sequence, workload.max_prompt_len + max_response_len = "
+                    f"{longest}",
+                    {"way_out": f"{key}={longest}"},
+                )
+        return self
+
+    @model_validator(mode="after")
     def _watched_metrics_exist(self) -> Self:
         kept, stopping = self.checkpoints, self.early_stopping
         known = (*(one.metric for one in self.evaluations), REWARD_MEAN)

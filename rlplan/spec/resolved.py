@@ -370,6 +370,11 @@ def rule_book(job: JobSpec) -> RuleBook:
     return RuleBook(rules, lambda key: _value_of(job, key))
 
 
+def search_rules(job: JobSpec) -> RuleBook:
+    """The rules that a search keeps to; those of rlplan's own runtime are about keys that no search chooses."""
+    return RuleBook((), lambda key: _value_of(job, key)) if job.release.is_rlplan else rule_book(job)
+
+
 def _value_of(job: JobSpec, key: str) -> Any:
     """The value of a dotted key, of a part or of one of its properties; None below what the job does not have."""
     if key == "training.backend":

@@ -23,7 +23,7 @@ def list_scored(framework: str, *overrides: str, algorithm: str = "grpo") -> lis
     return [role for _, role in scored]
 
 
-# Source of every row: the releases that benchmarks/stacks-by-version.txt read, section 1.2, 2.1, 3.1, 4.1, 5.1.
+# Source of every row: the code that `sources` of the release's profile names under `step`.
 @pytest.mark.parametrize(
     ("framework", "overrides", "roles"),
     [

@@ -61,7 +61,7 @@ def deepspeed(folder: Path, settings: dict[str, Any]) -> Path:
 LORA = {"model_name_or_path": "Qwen/Qwen3-4B", "use_peft": True, "lora_r": 16, "dtype": "bfloat16"}
 BORDERLINE = {
     **LORA,
-    "max_length": 12500,
+    "max_length": 9500,
     "per_device_train_batch_size": 1,
     "gradient_checkpointing": False,
 }

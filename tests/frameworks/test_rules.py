@@ -56,3 +56,22 @@ def test_every_rule_is_about_a_key_of_a_job_and_says_why(name: str) -> None:
         assert rule.only
         assert rule.why
         assert not rule.why.endswith(".")
+
+
+def test_a_rule_may_name_the_value_of_another_key() -> None:
+    alike = Rule("rollout.sleep_level", "a reason", only=("=training.tp",))
+    assert book(alike, training__tp=2).settle() == {"rollout.sleep_level": 2}
+    assert book(alike).settle() == {}
+    rules = book(alike, training__tp=2, rollout__sleep_level=1)
+    ((rule, value),) = rules.find_lacking()
+    assert (value, rules.cure(rule)) == (1, 2)
+    assert not list(book(alike, training__tp=2, rollout__sleep_level=2).find_lacking())
+
+
+def test_some_rules_are_of_releases_before_or_since_one() -> None:
+    def levels(label: str) -> set[int]:
+        rules = find_release(label).rules
+        return {value for rule in rules if rule.key == "rollout.sleep_level" for value in rule.only}
+
+    assert levels("verl@0.5") == {1}
+    assert levels("verl@0.6") == levels("verl") == {1, 2}

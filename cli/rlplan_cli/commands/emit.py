@@ -34,7 +34,5 @@ def command(
         print(json.dumps(written.as_json()))
     else:
         print("\n".join(str(out / name) for name in written.files))
-        for words in written.notes:
-            note(words)
         readme = out / "README.md"
         note(f"{readme} says how to start it" if readme.exists() else f"run it with `rlplan run {out}`")

@@ -12,7 +12,6 @@ from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
 from rlplan.foreign.documents import flat
 from rlplan.foreign.engine_share import share_of, with_kv_cache
-from rlplan.foreign.export.counted import Count, count_settings, name_hardware
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
 from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings
@@ -23,8 +22,11 @@ from rlplan.planner.checks.frameworks import word_changes
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.base import validate
+from rlplan.spec.hardware.catalogue import find_profile
+from rlplan.spec.hardware.profile import NodeProfile
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import model_path, named_model
+from rlplan.spec.resolved import ResolvedJob
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement, Role
 
@@ -56,20 +58,26 @@ def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[s
 class Export:
     """A plan in a stack's keys. settings: theirs, those that differ from upstream's defaults. unsaid: our keys that
     they do not say, with the plan's values, where these are not the job's defaults. longest: tokens of a sequence.
-    count: bytes that the settings come to; None for stacks that say an engine or a trainer alone.
     """
 
     table: Table
     settings: dict[str, Any]
     unsaid: dict[str, Any]
     longest: int
-    count: Count | None = None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Differences between the plan and its files that do not prevent the export, for people."""
-        words = "" if self.count is None else self.count.note(self.table.title)
-        return (words,) if words else ()
+
+def name_hardware(plan: Plan) -> str:
+    """A plan's GPUs as they are typed: `8xh100-sxm`, `8xdgx-h100` for eight nodes of eight."""
+    hardware = plan.job.hardware
+    pools = [(hardware.num_devices, hardware.profile)]
+    if hardware.generation is not None:
+        pools.append((hardware.generation.num_devices, hardware.generation.profile))
+    return " + ".join(f"{_named_count(count, profile)}x{profile}" for count, profile in pools)
+
+
+def _named_count(num_devices: int, profile: str) -> int:
+    node = find_profile(profile, where="hardware.profile")
+    return num_devices // node.num_gpus if isinstance(node, NodeProfile) else num_devices
 
 
 def exported(plan: Plan, target: str) -> Export:
@@ -93,13 +101,11 @@ def exported(plan: Plan, target: str) -> Export:
     settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
     settings = apply_fixed(settings, wanted)
     settings = settings.with_values(_of_other_roles(settings, plan))
-    _check_algorithm(settings, plan)
     back = _check(settings, plan, wanted)
     check_fixed(settings, plan, wanted)
     said = {key: one.value for key, one in settings.given.items() if table.defaults.get(key, "~") != one.value}
     said |= settings.required()
-    count = count_settings(settings, plan)
-    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len, count)
+    return Export(table, said, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
 
 
 def _check_framework(table: Table, plan: Plan) -> None:
@@ -148,20 +154,6 @@ def _usual(plan: Plan) -> dict[str, Any]:
     return flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
 
 
-def _silently_lost(plan: Plan, table: Table, wanted: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
-    """Keys of which bytes depend and for which a stack has no word, with what it does instead: the job's default."""
-    parts = {key.partition(".")[0] for key in table.rows}
-    mine = tuple(key for key in _OF_BYTES if {key.partition(".")[0], *_BESIDE.get(key, ())} <= parts)
-    usual = _usual(plan)
-    unsaid = _unsaid(plan, wanted, back)
-    return {key: usual.get(key) for key, value in unsaid if key in mine and value != "bfloat16"}
-
-
-_OF_BYTES = (ADAPTERS, "training.optimizer", "training.dtype", "rollout.quantization")
-_BESIDE = {ADAPTERS: ("rollout",)}
-"""What else a stack has to say before it has to say that: DeepSpeed's file knows nothing of adapters."""
-
-
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
 
 
@@ -174,6 +166,8 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
         found[_ROLLOUTS] = _even_passes(plan, table)
     found = {key: value for key, value in found.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
+    if plan.job.release.scores_in_units_of_training and plan.choice.trainer.max_tokens:
+        found = _scored_in_tokens(found, plan.job)
     if found["rollout.quantization"] == "none":
         found.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
@@ -192,6 +186,16 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
         found.pop("placement.offload_roles", None)
     learned = {"algorithm.name", *list_learning_keys(plan.job)}  # others have no effect, or would switch something on
     return {key: value for key, value in found.items() if not key.startswith("algorithm.") or key in learned}
+
+
+def _scored_in_tokens(found: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
+    """Our keys with scoring passes sized in tokens: rollouts are counted at their longest, as training packs them."""
+    sizes = {
+        f"scoring.{role}.micro_batch_size_per_gpu": f"scoring.{role}.max_tokens_per_micro_batch"
+        for role in job.scored_roles
+    }
+    packed = {tokens: found[size] * job.workload.max_seq_len for size, tokens in sizes.items() if size in found}
+    return {key: value for key, value in found.items() if key not in sizes} | packed
 
 
 _TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"
@@ -245,7 +249,7 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
         or not all(matches(wanted[key], one) for key, one in row.when.items() if key in wanted)
     ):
         return None
-    said = dict(_spelled({key: one for key, one in row.when.items() if key not in wanted}))
+    said = dict(_spelled(settings, {key: one for key, one in row.when.items() if key not in wanted}))
     said |= {key: prod(wanted[one] for one in factors) for key, factors in row.written.items()}
     if not all(matches(said[key], row.when[key]) for key in row.written):
         return None
@@ -259,10 +263,13 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
     return said if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
 
 
-def _spelled(conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Values that make conditions hold; bounds and `*` are left to the rows of their keys."""
+def _spelled(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that make conditions hold, of several the one that is given; bounds and `*` are left to the rows of their
+    keys.
+    """
     for key, one in conditions.items():
-        first = one[0] if isinstance(one, list | tuple) else one
+        is_given = key in settings.given and isinstance(one, list | tuple) and matches(settings.value(key), one)
+        first = settings.value(key) if is_given else one[0] if isinstance(one, list | tuple) else one
         if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
             yield key, first
 
@@ -339,21 +346,6 @@ def _check_devices(table: Table, plan: Plan) -> None:
         )
 
 
-def _check_algorithm(settings: Settings, plan: Plan) -> None:
-    """First of all: rows of other algorithms ask for roles that the plan does not have. Raises: EmitError."""
-    table, wanted = settings.table, plan.job.algorithm.name
-    rows = table.rows.get("algorithm.name", ())
-    said = [row for row in rows if not row.is_only_read]
-    names = sorted({str(name) for row in said for name in (row.value, *(row.map or {}).values()) if name})
-    if names and wanted not in names:
-        raise EmitError(
-            f"{table.title} cannot say algorithm.name = {wanted}",
-            where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-            rule=f"one of {', '.join(names)}",
-            way_out="plan the job with one of these, or emit it for a target that has it",
-        )
-
-
 def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, Any]:
     """What is read back, which is the plan's job. Raises: EmitError."""
     table, hardware = settings.table, name_hardware(plan)
@@ -374,13 +366,14 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
     rows = {key: one for key, one in table.rows.items() if not all(row.is_assumed for row in one)}
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
     must_say = _must_say(settings, plan, wanted)
-    said = [key for key in keys if key in back or key.startswith(_MUST_SAY)]
+    sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.pass_of(role).is_stated)
+    said = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
     said += [key for key in must_say if key not in said]
     lost = {key: back.get(key) for key in said if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    lost |= {key: "auto" for key in lost if key.startswith(sized) and key not in back}
     if unsaid := [key for key in must_say if key in lost and key not in back]:
         usual = _usual(plan)
         lost |= {key: usual.get(key) for key in unsaid}
-    lost |= _silently_lost(plan, table, wanted, back)
     if not plan.job.has_rollouts and sum(back.get(key, 0) for key in _LENGTHS) == sum(wanted[key] for key in _LENGTHS):
         lost = {key: value for key, value in lost.items() if key not in _LENGTHS}  # one limit bounds both together
     lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS, _STALENESS) if key in back and key not in wanted}

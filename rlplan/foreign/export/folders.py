@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlplan.errors import EmitError, SpecError, did_you_mean
+from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.export.backwards import Export, exported
 from rlplan.foreign.table import load_table, table_name
 from rlplan.planner.plan import Plan
@@ -28,13 +28,16 @@ class _Form(NamedTuple):
     lacks: str = "with the data and rewards of your own in it"
 
 
-def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]:
-    """The command. before: lines above it. shape: words behind the program that say a model's shape."""
+def _script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
+    """The command. before: lines above it. shape: words behind the program that say a model's shape. program: another
+    than the table's first.
+    """
     table, settings = export.table, export.settings
-    words = [f"python3 -m {table.entries[0]}" if "." in table.entries[0].removesuffix(".py") else "python3 train.py"]
+    entry = program or table.entries[0]
+    words = [f"python3 -m {entry}" if "." in entry.removesuffix(".py") else "python3 train.py"]
     preset = next((name for name, values in table.presets.items() if values.items() <= settings.items()), None)
     if preset is not None and table.syntax == "overrides":
-        words.append(f"--config-name={preset}")
+        words.append(f"--config-name={'one_step_off_' * bool(program)}{preset}")
     elif preset is not None:  # a program of its own, which has no flags for these
         words = [f"python3 {preset}"]
         settings = {key: value for key, value in settings.items() if key not in table.presets[preset]}
@@ -55,6 +58,12 @@ def _script(export: Export, before: str = "", shape: str = "") -> dict[str, str]
                 f"--{key.replace('_', '-') if table.title == 'slime' else key}" + f" {quoted}" * (value is not True)
             )
     return {"train.sh": f"#!/bin/bash\nset -x\n{before}" + " \\\n    ".join(words) + ' "$@"\n'}
+
+
+def _verl_ahead(export: Export) -> dict[str, str]:
+    """The trainer that generates one step ahead, whose configuration looks for verl's own below verl's folder."""
+    before = 'cd "${VERL:?the folder of verl}" || exit\n'
+    return _script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
 
 
 _REST_OF_A_NAME = ("", "base", "chat", "instruct", "it")
@@ -117,19 +126,9 @@ def _trl(export: Export) -> dict[str, str]:
 
 
 def _beside_server(export: Export, server: dict[str, Any]) -> str:
-    """Lines that start `trl vllm-serve` on the GPUs numbered after those that train.
-
-    Raises: EmitError on several hosts.
-    """
+    """Lines that start `trl vllm-serve` on the GPUs of the same host that are numbered after those that train."""
     settings = export.settings
     num_training = settings["accelerate.num_processes"]
-    if settings.get("accelerate.num_machines", 1) > 1:
-        raise EmitError(
-            f"TRL's vLLM server beside {num_training} training GPUs on several hosts",
-            where=f"target {export.table.title} {export.table.version}",
-            rule="train.sh starts the server on the host that trains, on the GPUs after those that train",
-            way_out="plan the job for one host, or with placement.placement=hybrid",
-        )
     said = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
     num_engines, tp = server.get("data_parallel_size", 1), server.get("tensor_parallel_size", 1)
     of_all = [str(gpu) for gpu in range(num_training + num_engines * tp)]
@@ -174,6 +173,10 @@ _FORMS = {
 }
 _TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with the data of your own in its place")
 """Of TRL's trainers that are given their answers."""
+_VERL_AHEAD = _Form(
+    _verl_ahead, "VERL=FOLDER bash train.sh", "FOLDER being verl's, with the data and rewards of your own in it"
+)
+"""Of verl's trainer that generates one step ahead."""
 TARGETS = tuple(_FORMS)
 """Stacks that a plan can be written for in their own keys."""
 
@@ -232,6 +235,7 @@ def render_export(plan: Plan, target: str) -> Rendered:
     stack = check_stack(target)
     export = exported(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
+    form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
     return Rendered(export, {**form.files(export), "README.md": _readme(plan, export, form)})
 
 
@@ -256,7 +260,8 @@ def _readme(plan: Plan, export: Export, form: _Form) -> str:
         f"Start it with `{form.command}`, {form.lacks}.\n\n"
         "Everything that is not named there has the stack's default.\n"
     )
-    text += "".join(f"\n{note}.\n" for note in export.notes)
+    if watts := plan.job.hardware.power_limit:
+        text += f"\nThe plan is for GPUs limited to {watts} W, each with `nvidia-smi -pl {watts}`.\n"
     if export.unsaid:
         text += f"\nWhat the plan says beside, and {table.title} has no key for:\n\n"
         text += "".join(f"- `{key}={json.dumps(value)}`\n" for key, value in export.unsaid.items())

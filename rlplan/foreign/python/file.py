@@ -20,7 +20,8 @@ from rlplan.foreign.table import given_trainers, load_table
 from rlplan.foreign.unknown import is_known, shown
 from rlplan.records import dataclass
 
-_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+_LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
+"""Arguments of LoraConfig that ModelConfig's flags name otherwise."""
 _ONLINE = "GRPO"
 """Of TRL's trainers the one whose policy generates."""
 _BITS = ("load_in_4bit", "load_in_8bit")
@@ -263,7 +264,8 @@ def _adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
         yield "use_peft", Given(False, place)
     elif is_made(value, "LoraConfig"):
         yield "use_peft", Given(True, place)
-        for key, one in value.given.items():
-            yield from _single(_LORA.get(key, f"lora.{key}"), one)
+        usual = {"lora_dropout": Given(0.0, place)}  # PEFT's; ModelConfig has another
+        for key, one in (usual | value.given).items():
+            yield from _single(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), one)
     elif not (isinstance(value, str) and shown(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

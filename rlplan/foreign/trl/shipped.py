@@ -1,7 +1,7 @@
 """Configurations of accelerate that TRL ships, by name.
 
 In: a name (`zero3`), or a path that ends with one of TRL's own. Out: the file's keys; None where it is none of them.
-Source: trl/cli/accelerate_config.py (`--accelerate_config`), facts in tables/accelerate.yaml.
+Source: trl/cli/accelerate_config.py (`--accelerate_config`), facts in frameworks/keys/accelerate.yaml.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """DeepSpeed and FSDP as transformers and `accelerate launch` are told of them, as keys of accelerate's file.
 
 In: what a script or a file gives TRL. Out: the same with `accelerate.` keys, which rows of the table ask for.
-Left out: what these keys mean (tables/trl.yaml).
+Left out: what these keys mean (frameworks/keys/trl_training.yaml).
 Source: transformers 5.19 training_args.py (`deepspeed`, `fsdp`); accelerate 1.15 commands/launch.py.
 """
 

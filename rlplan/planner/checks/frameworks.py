@@ -57,9 +57,16 @@ def framework(job: SettledJob, setting: GpuSetting) -> Iterator[Problem]:
         f"a plan for {title} has no " + ", no ".join(f"{key} = {_word(value)}" for key, (_, value) in lacking.items()),
         ", ".join(lacking),
         f"{title} {job.release.version}: "
-        + "; ".join(f"{rule.key} is {' or '.join(map(word_of, rule.only))} ({rule.why})" for rule in rules),
+        + "; ".join(f"{rule.key} is {_word_only(rule)} ({rule.why})" for rule in rules),
         _word_frameworks(job) if _lacks_algorithm(book) else word_changes(_list_changes(book)),
     )
+
+
+def runtime_refusals(job: SettledJob) -> Iterator[str]:
+    """What a job states and rlplan's own runtime does not have, each value with the change that clears it."""
+    book = rule_book(job)
+    way_out = " ".join(_list_changes(book))
+    yield from (f"{rule.key} {_word(value)}: {rule.why} ({way_out})" for rule, value in book.find_lacking())
 
 
 def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
@@ -69,9 +76,16 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
     """
     book, changes, reasons = rule_book(job), list[str](), list[str]()
     for rule, value in book.find_lacking():
-        values = " or ".join(map(word_of, rule.only))
-        reasons.append(f"{rule.key} {_word(value)}: an export for {job.release.title} has {values}: {rule.why}")
+        reasons.append(
+            f"{rule.key} {_word(value)}: an export for {job.release.title} has {_word_only(rule)}: {rule.why}"
+        )
     changes += _list_changes(book)
+    counts_rollouts = job.release.scores_in_units_of_training and not choice.trainer.max_tokens
+    for role in job.scored_roles if counts_rollouts else ():
+        key = f"scoring.{role}.max_tokens_per_micro_batch"
+        if (tokens := job.scoring.pass_of(role).max_tokens_per_micro_batch) != "auto":
+            reasons.append(f"{key} {tokens}: passes are counted in rollouts, as training's are")
+            changes.append(f"{key}=auto")
     pp = choice.trainer.pp
     if pp > 1 and not has_even_stages(model := job.load_model(), pp):
         groups = choice.arrangement.num_training * pp // choice.trainer.ranks_per_sequence
@@ -80,7 +94,7 @@ def export_refusals(job: SettledJob, choice: Choice) -> Iterator[str]:
             f"training.pp {pp}: {model.num_layers} layers over {pp} stages leave others than the last unequal"
         )
         changes.append(f"training.pp={even}")
-    way_out = " ".join(changes)
+    way_out = " ".join(dict.fromkeys(changes))
     if _lacks_algorithm(book):
         way_out = _word_frameworks(job)
     yield from (f"{reason} ({way_out})" for reason in reasons)
@@ -95,17 +109,23 @@ def _word(value: object) -> str:
     return "{...}" if isinstance(value, Spec) else word_of(value)
 
 
+def _word_only(rule: Rule) -> str:
+    """The values of a rule; `=KEY` is the value of that key."""
+    return " or ".join(word_of(value).removeprefix("=") for value in rule.only)
+
+
 def _list_changes(book: RuleBook) -> list[str]:
     """Overrides after which no stated value is lacking: a change may make another rule hold."""
     changes: dict[str, object] = {}
     while (lacking := next(book.beside(changes).find_lacking(), None)) is not None and lacking[0].key not in changes:
-        changes[lacking[0].key] = lacking[0].only[0]
+        changes[lacking[0].key] = book.beside(changes).cure(lacking[0])
     return [f"{key}={word_of(value)}" for key, value in changes.items()]
 
 
 def _word_frameworks(job: SettledJob) -> str:
-    """Frameworks that have the job's algorithm as it is stated; rlplan's own runtime has every algorithm."""
-    able = [name for name in NAMES if find_release(name).rules and not _lacks_learning(job, name)]
+    """Frameworks that have the job's algorithm as it is stated, rlplan's own runtime last: it has every algorithm."""
+    others = [name for name in NAMES if find_release(name).rules and not find_release(name).is_rlplan]
+    able = [name for name in others if not _lacks_learning(job, name)]
     return " or ".join(f"framework={name}" for name in (*able, "rlplan"))
 
 

@@ -35,7 +35,7 @@ from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
 from rlplan.records import dataclass
-from rlplan.spec.resolved import SettledJob, rule_book
+from rlplan.spec.resolved import SettledJob, search_rules
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement
 
@@ -76,7 +76,7 @@ class ChoicesOfGroups:
 
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
-        self.models, self.rules = (setting.policy, *setting.models.values()), rule_book(job)
+        self.models, self.rules = (setting.policy, *setting.models.values()), search_rules(job)
         self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
 
     @memoized

@@ -20,9 +20,14 @@ class ScoringPassSpec(Spec):
     """Tokens that are packed into one pass."""
 
     @property
+    def sizes(self) -> tuple[int | Literal["auto"], int | Literal["auto"]]:
+        """Rollouts and tokens of a pass."""
+        return self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch
+
+    @property
     def is_stated(self) -> bool:
         """Whether the passes have a size of their own."""
-        return (self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch) != ("auto", "auto")
+        return self.sizes != ("auto", "auto")
 
 
 class ScoringSpec(Spec):

@@ -44,10 +44,14 @@ def composed_verl(folder: str) -> Any:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    words = arguments(folder)
+    words, root = arguments(folder), root_of("verl")
     names = [word.partition("=")[2] for word in words if word.startswith("--config-name=")]
-    with initialize_config_dir(str(root_of("verl") / "trainer" / "config"), version_base=None):
-        config = compose(names[0] if names else "ppo_trainer", [word for word in words if not word.startswith("--")])
+    configs, usual = root / "trainer" / "config", "ppo_trainer"
+    if "one_step_off_policy" in Path(folder, "train.sh").read_text("utf-8"):
+        configs, usual = root / "experimental" / "one_step_off_policy" / "config", "one_step_off_ppo_trainer"
+    os.chdir(root.parent)  # from where that configuration looks for verl's own
+    with initialize_config_dir(str(configs), version_base=None):
+        config = compose(names[0] if names else usual, [word for word in words if not word.startswith("--")])
     OmegaConf.to_container(config, resolve=True)
     return config
 

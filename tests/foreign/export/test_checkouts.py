@@ -16,7 +16,8 @@ from ruamel.yaml import YAML
 
 from rlplan.foreign.export.folders import write_export
 from tests.foreign.export import own_parsers
-from tests.foreign.export.test_own_parsers import learning_plans, wanted_of, within
+from tests.foreign.export.learned import learning_plans, wanted_of
+from tests.foreign.export.test_own_parsers import within
 
 CHECKOUTS = os.environ.get("CHECKOUTS", "")
 RECORDED = YAML(typ="safe").load(Path(__file__).parent / "recorded.yaml")

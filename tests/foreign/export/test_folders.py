@@ -79,7 +79,7 @@ def test_a_folder_says_how_it_is_started_and_what_it_leaves_out(target: str, tmp
         ("verl", ("framework=rlplan",), "the plan is for rlplan, the target is verl"),
         ("slime", ("training.backend=fsdp2",), "the plan is for verl, the target is slime"),
         ("openrlhf", (*ASKED["trl"],), "the plan is for TRL, the target is OpenRLHF"),
-        ("verl", (*ASKED["verl"], "placement.placement=disaggregated"), "placement.placement = disaggregated"),
+        ("verl", (*ASKED["verl"], "placement.placement=disaggregated"), "placement.max_staleness = null"),
     ],
 )
 def test_a_plan_for_another_framework_is_refused(

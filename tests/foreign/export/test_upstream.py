@@ -14,6 +14,7 @@ from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
 from rlplan.planner.plan import Plan
 from tests.emit.known_keys import known_keys
+from tests.foreign.export.learned import FIXED, learned_by_trl, learning_plans, trained_by_trl, wanted_of
 from tests.foreign.export.plans import ASKED, asked_of, plan_of
 
 
@@ -110,11 +111,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 @pytest.mark.nightly
 def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
-    from trl import GRPOConfig, ModelConfig, TrlParser
+    from trl import GRPOConfig
 
     for plan, folder in written("trl", tmp_path):
-        given = ["--config", str(folder / "train.yaml"), "--output_dir", str(tmp_path / "out"), "--use_cpu", "true"]
-        config, model = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config(given)
+        config, model = parsed_by_trl(GRPOConfig, folder)
         work = plan.job.workload
         said = read_yaml(folder / "train.yaml")
         # accelerate.yaml starts eight processes, and here there is one
@@ -124,3 +124,45 @@ def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) ->
         assert config.max_completion_length == work.max_response_len
         assert model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"
         assert load_config_from_file(str(folder / "accelerate.yaml")).num_processes == 8
+
+
+@pytest.mark.nightly
+def test_trl_s_own_classes_resolve_every_key_of_the_algorithm_to_the_plan_s(tmp_path: Path) -> None:
+    from trl import GRPOConfig
+
+    backends = (("training.backend=fsdp2",), ("training.backend=deepspeed",))
+    for index, plan in enumerate(learning_plans("trl", backends)):
+        write_export(plan, "trl", tmp_path / str(index))
+        learned = learned_by_trl(parsed_by_trl(GRPOConfig, tmp_path / str(index))[0])
+        assert learned.pop("fixed") == FIXED["trl"]
+        wanted = wanted_of(plan)
+        assert {name: learned[name] for name in wanted} == wanted
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "ipo", "kto", "reward_modeling"])
+def test_trl_s_own_classes_resolve_trainers_of_given_answers(algorithm: str, tmp_path: Path) -> None:
+    from trl import DPOConfig, KTOConfig, RewardConfig, SFTConfig
+
+    classes = {"sft": SFTConfig, "dpo": DPOConfig, "ipo": DPOConfig, "kto": KTOConfig, "reward_modeling": RewardConfig}
+    adapters = "training.lora={rank: 16, dropout: 0.1}"
+    for index, more in enumerate(((), ("algorithm.weight_decay=0.03", "algorithm.learning_rate=3e-6"), (adapters,))):
+        if more == (adapters,) and algorithm == "reward_modeling":
+            continue  # TRL's adapters of a reward model are not counted
+        folder = tmp_path / str(index)
+        plan = plan_of("framework=trl", f"algorithm.name={algorithm}", *more)
+        write_export(plan, "trl", folder)
+        config, model = parsed_by_trl(classes[algorithm], folder)
+        learned, wanted = trained_by_trl(config), wanted_of(plan)
+        assert {name: learned[name] for name in wanted} == wanted
+        if algorithm in ("dpo", "ipo"):
+            assert config.loss_type == ["ipo" if algorithm == "ipo" else "sigmoid"]
+        assert (model.use_peft, model.lora_dropout) == ((True, 0.1) if more == (adapters,) else (False, 0.05))
+
+
+def parsed_by_trl(config: type, folder: Path) -> Any:
+    """What TRL's own parser makes of a folder: the trainer's configuration and the model's."""
+    from trl import ModelConfig, TrlParser
+
+    given = ["--config", str(folder / "train.yaml"), "--output_dir", str(folder / "out"), "--use_cpu", "true"]
+    return TrlParser((config, ModelConfig)).parse_args_and_config(given)

@@ -1,0 +1,256 @@
+"""What trainers of other stacks learn with, of the configuration that their own code resolves, by names of ours.
+
+Left out: who resolves it (own_parsers.py).
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from rlplan.errors import SpecError
+from rlplan.foreign.export.experiment import list_learning_keys
+from rlplan.planner.plan import Plan
+from rlplan.planner.plan_parts import Verdict
+from tests.foreign.export.plans import ASKED, plan_of
+
+
+def learned_by_verl(found: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    """What verl learns with, of its own names."""
+    actor, optim = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.optim."
+    has_loss, has_reward = found[f"{actor}use_kl_loss"], found["algorithm.use_kl_in_reward"]
+    kind = found[f"{actor}kl_loss_type"] if has_loss else found["algorithm.kl_penalty"]
+    coefficient = found[f"{actor}kl_loss_coef"] if has_loss else found["algorithm.kl_ctrl.kl_coef"]
+    return {
+        "learning_rate": found[f"{optim}lr"],
+        "lr_scheduler_type": found[f"{optim}lr_decay_style" if is_megatron else f"{optim}lr_scheduler_type"],
+        "lr_warmup_steps": max(0, found[f"{optim}lr_warmup_steps"] or 0),
+        "lr_warmup_ratio": 0 if (found[f"{optim}lr_warmup_steps"] or 0) > 0 else found[f"{optim}lr_warmup_steps_ratio"],
+        "lr_decay_steps": found.get(f"{optim}lr_decay_steps"),
+        "min_lr_ratio": found.get(f"{optim}min_lr_ratio", 0) or 0,
+        "weight_decay": found[f"{optim}weight_decay"],
+        "adam_beta1": found[f"{optim}betas"][0],
+        "adam_beta2": found[f"{optim}betas"][1],
+        "gradient_clipping": found[f"{optim}clip_grad"],
+        "clip_low": found[f"{actor}clip_ratio_low"],
+        "clip_high": found[f"{actor}clip_ratio_high"],
+        "entropy_coef": found[f"{actor}entropy_coeff"],
+        "kl_coef": coefficient if has_loss or has_reward else 0,
+        "kl_in": "loss" if has_loss else "reward" if has_reward else "",
+        "importance": {"token": "truncate", None: "none"}[found["algorithm.rollout_correction.rollout_is"]],
+        "importance_low": 0,
+        "importance_high": found["algorithm.rollout_correction.rollout_is_threshold"],
+        "overlong_buffer": found.get(f"{OVERLONG}len", 0) if found.get(f"{OVERLONG}enable") else 0,
+        "overlong_penalty": found.get(f"{OVERLONG}penalty_factor", 1.0),
+        "masks_truncated": False,
+        "max_refills": 100 if found["algorithm.filter_groups.enable"] else 0,
+        "kl_estimator": {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}[kind],
+        "token_weights": "sequence"  # core_algos.py, compute_policy_loss_gspo
+        if found[f"{actor}policy_loss.loss_mode"] == "gspo"
+        else {
+            "token-mean": "token",
+            "seq-mean-token-mean": "sequence",
+            "seq-mean-token-sum-norm": "constant",
+        }[found[f"{actor}loss_agg_mode"]],
+        "gae_lambda": found["algorithm.lam"],
+        "gamma": found["algorithm.gamma"],
+        "value_clip": found["critic.cliprange_value"],
+        "value_learning_rate": found["critic.optim.lr"],
+        "value_warmup_steps": found["trainer.critic_warmup"],
+        "temperature": found["actor_rollout_ref.rollout.temperature"],
+        "num_epochs_per_step": found[f"{actor}ppo_epochs"],
+        "fixed": [
+            [found["actor_rollout_ref.rollout.top_p"], found["actor_rollout_ref.rollout.top_k"]],
+            [found["algorithm.rollout_correction.rollout_rs"], found["algorithm.rollout_correction.bypass_mode"]],
+            found["algorithm.kl_ctrl.type"],
+            found[f"{actor}clip_ratio_c"] > 1e6 or found[f"{actor}policy_loss.loss_mode"] != "vanilla",
+        ],
+    }
+
+
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
+FIXED = {
+    "verl": [[1, -1], [None, False], "fixed", True],
+    "openrlhf": [1.0, None, None, False, True],
+    "trl": [[1.0, 0, None, 1.0], [None, None, 1.0], [True, False, False], True],
+}
+"""Top-p and top-k that cut nothing, no second clip, no adaptive coefficient, no clipped or normalized rewards."""
+
+
+CORRECTION = "algo.advantage.is_correction_"
+
+
+def learned_by_openrlhf(found: dict[str, Any]) -> dict[str, Any]:
+    """What OpenRLHF learns with, of the names of its arguments."""
+    low, high = found["actor.eps_clip_low_high"] or [found["actor.eps_clip"]] * 2
+    scheduler = found["actor.lr_scheduler"]
+    importance = {"clip": "truncate", "mask": "mask"}[found[f"{CORRECTION}mode"]]
+    importance = "none" if found[f"{CORRECTION}level"] == "off" else importance
+    return {
+        "learning_rate": found["actor.adam.lr"],
+        "lr_scheduler_type": "cosine" if "cosine" in scheduler else scheduler.removesuffix("_with_warmup"),
+        "lr_warmup_ratio": 0 if scheduler == "constant" else found["actor.lr_warmup_ratio"],
+        "lr_warmup_steps": 0,
+        "min_lr_ratio": 0 if scheduler == "cosine" else found["actor.min_lr_ratio"],
+        "importance": importance,
+        "importance_low": found[f"{CORRECTION}threshold"][0],
+        "importance_high": found[f"{CORRECTION}threshold"][1],
+        "overlong_buffer": found["reward.overlong_buffer_len"] or 0,
+        "overlong_penalty": found["reward.overlong_penalty_factor"],
+        "masks_truncated": False,
+        "max_refills": 0,
+        "weight_decay": found["actor.adam.weight_decay"],
+        "adam_beta1": found["actor.adam.betas"][0],
+        "adam_beta2": found["actor.adam.betas"][1],
+        "gradient_clipping": found["actor.max_norm"],
+        "clip_low": low,
+        "clip_high": high,
+        "entropy_coef": found["actor.entropy_coef"] or 0,
+        "kl_coef": found["algo.kl.init_coef"],
+        "kl_in": "loss" if found["algo.kl.use_loss"] else "reward",
+        "kl_estimator": found["algo.kl.estimator"],
+        "token_weights": {"token-mean": "token", "seq-mean-token-mean": "sequence"}[found["actor.loss_agg_mode"]],
+        "gae_lambda": found["algo.advantage.lambd"],
+        "gamma": found["algo.advantage.gamma"],
+        "value_clip": found["critic.value_clip"],
+        "value_learning_rate": found["critic.adam.lr"],
+        "value_warmup_steps": max(0, found["critic.freezing_steps"]),
+        "temperature": found["rollout.temperature"],
+        "num_epochs_per_step": found["train.max_epochs"],
+        "fixed": [
+            found["rollout.top_p"],
+            found["actor.dual_clip"],
+            found["algo.kl.target"],
+            found["reward.normalize_enable"],
+            found["reward.clip_range"][1] > 1e6,
+        ],
+    }
+
+
+TRL_CONSTANT = ("constant", "constant_with_warmup")
+TRL_TOKENS = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant", "cispo": "token"}
+TRL_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
+
+
+def learned_by_trl(found: Any) -> dict[str, Any]:
+    """What TRL learns with, of the attributes of its GRPOConfig."""
+    is_corrected = found.use_vllm and found.vllm_importance_sampling_correction
+    return trained_by_trl(found) | {
+        "kl_coef": found.beta,
+        "clip_low": found.epsilon,
+        "clip_high": found.epsilon if found.epsilon_high is None else found.epsilon_high,
+        "entropy_coef": found.entropy_coef,
+        "kl_in": "loss",
+        "kl_estimator": "k3",
+        "token_weights": TRL_TOKENS[found.loss_type],
+        "importance": TRL_MODES[found.vllm_importance_sampling_mode] if is_corrected else "none",
+        "importance_low": found.vllm_importance_sampling_clip_min or 0,
+        "importance_high": found.vllm_importance_sampling_clip_max,
+        "overlong_buffer": 0,
+        "masks_truncated": found.mask_truncated_completions,
+        "max_refills": 0,
+        "temperature": found.temperature,
+        "num_epochs_per_step": found.num_iterations,
+        "fixed": [
+            [found.top_p, found.top_k, found.min_p, found.repetition_penalty],
+            [found.delta, found.off_policy_mask_threshold, found.top_entropy_quantile],
+            [found.disable_dropout, found.sync_ref_model, found.use_adaptive_entropy],
+            found.beta == 0 or found.use_bias_correction_kl is False,
+        ],
+    }
+
+
+def trained_by_trl(found: Any) -> dict[str, Any]:
+    """What every trainer of TRL takes from its configuration."""
+    scheduler = found.lr_scheduler_type.value
+    has_warmup = scheduler != "constant"
+    assert (found.adam_epsilon, found.label_smoothing_factor, found.neftune_noise_alpha) == (1e-8, 0, None)
+    return {
+        "learning_rate": found.learning_rate,
+        "lr_scheduler_type": "constant" if scheduler in TRL_CONSTANT else scheduler,
+        "lr_warmup_steps": found.warmup_steps if has_warmup and found.warmup_steps >= 1 else 0,
+        "lr_warmup_ratio": found.warmup_steps if has_warmup and found.warmup_steps < 1 else 0,
+        "min_lr_ratio": 0,
+        "weight_decay": found.weight_decay,
+        "adam_beta1": found.adam_beta1,
+        "adam_beta2": found.adam_beta2,
+        "gradient_clipping": found.max_grad_norm,
+        "kl_coef": getattr(found, "beta", 0),
+    }
+
+
+def wanted_of(plan: Plan) -> dict[str, Any]:
+    """The plan's values, by names of ours, of keys that have an effect."""
+    spec, work = plan.job.algorithm, plan.job.workload
+    names = [key.rpartition(".")[2] for key in list_learning_keys(plan.job)]
+    values = {name: getattr(spec, name, getattr(work, name, None)) for name in names}
+    if "value_learning_rate" in values:
+        values["value_learning_rate"] = spec.value_learning_rate or spec.learning_rate
+    return values
+
+
+LEARNING = (
+    (),
+    ("algorithm.kl_in=reward", "algorithm.kl_estimator=k2", "algorithm.kl_coef=0.004"),
+    ("algorithm.adam_beta1=0.8", "algorithm.adam_beta2=0.97", "algorithm.weight_decay=0.03", "algorithm.clip_low=0.11"),
+    (
+        "algorithm.clip_high=0.31",
+        "algorithm.token_weights=token",
+        "algorithm.entropy_coef=0.002",
+        "workload.temperature=0.9",
+    ),
+    ("algorithm.gradient_clipping=0.4", "algorithm.learning_rate=2e-6", "algorithm.kl_estimator=k1"),
+    ("algorithm.name=ppo", "algorithm.gae_lambda=0.9", "algorithm.value_clip=0.3", "algorithm.value_warmup_steps=3"),
+    ("algorithm.name=ppo", "algorithm.kl_in=loss", "algorithm.value_learning_rate=4e-6"),
+    ("algorithm.name=rloo",),
+    ("algorithm.name=reinforce++", "algorithm.gamma=0.99"),
+    ("algorithm.name=reinforce++_baseline",),
+    ("algorithm.name=gspo", "algorithm.clip_low=0.0003", "algorithm.clip_high=0.0004"),
+    ("algorithm.lr_scheduler_type=cosine", "algorithm.lr_warmup_ratio=0.1"),
+    ("algorithm.overlong_buffer=256", "algorithm.overlong_penalty=0.7"),
+    ("algorithm.importance=truncate", "algorithm.importance_high=3.5"),
+    ("algorithm.importance=none",),
+)
+AHEAD = (
+    *("placement.placement=disaggregated", "placement.max_staleness=1", "placement.partial_rollouts=false"),
+    *("placement.offload=auto", "placement.offload_roles=auto"),
+)
+"""verl's trainer that generates one step ahead."""
+OWN_LEARNING = {
+    "verl": (
+        ("algorithm.name=remax",),
+        ("algorithm.name=dr_grpo",),
+        ("algorithm.name=cispo",),
+        ("algorithm.lr_warmup_steps=5",),
+        ("algorithm.lr_scheduler_type=cosine", "algorithm.min_lr_ratio=0.2", "training.backend=fsdp2"),
+        ("algorithm.name=dapo", "algorithm.max_refills=100"),
+        (*AHEAD, "algorithm.clip_high=0.29"),
+        (*AHEAD, "algorithm.importance=none"),
+    ),
+    "trl": (
+        ("algorithm.importance=mask", "algorithm.importance_low=0.4", "algorithm.importance_high=3.5"),
+        ("algorithm.name=cispo",),
+        ("algorithm.name=dr_grpo",),
+        ("algorithm.masks_truncated=true",),
+        ("algorithm.lr_scheduler_type=linear", "algorithm.lr_warmup_steps=5"),
+        ("algorithm.lr_warmup_steps=5",),
+        ("algorithm.kl_coef=0.004",),
+    ),
+    "openrlhf": (
+        ("algorithm.importance=mask", "algorithm.importance_low=0.4", "algorithm.importance_high=3.5"),
+        ("algorithm.lr_scheduler_type=cosine", "algorithm.min_lr_ratio=0.2"),
+        ("algorithm.lr_scheduler_type=linear",),
+    ),
+}
+"""What one of the stacks has alone."""
+
+
+def learning_plans(stack: str, backends: Sequence[tuple[str, ...]] = ((),)) -> list[Plan]:
+    """Plans that differ in every key of the algorithm that a stack has."""
+    plans: list[Plan] = []
+    for words, backend in product((*LEARNING, *OWN_LEARNING.get(stack, ())), backends):
+        try:
+            plan = plan_of(*ASKED[stack], *words, *backend)
+        except SpecError:  # which the stack lacks
+            continue
+        plans += [plan] * (plan.verdict is not Verdict.REFUSED)
+    return plans
