@@ -8,6 +8,7 @@ Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`.
 
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
@@ -21,6 +22,7 @@ from rlplan.planner.setting import GpuPool, read_pools
 from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
+from rlplan.spec.models.catalogue import named_model
 from rlplan.spec.resolved import settle
 from rlplan.timing.serving.counts import EngineCut, engine_counts
 from rlplan.timing.serving.load import ClosedLoop, Latency, closed_loop_latency
@@ -185,7 +187,7 @@ class ServingJob:
         spec = self.model.quantization
         if spec is not None:
             return quantization_of_spec(spec, where="policy")
-        named = quantization_by_name(self.job.policy.path)
+        named = quantization_by_name("/".join(Path(self.job.policy.path).parts[-2:]))  # a folder's path ends with it
         return named or quantization_by_word(self.rollout.quantization, where="rollout.quantization")
 
     @property
@@ -234,6 +236,13 @@ class ServingJob:
         )
 
     @property
+    def cut(self) -> EngineCut:
+        """How the engine holds the model, as far as seconds depend on it."""
+        ep = self.tp * self.attention_dp if self.has_whole_experts else 1
+        kept = self.element_bytes, self.kv_element_bytes, self.quantization
+        return EngineCut(self.tp, ep, self.attention_dp, *kept)
+
+    @property
     def rates(self) -> EngineRates:
         """How fast the engine is. Raises: SpecError."""
         if self.rollout.pp > 1:
@@ -243,13 +252,10 @@ class ServingJob:
                 rule="an engine in pipeline stages has bytes, no seconds",
                 way_out="rollout.pp=1 with more ranks of rollout.tp",
             )
-        ranks, dp = self.tp * self.attention_dp, self.attention_dp
-        ep, kv_bytes = ranks if self.has_whole_experts else 1, self.kv_element_bytes
-        cut = EngineCut(self.tp, ep, dp, self.element_bytes, kv_bytes, self.quantization)
         return EngineRates(
-            engine_counts(self.model, cut),
+            engine_counts(self.model, self.cut),
             self.pool.cluster,
-            kv_element_bytes=kv_bytes,
+            kv_element_bytes=self.kv_element_bytes,
             has_graphs=self.rollout.has_cuda_graphs is not False,
             version=self.version,
         )
@@ -300,7 +306,7 @@ def serve(job: JobSpec) -> Served:
     engine = ServingJob(job)
     settings = engine.settings
     return Served(
-        job.policy.path,
+        named_model(job.policy.path),
         job.hardware.profile,
         engine.num_gpus,
         job.hardware.num_devices,

@@ -50,7 +50,7 @@ class EngineSettings:
     element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
     attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
     parallelism. has_lora: each batch size is captured with adapters and without
-    (`VllmVersion.captures_with_adapters`). non_torch_bytes: measured, replaces the estimate.
+    (`VllmVersion.captures_with_adapters`).
     """
 
     total_bytes: int
@@ -69,10 +69,8 @@ class EngineSettings:
     max_model_len: int | None = None
     block_size: int | None = None
     enforce_eager: bool = False
-    is_offline: bool = False
     is_a100: bool = False
     has_lora: bool = False
-    non_torch_bytes: int | None = None
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
     version: VllmVersion = LATEST
@@ -106,6 +104,8 @@ class EngineMemory:
     context: int = field(default=CONTEXT)
     kept_workspace: int = 0
     """Of experts, as far as this version's sleep leaves it."""
+    in_flight: int = 0
+    """Tokens computed but not settled yet, which a window holds beside its own."""
     input_buffer: int = 0
     """Of hidden states, made beside what the profile run counts; sleep leaves it."""
 
@@ -122,7 +122,7 @@ class EngineMemory:
     @property
     def max_concurrency(self) -> float:
         """Sequences of the largest length that the cache holds at once."""
-        return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len)
+        return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len, self.in_flight)
 
     def resident_bytes(self, sleep_level: Literal[0, 1, 2] = 0) -> int:
         """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
@@ -171,7 +171,6 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
         settings.total_bytes,
         length,
         is_a100=settings.is_a100,
-        is_offline=settings.is_offline,
     )
     return BatchLimits(
         settings.max_num_seqs or settings.attention_dp * usual.max_num_seqs,
@@ -214,9 +213,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
     sampler = sampler_peak_bytes(version, model, own.max_num_batched_tokens, own.max_num_seqs) if is_last else 0
     encoder = encoder_peak_bytes(model, own.max_num_batched_tokens) if is_first else 0
-    other = settings.non_torch_bytes
-    if other is None:
-        other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
+    other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = stage_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
@@ -249,6 +246,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         pool=pool,
         context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
         kept_workspace=workspace,
+        in_flight=limits.max_num_batched_tokens * version.num_batches_in_flight,
         input_buffer=input_buffer_bytes(version, model, own.max_num_batched_tokens, e),
     )
 

@@ -15,7 +15,6 @@ from rlplan.memory.serving.peaks import (
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.trtllm import TrtllmSettings, num_trtllm_sequences
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 from rlplan.units import GIB, MIB
@@ -297,14 +296,3 @@ def test_a_window_holds_its_tokens_and_one_block_more() -> None:
     assert group.num_blocks(100_000) == 65
     assert group.num_blocks(100) == 8
     assert group.num_blocks(100_000, in_flight=8192) == 577
-
-
-# ------------------------------------------------------------------------------------------ TensorRT-LLM
-
-
-def test_trtllm_holds_fewer_sequences_where_they_are_longer_or_the_fraction_smaller() -> None:
-    model, base = find_model(LLAMA), TrtllmSettings(80 * GIB, max_seq_len=4096, max_num_tokens=8192)
-    assert num_trtllm_sequences(model, base) > num_trtllm_sequences(
-        model, TrtllmSettings(80 * GIB, max_seq_len=8192, max_num_tokens=8192)
-    )
-    assert num_trtllm_sequences(find_model("meta-llama/Llama-3.1-70B"), base) == 0
