@@ -76,7 +76,10 @@ def plan(
     gpus: str | None = None,
     objective: str | None = None,
 ) -> PlanResult | ServingResult:
-    """Choose a layout; of a job that serves, as `estimate`. objective: step_time (usual), tokens_per_s, cost or gpus. Raises: as `estimate`."""
+    """Choose a layout; of a job that serves, as `estimate`. Raises: as `estimate`.
+
+    objective: step_time (usual), tokens_per_s, cost or gpus.
+    """
     question = _asked("plan", job, overrides, (model, algorithm, gpus), objective)
     return ServingResult(question.served()) if question.serves else PlanResult(question.answer())
 

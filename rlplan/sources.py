@@ -76,7 +76,7 @@ class Question:
             raise SpecError(
                 f"framework is {self.job.framework}: an engine alone, which has no step",
                 where="framework",
-                rule="rlplan estimate, plan and simulate answer for an engine that serves; everything else needs a step",
+                rule="rlplan estimate, plan and simulate answer for an engine alone; all else needs a step",
                 way_out="framework=rlplan plans the RL job around it",
             )
         if self.plan is None:
