@@ -39,7 +39,7 @@ ASKED = {
     "rlplan.planner.serving.serve": "served_of",
     "rlplan.planner.serving.serve_load": "load_of",
 }
-"""Calls by which a prediction comes about, as `rlplan plan`, `estimate` and `simulate` make them, and who makes them."""
+"""Calls of `rlplan plan`, `estimate` and `simulate` by which predictions come about, and who makes them here."""
 POINTS = {point.id: point for point in bundled_points()}
 
 

@@ -78,10 +78,6 @@ NF4 = WeightFormat("nf4", 4, scale_bytes=4)
 """4.5 bits a weight: an fp32 scale for 64. Source: QLoRA section 3, bitsandbytes 0.45."""
 NF4_DOUBLE = WeightFormat("nf4-dq", 4, scale_bytes=1, scale_group=NF4_SCALE_GROUP, tensor_bytes=4)
 """4.127 bits a weight: 8-bit scales, an fp32 scale for 256 of them, one offset. Source: as NF4."""
-HQQ = WeightFormat("hqq", 4, block=(1, 64), scale_bytes=1, zero_bits=8, scale_group=64)
-"""4.258 bits a weight: 8-bit scale and 8-bit zero for 64, each 128 of them behind a 16-bit scale and zero, which is 4
-bytes for 64 pairs. Source: HQQ's `BaseQuantizeConfig(quant_zero=True, quant_scale=True)` as fsdp_qlora has it, from
-knowledge of the source, not installed here."""
 AWQ = WeightFormat("awq", 4, block=(1, 128), scale_bytes=2, zero_bits=4)
 """4.156 bits a weight: fp16 scale and 4-bit zero for 128. Source: AutoAWQ `qweight`, `scales`, `qzeros`, group 128."""
 GPTQ = WeightFormat("gptq", 4, block=(1, 128), scale_bytes=2, zero_bits=4, column_bytes=4)

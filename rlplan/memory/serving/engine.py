@@ -9,18 +9,13 @@ Source: vLLM 0.32.0 v1/worker/gpu_worker.py `determine_available_memory` and v1/
 """
 
 import math
-from dataclasses import field
-from typing import Literal
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
-    RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
-    expert_workspace_bytes,
-    input_buffer_bytes,
     non_torch_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
@@ -101,13 +96,8 @@ class EngineMemory:
     max_model_len: int
     limits: BatchLimits
     pool: CachePool
-    context: int = field(default=CONTEXT)
-    kept_workspace: int = 0
-    """Of experts, as far as this version's sleep leaves it."""
     in_flight: int = 0
     """Tokens computed but not settled yet, which a window holds beside its own."""
-    input_buffer: int = 0
-    """Of hidden states, made beside what the profile run counts; sleep leaves it."""
 
     @property
     def activation_peak(self) -> int:
@@ -123,23 +113,6 @@ class EngineMemory:
     def max_concurrency(self) -> float:
         """Sequences of the largest length that the cache holds at once."""
         return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len, self.in_flight)
-
-    def resident_bytes(self, sleep_level: Literal[0, 1, 2] = 0) -> int:
-        """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
-
-        Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
-        for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts, and the buffer
-        of Model Runner V1's inputs.
-        Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py. Assumes: the allocator gave its cached peak back.
-        Differs: NVML's `used` counts what firmware keeps too (`GpuProfile.kept_by_driver`, 0.3 to 1 GiB).
-        """
-        fixed = self.context + self.non_torch + RUNNER_SEGMENTS + self.cuda_graphs
-        fixed += self.kept_workspace + self.input_buffer
-        return fixed + (self.model_bytes + self.kv_cache if sleep_level == 0 else 0)
-
-    def host_bytes(self, sleep_level: Literal[0, 1, 2]) -> int:
-        """Pinned host bytes while asleep: level 1 keeps the weights there, level 2 only buffers. As above."""
-        return {0: 0, 1: self.model_bytes, 2: self.rope_table}[sleep_level]
 
 
 def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
@@ -222,9 +195,6 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
         budget -= graphs if version.reserves_graphs(model) else 0
-    workspace = 0
-    if version.keeps_workspaces_asleep:
-        workspace = expert_workspace_bytes(model, settings.tp, num_tokens, e, ep=ep)
     pool = engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
     return EngineMemory(
@@ -244,10 +214,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         max_model_len=length,
         limits=limits,
         pool=pool,
-        context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
-        kept_workspace=workspace,
         in_flight=limits.max_num_batched_tokens * version.num_batches_in_flight,
-        input_buffer=input_buffer_bytes(version, model, own.max_num_batched_tokens, e),
     )
 
 

@@ -44,9 +44,6 @@ of experts. Fitted to 21 residuals of Gemma 4 E2B under vLLM 0.26: they are miss
 without it; 20 under 0.23 and 21 of OLMoE, left out, by 0.016 and 0.010 (0.09 and 0.09 without)."""
 GEMMA_PATCHES = 280 * 3**2
 """Patches of an image for Gemma 4: 280 tokens of 3 by 3 (`default_output_length`, `pooling_kernel_size`)."""
-TIED_HEADS = ("LlamaForCausalLM", "Gemma4ForConditionalGeneration")
-"""Models for which vLLM makes a language head before it takes the table in its place. Source: vLLM models/llama.py and
-gemma4.py (`tie_weights`). Qwen2's generations show none, whose head was the table from the first."""
 NON_TORCH_GROWTH = 70 * MIB
 """What the driver takes for kernels loaded in the profile run. Fitted to vllm pull 21489 (0.07 GiB)."""
 
@@ -203,23 +200,6 @@ def input_buffer_bytes(version: VllmVersion, model: ModelSpec, num_tokens: int, 
     0
     """
     return 0 if version.has_runner_v2(model) else element_bytes * num_tokens * model.hidden_size
-
-
-def freed_head_bytes(version: VllmVersion, model: ModelSpec, element_bytes: int = 2) -> int:
-    """Bytes of a language head that was made and given back, in whose segment adapters lie now.
-
-    Counts: e*V*h of tied models in `TIED_HEADS`, before vLLM keeps blocks of more than 20 MiB whole while it loads.
-    Source: vLLM 0.32.0 gpu_worker.py (`max_split_size_mb`), device_allocator/cumem.py (`_trim`: unused segments only);
-    what the profile run counts is what is allocated. Held to: 26 generations of SmolLM2 1.7B, 192 MiB too low by the
-    median without it, met within 1 with it. Assumes: 0.32 for the change, the first that was read.
-
-    >>> from rlplan.spec.models.catalogue import find_model
-    >>> freed_head_bytes(VllmVersion(0, 23, 0), find_model("HuggingFaceTB/SmolLM2-1.7B")) >> 20  # 49152 * 2048 * 2
-    192
-    """
-    if not model.has_tied_embeddings or model.architecture not in TIED_HEADS or version >= VllmVersion(0, 32, 0):
-        return 0
-    return element_bytes * model.vocab_size * model.hidden_size
 
 
 def non_torch_bytes(version: VllmVersion, tp: int, context: int, communicator: int) -> int:

@@ -216,41 +216,6 @@ def rank_state_under_fsdp(sizes: Sizes, fsdp: FsdpSettings) -> RankState:
     )
 
 
-def megatron_sizes(
-    sizes: Sizes,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    expert_numel: int = 0,
-    frozen: tuple[int, int] = (0, 0),
-) -> "MegatronRank":
-    """What a rank of Megatron-Core holds with the distributed optimizer, of a model cut into equal parts.
-
-    expert_numel: trained elements inside routed experts. frozen: elements outside and inside them that are not trained.
-
-    Counts: experts are split over ep ranks and etp (expert tensor parallel, tp unless given), their states over what is
-    left of the stage's ranks; what is frozen is split in the same way. Source: Megatron-Core 0.14, parallel_state.py.
-
-    >>> sizes = Sizes((1600,), 0, 100, 50, 100, 100, is_tied=True)
-    >>> sum(rank_state_of_megatron_rank(megatron_sizes(sizes, tp=2, dp=4)).resident.values())  # 800 * (2 + 4 + 12/4)
-    7200
-    >>> megatron_sizes(sizes, tp=2, ep=4, frozen=(1000, 8000)).frozen  # 1000 / 2 + 8000 / (4 * 2)
-    1500
-    """
-    assert 0 <= expert_numel <= sizes.num_trainable, "elements that are trained inside experts are some of all trained"
-    split = ep * (tp if etp is None else etp)
-    return MegatronRank(
-        dense=(sizes.num_trainable - expert_numel) // (tp * pp),
-        experts=expert_numel // (pp * split),
-        over=dp,
-        over_experts=max(1, dp * tp // split),
-        frozen=frozen[0] // (tp * pp) + frozen[1] // (pp * split),
-    )
-
-
 STAND_IN_BYTES = 2
 """Of an element of the tensor that autograd is handed for a gradient that lies in the buffer already. Source:
 Transformer Engine 2, module/base.py (`get_dummy_wgrad`, one a shape); Megatron-Core 0.14, tensor_parallel/layers.py

@@ -21,9 +21,6 @@ class Again(NamedTuple):
     expert_exchanges: float = 0.0
 
 
-NOT_AGAIN = Again()
-
-
 @lru_cache(maxsize=256)
 def computed_again(model: ModelSpec, names: frozenset[str]) -> Again:
     """What the modules take of a forward pass of all layers.

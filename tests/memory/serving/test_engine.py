@@ -6,10 +6,8 @@ from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.kv import CacheGroup, cache_pool
 from rlplan.memory.serving.peaks import (
-    RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
-    freed_head_bytes,
     input_buffer_bytes,
     num_graph_sizes,
     prefill_peak_bytes,
@@ -83,15 +81,6 @@ def test_every_bundled_model_has_an_engine_s_memory() -> None:
         assert memory.weights > 0, name
         assert memory.pool.bytes_per_block > 0, name
         assert memory.prefill_peak > 0, name
-
-
-def test_asleep_only_context_graphs_and_the_driver_s_share_stay() -> None:
-    memory = memory_of(max_model_len=8192)
-    asleep = memory.resident_bytes(1)
-    assert asleep == memory.context + memory.non_torch + memory.cuda_graphs + RUNNER_SEGMENTS
-    assert 0.5 * GIB < asleep < 3 * GIB, "what is reported of it"
-    assert memory.resident_bytes(0) == asleep + memory.model_bytes + memory.kv_cache
-    assert [memory.host_bytes(level) for level in (0, 1, 2)] == [0, memory.model_bytes, memory.rope_table]
 
 
 # ------------------------------------------------------------------------------------------ versions
@@ -226,19 +215,6 @@ def test_beside_workspaces_of_experts_a_prefill_has_attention_and_the_residual_s
     assert prefill_peak_bytes(model, 1, 1000, has_workspaces=True) == int(2000 * (4 * 2048 + 2.9 * 2048))
     dense = find_model(LLAMA)
     assert prefill_peak_bytes(dense, 1, 1000, has_workspaces=True) == prefill_peak_bytes(dense, 1, 1000)
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "size"),
-    [
-        ("google/gemma-4-E2B-it", VllmVersion(0, 26, 0), 262_144 * 1536 * 2),
-        ("google/gemma-4-E2B-it", LATEST, 0),  # blocks of more than 20 MiB are kept whole while it loads
-        ("Qwen/Qwen2.5-0.5B-Instruct", VllmVersion(0, 23, 0), 0),
-        (LLAMA, VllmVersion(0, 23, 0), 0),  # its head is its own
-    ],
-)
-def test_a_tied_head_that_was_made_stays_reserved_before_vllm_0_32(name: str, version: VllmVersion, size: int) -> None:
-    assert freed_head_bytes(version, find_model(name)) == size
 
 
 # ------------------------------------------------------------------------------------------ the cache

@@ -7,8 +7,8 @@ import pytest
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.sharding import (
     FsdpSettings,
+    MegatronRank,
     Sizes,
-    megatron_sizes,
     rank_state_of_megatron_rank,
     rank_state_under_fsdp,
     rank_state_under_torch,
@@ -82,21 +82,21 @@ def test_shards_on_the_host_leave_only_what_is_gathered() -> None:
 
 @pytest.mark.parametrize(("distributed", "a_parameter"), [(True, 2 + 4 + 12 / 4), (False, 18)])
 def test_megatron_holds_eighteen_bytes_or_six_and_its_share_of_twelve(distributed: bool, a_parameter: float) -> None:
-    rank = megatron_sizes(SIZES, tp=2, dp=4)
+    rank = MegatronRank(1600 // 2, 0, over=4, over_experts=4)
     rank_state = rank_state_of_megatron_rank(rank if distributed else replace(rank, over=1, over_experts=1))
     assert sum(rank_state.resident.values()) == 1600 // 2 * a_parameter
 
 
 def test_megatron_with_narrow_gradients_and_moments_and_tensors_that_stand_for_gradients() -> None:
     """By hand: 800 elements of 2 + 2 + 4 + 2 * 2 bytes, 2 of each of 100, and of the head's 50 while it passes."""
-    rank = replace(megatron_sizes(SIZES, tp=2), gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
+    rank = MegatronRank(800, 0, 1, 1, gradient_bytes=2, moment_bytes=2, layer_matrices=100, head=50)
     rank_state = rank_state_of_megatron_rank(rank)
     assert sum(rank_state.resident.values()) == 800 * 12 + 200
     assert rank_state.head_gradient == 100
 
 
 def test_megatron_cuts_experts_over_expert_ranks_and_their_states_over_the_rest() -> None:
-    rank_state = rank_state_of_megatron_rank(megatron_sizes(SIZES, dp=4, ep=2, expert_numel=800))
+    rank_state = rank_state_of_megatron_rank(MegatronRank(800, 400, over=4, over_experts=2))
     dense, experts = 800, 400
     assert rank_state.resident[MemoryKind.WEIGHTS] == 2 * (dense + experts)
     assert rank_state.resident[MemoryKind.OPTIMIZER] == 8 * (dense // 4 + experts // 2)
