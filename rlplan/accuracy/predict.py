@@ -42,17 +42,28 @@ def job_of(job: Mapping[str, Any]) -> JobSpec:
 
 def forget_plans() -> None:
     """Find every plan anew: for those who change what plans depend on."""
-    _plan_of.cache_clear()
+    for cache in (_plan_of, _served_of, _load_of):
+        cache.cache_clear()
 
 
 def served_of(job: Mapping[str, Any]) -> Served:
     """The engine of a job that serves, as `rlplan estimate` has it. Raises: RlplanError where the job is wrong."""
-    return serve(job_of(job))
+    return _served_of(json.dumps(job, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _served_of(text: str) -> Served:
+    return serve(job_of(json.loads(text)))
 
 
 def load_of(job: Mapping[str, Any]) -> ServedLoad:
     """That engine under the job's requests in flight, as `rlplan simulate` has it. Raises: RlplanError."""
-    return serve_load(job_of(job))
+    return _load_of(json.dumps(job, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _load_of(text: str) -> ServedLoad:
+    return serve_load(job_of(json.loads(text)))
 
 
 def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ UTILIZATION = 0.9
 """The fraction of memory that published sweeps give vLLM."""
 SERVED_WORDS = {"fp4": "nvfp4", "w4afp8": "int4_wo", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
 """Words of servers' tables that mean something else elsewhere (bitsandbytes' `fp4`), or name activations too."""
-PLAIN = ("bf16", "bfloat16", "fp16", "float16", "half", "auto")
+PLAIN = ("", "none", "bf16", "bfloat16", "fp16", "float16", "half", "auto")
 """Words for weights that are not quantised."""
 UNSTATED, BEFORE_KNOWN = "0.10", "0.6.0 V0"
 """The release where none is stated, and where an older one is than any whose profile run is known."""
@@ -168,7 +168,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     has_experts = model_of(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
     prompt, response = settings.count("isl"), settings.count("osl")
-    quantization = _served_format(settings)
+    quantization = _served_format(point, settings, has_experts=has_experts)
     kv_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none")
     is_quantized = quantization != "none" or has_quantized_name(point)
     has_fp8 = kv_bytes == 1 or (not kv_bytes and is_quantized and ComputeDtype.FLOAT8 in gpu.dense_flops_per_s)
@@ -203,10 +203,14 @@ def _refuse_others(settings: Settings) -> None:
         raise CannotPredict("an engine in pipeline stages is not timed")
 
 
-def _served_format(settings: Settings) -> str:
-    """The format that a row's columns name. Raises: CannotPredict where dense layers and experts differ."""
-    dense, experts = (str(settings.raw(key) or "") for key in ("gemm_quant_mode", "moe_quant_mode"))
-    word = dense or experts or str(settings.raw("precision") or settings.raw("quantization") or "")
-    if (dense or experts) and dense != experts:
-        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts or 'bf16'}: no job says that")
-    return "none" if word.lower() in PLAIN else SERVED_WORDS.get(word.lower(), word or "none")[:40]
+def _served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
+    """The format that a row's columns name; none where the checkpoint's name says it.
+
+    Raises: CannotPredict where experts have another one than dense layers.
+    """
+    dense, experts = (str(settings.raw(key) or "").lower() for key in ("gemm_quant_mode", "moe_quant_mode"))
+    stated = str(settings.raw("precision") or settings.raw("quantization") or "").lower()
+    if has_experts and experts not in ("", dense) and not has_quantized_name(point):
+        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts}: no job says that")
+    word = dense or ("" if experts else stated)
+    return "none" if word in PLAIN else SERVED_WORDS.get(word, word)[:40]
