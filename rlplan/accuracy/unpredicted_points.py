@@ -4,7 +4,6 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Refusal, predicts
 
 REASONS = {
-    "memory_snapshot": "a snapshot does not say under which settings it was made",
     "rl_colocated_residual": "what stays is the trainer's states and NCCL groups, which the point does not state",
     "trtllm_kv_capacity": "TensorRT-LLM is no framework of a job",
     "inference_peak": "eager generation without an engine and without a trainer: no job says that",
