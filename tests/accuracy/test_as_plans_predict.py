@@ -135,8 +135,9 @@ PLANNED: Mapping[str, tuple[str, Callable[[MeasuredPoint], dict[str, Any]]]] = {
     "weight_sync_time": ("", sync_job),
     "phase_time": ("verl-dapo-7b-h20-32-phases:train", job_in_the_point),
 }
-"""A point of every kind whose job has a step, and the job; without an id the first one that is predicted. The job of
-`rl_fits` is that of `rl_step_time`, of `role_peak` that of `phase_time`, of `rollout_peak` that of the engine asleep."""
+"""A point of every kind whose job has a step, and the job; without an id the first one that is predicted. Kinds that
+are not here have jobs of others: `rl_fits` of `rl_step_time`, `role_peak` of `phase_time`, `rollout_peak` of the engine
+asleep."""
 SCORED = MeasuredPoint(
     id="scored",
     kind="logprob_peak",
