@@ -282,10 +282,8 @@ def _percent(value: float | None) -> str:
 
 
 WORDS = {
-    "inference_peak": "Peak while generating",
     "kv_per_token": "KV cache, vLLM's logs",
     "param_count": "Parameters",
-    "rl_colocated_residual": "Engine asleep",
     "rl_step_time": "RL step time",
     "serving_tpot": "Time per output token, ms",
     "serving_ttft": "Time to first token, ms",
@@ -294,14 +292,12 @@ WORDS = {
     "throughput_train": "Training throughput",
     "train_peak": "Peak in training",
     "train_steady": "Training, between steps",
-    "trtllm_kv_capacity": "TensorRT-LLM, sequences",
     "vllm_activation_peak": "vLLM's activations",
     "vllm_cuda_graph": "vLLM's CUDA graphs",
     "vllm_kv": "vLLM's KV cache",
     "vllm_profile_peak": "vLLM's profiled peak",
     "vllm_weights": "vLLM's weights",
     "weight_sync_time": "Weight sync, s",
-    "zero_model_states": "ZeRO's model states",
 }
 """Titles of panels; a kind that is missing here keeps its name."""
 

@@ -26,6 +26,7 @@ from rlplan.results import (
     OfPlan,
     PlanResult,
     RunResult,
+    ServingResult,
     SimulateResult,
     SolveResult,
     StepResult,
@@ -35,8 +36,8 @@ from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 
 __all__ = [
-    "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "SimulateResult",
-    "SolveResult", "StepResult",
+    "CompareResult", "EmitResult", "EstimateResult", "ExplainResult", "PlanResult", "RunResult", "ServingResult",
+    "SimulateResult", "SolveResult", "StepResult",
     "compare", "emit", "estimate", "explain", "explain_step", "load_run", "plan", "simulate", "solve",
 ]  # fmt: skip
 
@@ -54,12 +55,15 @@ def estimate(
     model: str | None = None,
     algorithm: str | None = None,
     gpus: str | None = None,
-) -> EstimateResult:
-    """Bytes per phase, process and kind of the best layout. Raises: SpecError, NoFeasiblePlanError, HostError.
+) -> EstimateResult | ServingResult:
+    """Bytes per phase, process and kind of the best layout; of a job that serves, of its engine.
+
+    Raises: SpecError, NoFeasiblePlanError, HostError.
 
     model: a hub id, a folder or a config.json; gpus: `8xH100`. Either these or a job; with a job they change it.
     """
-    return EstimateResult(_asked("estimate", job, overrides, (model, algorithm, gpus)).answer())
+    question = _asked("estimate", job, overrides, (model, algorithm, gpus))
+    return ServingResult(question.served()) if question.serves else EstimateResult(question.answer())
 
 
 @explaining_paths()
@@ -71,9 +75,13 @@ def plan(
     algorithm: str | None = None,
     gpus: str | None = None,
     objective: str | None = None,
-) -> PlanResult:
-    """Choose a layout. objective: step_time (usual), tokens_per_s, cost or gpus. Raises: as `estimate`."""
-    return PlanResult(_asked("plan", job, overrides, (model, algorithm, gpus), objective).answer())
+) -> PlanResult | ServingResult:
+    """Choose a layout; of a job that serves, as `estimate`. Raises: as `estimate`.
+
+    objective: step_time (usual), tokens_per_s, cost or gpus.
+    """
+    question = _asked("plan", job, overrides, (model, algorithm, gpus), objective)
+    return ServingResult(question.served()) if question.serves else PlanResult(question.answer())
 
 
 @explaining_paths()
@@ -161,15 +169,20 @@ def simulate(
     gpus: str | None = None,
     steps: int = 20,
     seed: int = 0,
-) -> SimulateResult:
+) -> SimulateResult | ServingResult:
     """Play the steps with sampled response lengths; the same seed samples the same.
+
+    Of a job that serves (`framework: vllm`): latencies of `workload.num_concurrent_requests` in flight.
 
     Raises: as `estimate`; NoFeasiblePlanError or EmitError where the plan does not fit or is refused.
     """
     from rlplan.planner.answers.simulated_plan import simulate_plan
     from rlplan.planner.executable import check_fits
 
-    found = _asked("simulate", job, overrides, (model, algorithm, gpus)).answer()
+    question = _asked("simulate", job, overrides, (model, algorithm, gpus))
+    if question.serves:
+        return ServingResult(question.served(), question.served_load())
+    found = question.answer()
     check_fits(found)
     return SimulateResult(found, simulate_plan(found, num_steps=steps, seed=seed))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlplan.planner.answers.explain import Explanation
     from rlplan.planner.answers.measured_step import StepReport
     from rlplan.planner.answers.solve import Solution
+    from rlplan.planner.serving import Served, ServedLoad
     from rlplan.report.run_folder import RunFolder
     from rlplan.simulate.result import SimulationResult
 
@@ -316,6 +317,52 @@ class StepResult(OfPlan):
     def as_json(self) -> dict[str, Any]:
         """As `rlplan explain RUN|LOG --json`."""
         return self.report.as_json()
+
+
+@dataclass(frozen=True, repr=False)
+class ServingResult(Result):
+    """An engine that serves alone (`framework: vllm`). A row: one kind of bytes of a GPU."""
+
+    served: "Served"
+    """Its bytes by vLLM's own arithmetic, and whether it starts."""
+    load: "ServedLoad | None" = None
+    """Its latencies under the job's requests in flight, where these were asked for."""
+
+    @property
+    def verdict(self) -> str:
+        """`fits` where it starts, or `does not fit`."""
+        return self.served.verdict.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether it starts."""
+        return self.served.fits
+
+    def facts(self) -> dict[str, str]:
+        """Model and GPUs, verdict, what a GPU holds, latencies."""
+        served, load = self.served, self.load
+        facts = {
+            "engine": f"{served.model} on {served.num_gpus} of {served.num_given}x {served.gpu}",
+            "verdict": self.verdict,
+            "GPU": f"{format_bytes(served.num_bytes)} of {format_bytes(served.capacity)}",
+            "KV cache": f"{served.memory.num_tokens:,} tokens",
+        }
+        if load is not None:
+            facts["load"] = f"{load.num_requests:,} requests in flight, {load.tokens_per_s:,.0f} tokens/s"
+            facts["each token"] = format_seconds(load.latency.token_s)
+        return facts
+
+    def rows(self) -> list[dict[str, Any]]:
+        """kind, bytes."""
+        memory = self.served.memory
+        kinds = {"weights": memory.model_bytes, "activation_peak": memory.activation_peak}
+        kinds |= {"non_torch": memory.non_torch, "cuda_graphs": memory.cuda_graphs, "kv_cache": memory.kv_cache}
+        return [{"kind": kind, "bytes": size} for kind, size in kinds.items()]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rlplan estimate --json`, and with a load as `rlplan simulate --json`."""
+        found: dict[str, Any] = {"schema_version": 1, "verdict": self.verdict, "serving": self.served.as_json()}
+        return found | ({} if self.load is None else {"load": self.load.as_json()})
 
 
 @dataclass(frozen=True, repr=False)

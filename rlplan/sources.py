@@ -20,6 +20,7 @@ from rlplan.spec.models.catalogue import MAX_ID, bundled_id, load_catalogue, nea
 
 if TYPE_CHECKING:
     from rlplan.planner.plan import Plan
+    from rlplan.planner.serving import Served, ServedLoad
 
 
 MAKES_WHAT_RUNS = ("emit", "run")
@@ -49,11 +50,35 @@ class Question:
     plan: "Plan | None" = None
     """None where it is still to be found."""
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is about an engine alone, which has no plan: `served` and `served_load` answer it."""
+        return self.plan is None and self.job.release.serves
+
+    def served(self) -> "Served":
+        """The engine of a job that serves, whether it starts or not. Raises: SpecError."""
+        from rlplan.planner.serving import serve
+
+        return serve(self.job)
+
+    def served_load(self) -> "ServedLoad":
+        """That engine under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
+        from rlplan.planner.serving import serve_load
+
+        return serve_load(self.job)
+
     def answer(self, *, with_pareto: bool = False) -> "Plan":
         """The plan that was read, or the best one, whatever its verdict. Raises: SpecError, NoFeasiblePlanError."""
         from rlplan.planner.machine import search_of
         from rlplan.planner.search import best_plan
 
+        if self.serves:
+            raise SpecError(
+                f"framework is {self.job.framework}: an engine alone, which has no step",
+                where="framework",
+                rule="rlplan estimate, plan and simulate answer for an engine alone; all else needs a step",
+                way_out="framework=rlplan plans the RL job around it",
+            )
         if self.plan is None:
             return best_plan(self.job, with_pareto=with_pareto)
         if not with_pareto or self.plan.pareto:

@@ -16,19 +16,19 @@ Source: Rajbhandari et al. 2020 (16 bytes); Korthikanti et al. 2022 (34 bytes a 
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of
+from rlplan.accuracy.predict import job_of, plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction
-from rlplan.accuracy.serving.latency import server_of
-from rlplan.accuracy.settings import Settings, unit_bytes
+from rlplan.accuracy.serving_points import latency_job
+from rlplan.accuracy.settings import unit_bytes
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.throughput import in_unit, step_job
 from rlplan.errors import SpecError
-from rlplan.memory.serving.kv import cache_pool
-from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
+from rlplan.memory.serving.engine import engine_memory
+from rlplan.memory.serving.weights import engine_weight_bytes
 from rlplan.planner.answers.model_flops import peak_flops_per_s
+from rlplan.planner.serving import ServingJob
 from rlplan.spec.model import Parameter
 from rlplan.spec.models.adapters import lora_parameters
-from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.training.flops import linear_flops
 from rlplan.units import GIB
 
@@ -74,13 +74,12 @@ def _throughput(point: MeasuredPoint) -> float:
 
 
 def _time_per_token(point: MeasuredPoint) -> float:
-    settings, server = Settings(point), server_of(point)
-    cut = server.cut
-    weights = engine_weight_bytes(server.model, engine_layout(cut.tp, 1, cut.ep, 1), 2, cut.scheme, 0)
-    pool = cache_pool(server.model, tp=cut.tp, element_bytes=cut.kv_element_bytes)
-    blocks = pool.blocks_of_sequence(settings.count("isl") + settings.count("osl") // 2)
-    read = weights + server.concurrency / cut.replicas * blocks * pool.bytes_per_block
-    return 1000 * read / Cluster(server.gpu, cut.tp, cut.tp).memory_bytes_per_s
+    server = ServingJob(job_of(latency_job(point)))
+    weights = engine_weight_bytes(server.model, server.cut.layout, 2, server.quantization, 0)
+    memory = engine_memory(server.model, server.settings)
+    blocks = memory.pool.blocks_of_sequence(server.work.usual_prompt_len + server.work.usual_response_len // 2)
+    read = weights + server.loop.num_clients / server.attention_dp * blocks * memory.pool.bytes_per_block
+    return 1000 * read / server.pool.cluster.memory_bytes_per_s
 
 
 def _asleep(point: MeasuredPoint) -> float:

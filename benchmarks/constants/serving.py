@@ -19,8 +19,10 @@ from statistics import fmean
 
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.serving.latency import Server, cluster_of, loop_of, server_of
+from rlplan.accuracy.predict import job_of
+from rlplan.accuracy.serving_points import latency_job
 from rlplan.memory.serving.versions import VllmVersion
+from rlplan.planner.serving import ServingJob
 from rlplan.spec.hardware.profile import ServingRates, SourcedSeconds, SourcedShare
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.serving.counts import EngineCounts, engine_counts
@@ -69,23 +71,20 @@ def with_constants(cluster: Cluster, constants: Sequence[float]) -> Cluster:
 
 def read_rows() -> list[Row]:
     """Every bundled time per token, repeated settings as their mean."""
-    measured: dict[tuple[Pair, object], list[tuple[MeasuredPoint, Server]]] = {}
+    measured: dict[tuple[Pair, object], list[tuple[MeasuredPoint, ServingJob]]] = {}
     for point in bundled_points():
         if point.kind in ("serving_tpot", "throughput_infer"):
-            server = server_of(point)
-            form = server.cut.scheme.form.name if server.cut.scheme else "bf16"
-            pair = ((point.model or "").rpartition("/")[2], server.gpu.name, form)
-            setting = (server.cut, server.version, server.concurrency, point.settings["isl"], point.settings["osl"])
+            server = ServingJob(job_of(latency_job(point)))
+            form = server.quantization.form.name if server.quantization else "bf16"
+            pair = ((point.model or "").rpartition("/")[2], server.pool.gpu.name, form)
+            setting = (server.cut, server.version, server.loop)
             measured.setdefault((pair, setting), []).append((point, server))
     rows = []
     for (pair, _), found in measured.items():
-        point, server = found[0]
+        server = found[0][1]
         token_s = fmean(bounds[0] for one, _ in found if (bounds := one.measured.bounds)) / 1e3
-        counts = engine_counts(server.model, server.cut)
-        loop = loop_of(point, server)
-        rows.append(
-            Row(pair, counts, cluster_of(server.gpu), loop, server.cut.kv_element_bytes, server.version, token_s)
-        )
+        counts, kv_bytes = engine_counts(server.model, server.cut), server.kv_element_bytes
+        rows.append(Row(pair, counts, server.pool.cluster, server.loop, kv_bytes, server.version, token_s))
     return rows
 
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import field, replace
 from importlib import import_module
-from importlib.util import find_spec
 from statistics import fmean, median
 from typing import Any
 
@@ -21,18 +20,10 @@ from rlplan.records import dataclass
 
 SCHEMA_VERSION = 2
 PREDICTORS = (
-    *("model_points", "measured_jobs", "serving.engine", "serving.other_engines", "training.points", "training.limits"),
-    *(
-        "training.scores",
-        "training.throughput",
-        "rl_steps.points",
-        "rl_steps.weight_sync",
-        "serving.latency",
-        "later_points",
-    ),
+    *("model_points", "measured_jobs", "serving_points", "training.points", "training.limits", "training.scores"),
+    *("training.throughput", "rl_steps.points", "rl_steps.weight_sync", "unpredicted_points"),
 )
-"""Modules of this package that register predictors; a new one adds its name here. One that is not there yet is passed
-over, and its kinds are refused as unknown."""
+"""Modules of this package that register predictors; a new one adds its name here."""
 
 PREDICTED, REFUSED = "predicted", "refused"
 
@@ -162,8 +153,7 @@ def compare(points: Iterable[MeasuredPoint]) -> AccuracyReport:
 def load_predictors() -> None:
     """Imports the modules that register predictors."""
     for name in PREDICTORS:
-        if find_spec(f"rlplan.accuracy.{name}") is not None:
-            import_module(f"rlplan.accuracy.{name}")
+        import_module(f"rlplan.accuracy.{name}")
 
 
 def predict(point: MeasuredPoint) -> Prediction | Refusal:

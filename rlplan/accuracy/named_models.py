@@ -1,6 +1,6 @@
 """Models by the names that logs and papers use: quantised checkpoints, fine-tunes, spellings such as `Llama 2 7B`.
 
-In: a point. Out: its ModelSpec and what the checkpoint quantises. Left out: anything that is not in the catalogue, in
+In: a point. Out: its ModelSpec, and the `policy` of its job. Left out: anything that is not in the catalogue, in
 data/model_shapes.json, a file, or a config given with the point: it is refused, never guessed.
 
 A name is taken literally first. Then as its key: the last part, lower case, without spaces, dashes and the words that
@@ -15,14 +15,6 @@ from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
-from rlplan.errors import SpecError
-from rlplan.memory.model.quantization import Quantization
-from rlplan.memory.model.quantized_checkpoints import (
-    quantization_by_name,
-    quantization_by_word,
-    quantization_of_spec,
-    unquantized_name,
-)
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, model_from_config
 from rlplan.spec.models.catalogue import load_catalogue
@@ -38,6 +30,14 @@ OTHER_MODELS = re.compile(
     r"^tiny$|embed|rerank|reward|draft|eagle|medusa|speculat|prun|minitron|vision|gguf|merge|depth|upscal|moe|mtp|adapter|lora"
 )
 """Words of names whose owner has another shape than the model that they name too."""
+_SUFFIX = re.compile(
+    r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8"
+    r"|(quantized\.)?(w8a8|w8a16|w4a16(-g128)?))$",
+    re.IGNORECASE,
+)
+"""What a name says of the format of a quantised checkpoint."""
+QUANTIZED_AS_PUBLISHED = re.compile(r"gpt-oss-\d|deepseek-(v3|r1)(?!-distill)|kimi-k2")
+"""Names of checkpoints that are quantised and do not say so."""
 QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")
 """Settings that name a format of weights."""
 
@@ -94,6 +94,22 @@ def _cut(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
     if dense is not None and "first_k_dense_replace" in config:
         config["first_k_dense_replace"] = dense
     return config
+
+
+def unquantized_name(name: str) -> str:
+    """The name of the model behind a quantised checkpoint.
+
+    >>> unquantized_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"), unquantized_name("Qwen/Qwen3-8B")
+    ('Qwen/Qwen2.5-7B-Instruct', 'Qwen/Qwen3-8B')
+    """
+    return _SUFFIX.sub("", name)
+
+
+def has_quantized_name(point: MeasuredPoint) -> bool:
+    """Whether a point's checkpoint is quantised by its config, or by its name."""
+    name = point.model or ""
+    is_named = unquantized_name(name) != name or QUANTIZED_AS_PUBLISHED.search(name.lower()) is not None
+    return is_named or model_of(point).quantization is not None
 
 
 @cache
@@ -189,21 +205,3 @@ def _by_key() -> dict[str, str]:
     names = list(_configs())
     undated = {key_of(name, has_dates=False): name for name in reversed(names)}
     return undated | {key_of(name): name for name in reversed(names)}
-
-
-def quantization_of(point: MeasuredPoint) -> Quantization | None:
-    """What a point's weights are: by config, the checkpoint's name, then a setting's word. Raises: CannotPredict."""
-    if isinstance(point.settings.get("config"), dict):
-        spec = model_of(point).quantization
-        return quantization_of_spec(spec, where=f"{point.id}: config") if spec else None
-    named = quantization_by_name(point.model or "")
-    if named is not None:
-        return named
-    for key in QUANTIZATION_KEYS:
-        word = point.settings.get(key)
-        if isinstance(word, str) and word:
-            try:
-                return quantization_by_word(word, where=f"{point.id}: {key}")
-            except SpecError as error:
-                raise CannotPredict(f"{error.what}: {error.rule}") from None
-    return None

@@ -15,6 +15,7 @@ from rlplan.accuracy.settings import unit_bytes
 from rlplan.memory.ledger import LedgerRow, RunPhase
 from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
+from rlplan.planner.serving import Served, ServedLoad, serve, serve_load
 from rlplan.spec.base import validate
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Role
@@ -31,13 +32,38 @@ def plan_of(job: Mapping[str, Any]) -> Plan:
 
 @lru_cache(maxsize=512)
 def _plan_of(text: str) -> Plan:
-    job = validate(JobSpec, JobSpec.long_form(json.loads(text)), file="the point's job", way_out="correct the point")
-    return search_of(job).run(with_others=False, may_leave_idle=False)
+    return search_of(job_of(json.loads(text))).run(with_others=False, may_leave_idle=False)
+
+
+def job_of(job: Mapping[str, Any]) -> JobSpec:
+    """The job of a mapping. Raises: SpecError."""
+    return validate(JobSpec, JobSpec.long_form(job), file="the point's job", way_out="correct the point")
 
 
 def forget_plans() -> None:
     """Find every plan anew: for those who change what plans depend on."""
-    _plan_of.cache_clear()
+    for cache in (_plan_of, _served_of, _load_of):
+        cache.cache_clear()
+
+
+def served_of(job: Mapping[str, Any]) -> Served:
+    """The engine of a job that serves, as `rlplan estimate` has it. Raises: RlplanError where the job is wrong."""
+    return _served_of(json.dumps(job, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _served_of(text: str) -> Served:
+    return serve(job_of(json.loads(text)))
+
+
+def load_of(job: Mapping[str, Any]) -> ServedLoad:
+    """That engine under the job's requests in flight, as `rlplan simulate` has it. Raises: RlplanError."""
+    return _load_of(json.dumps(job, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _load_of(text: str) -> ServedLoad:
+    return serve_load(job_of(json.loads(text)))
 
 
 def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:
@@ -120,6 +146,12 @@ def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -
     rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
     usual = [row for row in rows if row.run_phase == "steady"]
     return _by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
+
+
+def context_of_process(plan: Plan) -> int:
+    """Bytes of the CUDA context of the policy's trainer, which an engine in its process has none beside."""
+    started = (row for row in plan.ledger.rows_of(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
+    return _by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
 
 
 def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:

@@ -14,7 +14,7 @@ TRAINING = r"train_peak|train_steady|throughput_train|max_model_size|logprob_\w+
 MEMORY_OF_TRAINING = r"train_peak|train_steady|logprob_\w+"
 ASLEEP_OR_AWAKE = r"sleeping_engine_residual|rollout_peak"
 TIME = r"throughput_train|rl_step_time|weight_sync_time"
-ENGINE = r"vllm_\w+|kv_\w+|trtllm_\w+|inference_peak|serving_\w+|throughput_infer"
+ENGINE = r"vllm_\w+|kv_\w+|serving_\w+|throughput_infer"
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,7 @@ ROWS = (
     WithoutEffect(r"ce_fusion", "the loss is one kernel in either case", "throughput_train"),
     WithoutEffect(r"total_tokens", "queries and lengths say it", "rl_step_time"),
     WithoutEffect(r"optimizer|learning_rate|lr|kl_\w*", "no step's time depends on it", "rl_step_time"),
+    WithoutEffect(r"non_torch_gib", "an estimate says itself what is not torch's", "vllm_kv"),
     WithoutEffect(_WEIGHT_FORMATS, "the checkpoint's name or config says its format", ENGINE),
     WithoutEffect(r"multimodal", "the model's own config says what it reads", ENGINE),
     WithoutEffect(r"gpus|num_gpus|dtype|total_gpu_memory_gib\w*|max_model_len|block|block_size|gpu_memory_utilization"

@@ -20,7 +20,7 @@ from rlplan.foreign.engine_share import with_kv_cache
 from rlplan.foreign.pipeline import read_stages
 from rlplan.foreign.settings import Settings, typed
 from rlplan.foreign.table import ReleasedDefault, Remedy
-from rlplan.foreign.vllm.served import LENGTH, Served, serve
+from rlplan.foreign.vllm.served import LENGTH, serve
 from rlplan.frameworks.profile import known_versions
 from rlplan.frameworks.rules import matches
 from rlplan.planner.answers.plan_results import results_as_json
@@ -29,6 +29,7 @@ from rlplan.planner.machine import search_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import assumptions
+from rlplan.planner.serving import Served
 from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec

@@ -105,6 +105,8 @@ class FrameworkRelease:
     """Bytes of the bucket through which weights pass to the engines; 0 where the machine's default holds."""
     host_copies: Literal["pinned", "pageable"] = "pinned"
     """The host memory to which waiting roles are offloaded. Copies to pageable memory are several times slower."""
+    serves: bool = False
+    """Whether it is an engine alone, which trains nothing and has no step."""
     packs: bool = True
     """Whether a training pass may hold as many tokens as fit, instead of as many rollouts as divide a rank's part of a
     mini-batch."""

@@ -254,6 +254,20 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
+    def _engines_of_a_step_are_whole(self) -> Self:
+        if self.release.serves:
+            return self
+        for key, value in {"rollout.pp": self.rollout.pp, "rollout.cp": self.rollout.cp}.items():
+            if value > 1:
+                raise ValueError(f"{key} = {value}: engines of an RL step have one; {key}=1, or framework=vllm serves")
+        if self.workload.num_concurrent_requests is not None:
+            raise ValueError(
+                f"workload.num_concurrent_requests = {self.workload.num_concurrent_requests}: an RL step has "
+                f"num_prompts_per_step x num_samples_per_prompt; leave it out, or framework=vllm serves"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rewards_differ_in_name(self) -> Self:
         labels = [reward.label for reward in self.rewards]
         if len(set(labels)) < len(labels):

@@ -12,8 +12,7 @@ from tests.factories import ROOT
 
 OTHER_KINDS = (
     *("param_count", "vllm_weights", "kv_per_token", "vllm_kv", "vllm_profile_peak", "vllm_activation_peak"),
-    *("vllm_cuda_graph", "trtllm_kv_capacity", "inference_peak", "kv_saturation", "rl_colocated_residual"),
-    "zero_model_states",
+    *("vllm_cuda_graph", "kv_saturation"),
 )
 """Kinds of memory that are no trainer's."""
 TRAINING_KINDS = ("train_peak", "train_steady", "max_model_size")
@@ -36,12 +35,10 @@ def errors(report: AccuracyReport, kind: str) -> list[float]:
         ("param_count", 0.0, 0.0),
         ("vllm_weights", 0.001, 0.053),
         ("kv_per_token", 0.0002, 0.0012),
-        ("vllm_kv", 0.005, 0.026),
+        ("vllm_kv", 0.013, 0.026),  # was 0.0046 with a measured `non_torch_gib`, which no job says
         ("vllm_profile_peak", 0.002, 0.08),
         ("vllm_activation_peak", 0.04, 0.045),
         ("vllm_cuda_graph", 0.007, 0.007),
-        ("inference_peak", 0.035, 0.065),
-        ("zero_model_states", 0.0015, 0.0025),
         ("kv_saturation", 0.0, 0.0),
         ("train_peak", 0.026, 0.40),  # 0.018 and 0.22 by formulas that no plan used
         ("train_steady", 0.010, 0.0125),  # was 0.006 and 0.007
@@ -63,12 +60,6 @@ def test_errors_of_a_kind_stay_within_their_bound(
     assert summary.median_abs <= median
     assert summary.max_abs is not None
     assert summary.max_abs <= largest
-
-
-def test_trtllm_capacities_are_within_three_in_a_thousand_on_average(report: AccuracyReport) -> None:
-    found = errors(report, "trtllm_kv_capacity")
-    assert len(found) == 32
-    assert sum(found) / len(found) <= 0.003
 
 
 @pytest.mark.parametrize(

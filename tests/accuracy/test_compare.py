@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from rlplan.accuracy.compare import AccuracyReport, compare, compare_point, relative_error
-from rlplan.accuracy.named_models import model_by_name, quantization_of
+from rlplan.accuracy.named_models import has_quantized_name, model_by_name
 from rlplan.accuracy.points import MeasuredPoint, Statistic
+from rlplan.accuracy.predict import job_of
 from rlplan.accuracy.registry import CannotPredict, Prediction
+from rlplan.accuracy.serving_points import engine_job
 from rlplan.accuracy.settings import gpu_of
+from rlplan.planner.serving import ServingJob
 
 
 def make_point(kind: str = "vllm_weights", **overrides: Any) -> MeasuredPoint:
@@ -56,7 +59,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest_one() -> None:
 HOSTILE = [None, -1, 0, 1.5, 10**30, True, "x" * 10_000, [], {}, float("1e308")]
 
 
-@pytest.mark.parametrize("kind", ["vllm_weights", "vllm_kv", "kv_per_token", "trtllm_kv_capacity", "inference_peak"])
+@pytest.mark.parametrize("kind", ["vllm_weights", "vllm_kv", "kv_per_token", "serving_tpot", "param_count"])
 @pytest.mark.parametrize("key", ["tp", "dtype", "max_model_len", "available_kv_gib", "isl", "vllm", "quant", "config"])
 def test_hostile_settings_are_predicted_or_refused_and_never_break(kind: str, key: str) -> None:
     compare([])
@@ -98,9 +101,11 @@ def test_a_config_of_a_point_says_how_its_weights_are_quantised() -> None:
         "tie_word_embeddings": False,
         "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64},
     }
-    scheme = quantization_of(make_point(settings={"config": config}))
-    assert scheme is not None
-    assert (scheme.form.name, scheme.form.block) == ("awq", (1, 64))
+    point = make_point(settings={"config": config, "tp": 1})
+    assert has_quantized_name(point)
+    quantized = ServingJob(job_of(engine_job(point))).quantization
+    assert quantized is not None
+    assert (quantized.form.name, quantized.form.block) == ("awq", (1, 64))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_what_is_taken_where_nothing_is_stated_is_listed(tmp_path: Path) -> None
     assert given(tmp_path, optimizer="adamw", dtype="bf16").assumed == {}
 
 
-@pytest.mark.parametrize("kind", ["train_peak", "train_steady", "vllm_weights", "inference_peak"])
+@pytest.mark.parametrize("kind", ["train_peak", "train_steady", "vllm_weights"])
 def test_a_size_that_was_measured_in_no_unit_of_size_is_refused_whatever_the_kind(tmp_path: Path, kind: str) -> None:
     measured = {"kind": kind, "measured": {"value": 20.0, "unit": "tokens"}}
     assert reason(tmp_path, beside=measured) == "unit 'tokens' is no size"

@@ -1,7 +1,6 @@
 """`rlplan accuracy`: the table, the JSON, and what a broken file gets."""
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -73,12 +72,6 @@ def test_a_log_s_points_are_predicted(rlplan: Call, tmp_path: Path) -> None:
     log.write_text("non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\nModel loading took 14.99 GiB\n")
     (point,) = json_of(rlplan("accuracy", log, "--json"))["points"]
     assert (point["id"], point["status"], point["measured"]) == ("server.log:weights", "predicted", 14.99)
-
-
-def test_a_snapshot_s_peaks_are_shown(rlplan: Call, tmp_path: Path) -> None:
-    path = tmp_path / "a.pickle"
-    path.write_bytes(pickle.dumps({"segments": [{"device": 0, "total_size": 4096, "allocated_size": 1024}]}))
-    assert "4,096 bytes max reserved" in rlplan("accuracy", path).out
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\x80\x04cos\nsystem\n.", b"\x00" * 100])

@@ -26,7 +26,7 @@ MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
 FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
     *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
-    *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights", "trtllm", "eager"),
+    *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights"),
     *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
     *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),
     *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict", "gpu.rank", "gpu.exported"),

@@ -48,7 +48,7 @@ OTHERS = ("tests/runtime/weight_sync/test_engines.py", "tests/runtime/cluster/te
 PREDICTED_POINTS = (
     "tests/accuracy/test_bounds.py",
     "tests/accuracy/test_intervals.py",
-    "tests/accuracy/serving/test_latency.py",
+    "tests/accuracy/test_serving_points.py",
 )
 """Files that look at the comparison of all bundled points: 6 s of CPU, once."""
 OUR_SOURCES = (

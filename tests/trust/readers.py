@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -192,14 +191,10 @@ def _of_points() -> dict[str, Reader]:
     points = json.loads((data / "measured_points.json").read_text())
     listed = points if isinstance(points, list) else points["points"]
     latencies = b"\n".join((data / "serving_latency.csv").read_bytes().splitlines()[:6])
-    events = [{"action": "alloc", "size": 8}, {"action": "free_requested", "size": 8}]
-    segments = [{"device": 0, "total_size": 32, "allocated_size": 4}]
-    snapshots = [pickle.dumps({"segments": segments, "device_traces": [events]}, protocol) for protocol in (2, 4)]
     return {
         "points: JSON": Reader("p.json", read_points, (json.dumps(listed[:4]).encode(),)),
         "points: CSV": Reader("p.csv", read_points, (latencies,)),
         "points: a log": Reader("p.log", read_points, (V1_LOG.encode(), V0_LOG.encode())),
-        "points: a snapshot": Reader("p.pickle", read_points, tuple(snapshots)),
     }
 
 

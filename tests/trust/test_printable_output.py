@@ -1,7 +1,6 @@
 """Control and reordering characters of files, keys, paths and ids reach no terminal."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +46,6 @@ PLACES: dict[str, Callable[[Path], list[object]]] = {
     "a command": lambda folder: [HOSTILE],
     "points": lambda folder: ["accuracy", points(folder), "--all"],
     "a run": lambda folder: ["report", hostile_run(folder), "--out", folder / "out"],
-    "a snapshot": lambda folder: ["accuracy", snapshot(folder)],
     "a script": lambda folder: [
         "import",
         file(folder, f"{HOSTILE}.sh", f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo '{HOSTILE}=1'\n"),
@@ -63,13 +61,6 @@ PLACES: dict[str, Callable[[Path], list[object]]] = {
         *GPUS,
     ],
 }
-
-
-def snapshot(folder: Path) -> Path:
-    path = folder / f"{HOSTILE.replace('/', '')}.pickle"
-    segments = [{"device": 0, "total_size": 32, "allocated_size": 4}]
-    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[]]}, 4))
-    return path
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.accuracy.files import plain_pickle
 from rlplan.accuracy.files.reading import MAX_POINTS, read_points
 from rlplan.errors import SpecError
 from rlplan.reading import MAX_JSON_VALUES
@@ -84,15 +83,6 @@ def test_json_of_too_many_values_is_refused_by_every_reader_of_it(tmp_path: Path
     ):
         with pytest.raises(SpecError, match="more than 4000000 values"):
             read()
-
-
-def test_a_snapshot_of_empty_lists_is_refused_by_what_it_would_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_HELD_BYTES", 1 << 20)
-    (tmp_path / "s.pickle").write_bytes(b"\x80\x04" + b"]" * 20_000)
-    with pytest.raises(SpecError, match="more than 1048576 bytes of values"):
-        read_points(tmp_path / "s.pickle")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "trace.jsonl"])

@@ -19,7 +19,7 @@ def command(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Points as JSON, a latency CSV, a vLLM start-up log, a torch memory snapshot or AgileRL's fixtures; "
+            help="Points as JSON, a latency CSV, measured jobs, a vLLM start-up log or AgileRL's fixtures; "
             "without one: the bundled published measurements.",
             show_default=False,
         ),
@@ -79,10 +79,7 @@ def _show_refusals(report: AccuracyReport) -> None:
         return
     table = new_table("kind", "points", "why not predicted", title="Refused", left=("kind", "why not predicted"))
     for (kind, reason), points in sorted(reasons.items()):
-        values = ""
-        if kind == "memory_snapshot":
-            values = "; ".join(f"{point.id}: {_measured(point)} {point.unit}" for point in points) + ": "
-        table.add_row(kind, str(len(points)), values + reason)
+        table.add_row(kind, str(len(points)), reason)
     stdout.print(table)
 
 

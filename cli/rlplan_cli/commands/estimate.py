@@ -28,6 +28,7 @@ def command(
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
     from rlplan_cli.render.estimate import show_estimate, show_trace
+    from rlplan_cli.render.serving import answer_served
     from rlplan_cli.render.terminal import print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import each_stage, read_question
@@ -35,6 +36,9 @@ def command(
     found, texts = {}, {}
     for name, asked in each_stage(job):
         question = read_question(NAME, asked)
+        if question.serves:
+            answer_served(question, as_json=as_json)
+            continue
         if trace:
             estimate = _traced(question)
             texts[name] = json.dumps(estimate.as_json(), indent=1)
@@ -49,7 +53,7 @@ def command(
             show_estimate(plan)
         else:
             texts[name] = json.dumps(estimate_as_json(plan), indent=1)
-    if as_json:
+    if as_json and texts:
         print_stages(texts)
     for plan in found.values():
         check_fits(plan)

@@ -7,9 +7,9 @@ from itertools import groupby
 
 from rlplan.foreign.check import Checked, typed_values
 from rlplan.foreign.convert import Imported
-from rlplan.foreign.vllm.served import Served
 from rlplan.units import format_bytes
 from rlplan_cli.render.plan import fullness, range_of, show_headline
+from rlplan_cli.render.serving import show_served
 from rlplan_cli.render.terminal import note, say, show_change
 
 MANY = 6
@@ -20,7 +20,7 @@ def show_check(checked: Checked) -> None:
     """The verdict on a configuration as given."""
     plan = checked.plan
     if checked.served is not None:
-        _show_served(checked.served)
+        show_served(checked.served)
     if plan is not None:
         peak = plan.binding
         moment = f" at the peak, in {peak.action_id} on {peak.scope}{range_of(plan)}"
@@ -51,19 +51,6 @@ def _limits_of_verdict(imported: Imported) -> str:
     count = len(imported.not_counted)
     settings, are = ("setting", "is") if count == 1 else ("settings", "are")
     return f", but {count} {settings} that can take more memory {are} not counted" if count else ""
-
-
-def _show_served(served: Served) -> None:
-    """An engine that is served alone."""
-    memory = served.memory
-    weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
-    gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
-    say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} of weights and {cache} of KV cache a GPU")
-    say("Judged", "the engine alone, as vLLM starts it: no training, no seconds")
-    longest = f"{served.length:,} tokens" if served.length else "as long as the cache"
-    say("KV cache", f"{memory.num_tokens:,} tokens; sequences of at most {longest}")
-    for text in (*served.notes, served.short) if served.short else served.notes:
-        print(f"  {text}")
 
 
 def show_account(imported: Imported) -> None:

@@ -1,1 +1,1 @@
-"""Files of measured points: JSON, CSV, start-up logs of vLLM, memory snapshots of torch."""
+"""Files of measured points: JSON, CSV, start-up logs of vLLM."""

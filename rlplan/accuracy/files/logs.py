@@ -73,7 +73,7 @@ def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
         raise SpecError(
             "no points are in it",
             where=str(path),
-            rule="JSON points, a latency CSV, a torch memory snapshot (.pickle), or a log with vLLM's start-up lines",
+            rule="JSON points, a latency CSV, measured jobs in YAML, or a log with vLLM's start-up lines",
             way_out="give the log from the engine's first line on, such as `Available KV cache memory: 19.92 GiB`",
         )
     return tuple(points)

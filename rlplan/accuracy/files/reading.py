@@ -1,4 +1,4 @@
-"""Files of measured points: JSON, CSV latencies, measured jobs in YAML, vLLM start-up logs, memory snapshots.
+"""Files of measured points: JSON, CSV latencies, measured jobs in YAML, vLLM start-up logs.
 
 In: a path; the content decides where the name does not. Out: points. Left out: what the formulas say of them.
 """
@@ -12,10 +12,9 @@ from pathlib import Path
 from rlplan.accuracy.files.logs import points_of_log
 from rlplan.accuracy.files.measured_jobs import points_of_jobs
 from rlplan.accuracy.files.profiling_rig import is_rig, points_of_rig
-from rlplan.accuracy.files.snapshots import is_snapshot, points_of_snapshot
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
-from rlplan.reading import opened, read_text
+from rlplan.reading import read_text
 from rlplan.spec.base import read_json, shorten, validate
 
 MAX_FILE_BYTES = 64 << 20
@@ -48,8 +47,6 @@ def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
 
 
 def _points(path: Path) -> tuple[MeasuredPoint, ...]:
-    if is_snapshot(_head(path)):
-        return points_of_snapshot(path)
     text = read_text(path, "the file of points", limit=MAX_FILE_BYTES)
     start, suffix = text.lstrip("\ufeff \t\r\n")[:1], path.suffix.lower()
     if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
@@ -59,11 +56,6 @@ def _points(path: Path) -> tuple[MeasuredPoint, ...]:
     if suffix == ".csv" or text.lstrip("\ufeff").startswith("id,"):
         return tuple(_read_latencies(text.lstrip("\ufeff"), path))
     return points_of_log(text, path)
-
-
-def _head(path: Path) -> bytes:
-    with opened(path, "the file of points") as file:
-        return file.read(2)
 
 
 def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:

@@ -21,8 +21,6 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind
 
 USUAL_GPUS_PER_NODE = 8
-STATE_BYTES = 16
-"""A trained parameter with its states: from it follows how many GPUs a table means where nobody says."""
 SLIME_BUCKET = "1GiB"
 USUAL_TP = 8
 """Ranks of an engine where the point does not say: a node."""
@@ -134,17 +132,10 @@ def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     if found := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
         total = int(found.group(1)) * int(found.group(2))
     else:
-        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus", 0, at_least=0) or _needed(point)
+        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus")
     if total > 1 and _transport(words) in ("nccl", "delta", "disk"):
         return total - total // 2, total // 2
     return total, None
-
-
-def _needed(point: MeasuredPoint) -> int:
-    """Whole nodes whose memory holds the states of training, which a table without GPUs must have had."""
-    nodes = ceil_div(model_of(point).num_parameters * STATE_BYTES, _gpu(point).memory.value * USUAL_GPUS_PER_NODE)
-    Settings(point).assume("num_gpus", nodes * USUAL_GPUS_PER_NODE)
-    return nodes * USUAL_GPUS_PER_NODE
 
 
 def _gpu(point: MeasuredPoint) -> GpuProfile:

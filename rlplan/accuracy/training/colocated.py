@@ -12,7 +12,15 @@ one rollout and one update by NVML's `used`, which counts what the driver keeps 
 from typing import Any, Literal
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import TRAINS, find_actions, held_by_engine, held_on_device, in_its_unit, plan_of
+from rlplan.accuracy.predict import (
+    TRAINS,
+    context_of_process,
+    find_actions,
+    held_by_engine,
+    held_on_device,
+    in_its_unit,
+    plan_of,
+)
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.job import training_job
@@ -111,19 +119,13 @@ def predict_update(point: MeasuredPoint) -> Prediction:
     return by_nvml(point, plan_of(colocated_job(point)), *TRAINS)
 
 
-@predicts("sleeping_engine_residual")
-def predict_asleep(point: MeasuredPoint) -> Prediction:
-    """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come."""
-    plan = plan_of(colocated_job(point, has_passes=False))
-    gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.SLEEP_ENGINE, is_resident=True)
-    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
-    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})
-
-
-@predicts("rollout_peak")
-def predict_generation(point: MeasuredPoint) -> Prediction:
-    """The most that NVML shows in a generation, the trainer offloaded."""
-    plan = plan_of(colocated_job(point, has_passes=False))
-    gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.GENERATE)
-    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
-    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})
+@predicts("sleeping_engine_residual", "rollout_peak")
+def predict_engine(point: MeasuredPoint) -> Prediction:
+    """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come; or the most in a generation, the
+    trainer offloaded.
+    """
+    plan, is_asleep = plan_of(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
+    kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
+    held = held_by_engine(plan, kind, is_resident=is_asleep)
+    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
+    return in_its_unit(point, held | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver})

@@ -94,12 +94,6 @@ _NONE = (
     "float32",
     "half",
 )
-_SUFFIX = re.compile(
-    r"-(fp8-dynamic|fp8-kv|fp8|nvfp4|mxfp4|fp4|awq-int4|awq|gptq-int8|gptq-int4|gptq|bnb-4bit|nf4|int8"
-    r"|(quantized\.)?(w8a8|w8a16|w4a16(-g128)?))$",
-    re.IGNORECASE,
-)
-
 
 _SPELLINGS = re.compile(r"^bnb[. ]|(?<=.)[ -.](w8a8|int4|4-?bit)$")
 """litgpt's prefix, and what only repeats the bits of AWQ, GPTQ and fp8: `bnb.nf4`, `AWQ 4-bit`, `fp8 W8A8`."""
@@ -115,15 +109,6 @@ def quantization_by_name(name: str) -> Quantization | None:
         if re.search(pattern, name.lower()):
             return scheme
     return None
-
-
-def unquantized_name(name: str) -> str:
-    """The name of the model behind a quantised checkpoint.
-
-    >>> unquantized_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"), unquantized_name("Qwen/Qwen3-8B")
-    ('Qwen/Qwen2.5-7B-Instruct', 'Qwen/Qwen3-8B')
-    """
-    return _SUFFIX.sub("", name)
 
 
 def quantization_by_word(word: str, *, where: str) -> Quantization | None:

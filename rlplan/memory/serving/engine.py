@@ -9,18 +9,13 @@ Source: vLLM 0.32.0 v1/worker/gpu_worker.py `determine_available_memory` and v1/
 """
 
 import math
-from dataclasses import field
-from typing import Literal
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
 from rlplan.memory.serving.kv import CachePool, cache_pool
 from rlplan.memory.serving.peaks import (
-    RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
-    expert_workspace_bytes,
-    input_buffer_bytes,
     non_torch_bytes,
     prefill_peak_bytes,
     sampler_peak_bytes,
@@ -50,7 +45,7 @@ class EngineSettings:
     element_bytes: of a weight that is not quantised. kv_element_bytes: of a cached key or value.
     attention_dp: ranks of data-parallel attention, which share the limits of a batch. context_ranks: decode context
     parallelism. has_lora: each batch size is captured with adapters and without
-    (`VllmVersion.captures_with_adapters`). non_torch_bytes: measured, replaces the estimate.
+    (`VllmVersion.captures_with_adapters`).
     """
 
     total_bytes: int
@@ -69,10 +64,8 @@ class EngineSettings:
     max_model_len: int | None = None
     block_size: int | None = None
     enforce_eager: bool = False
-    is_offline: bool = False
     is_a100: bool = False
     has_lora: bool = False
-    non_torch_bytes: int | None = None
     context_bytes: int = CONTEXT
     communicator_bytes: int = COMMUNICATOR
     version: VllmVersion = LATEST
@@ -103,11 +96,8 @@ class EngineMemory:
     max_model_len: int
     limits: BatchLimits
     pool: CachePool
-    context: int = field(default=CONTEXT)
-    kept_workspace: int = 0
-    """Of experts, as far as this version's sleep leaves it."""
-    input_buffer: int = 0
-    """Of hidden states, made beside what the profile run counts; sleep leaves it."""
+    in_flight: int = 0
+    """Tokens computed but not settled yet, which a window holds beside its own."""
 
     @property
     def activation_peak(self) -> int:
@@ -122,24 +112,7 @@ class EngineMemory:
     @property
     def max_concurrency(self) -> float:
         """Sequences of the largest length that the cache holds at once."""
-        return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len)
-
-    def resident_bytes(self, sleep_level: Literal[0, 1, 2] = 0) -> int:
-        """Device bytes that the process holds awake (0), or asleep at level 1 or 2.
-
-        Counts: awake everything but the peaks; asleep the context, graphs, the rotary table and what is not torch's,
-        for sleep frees only the pools of weights and cache; before 0.32 also the workspaces of experts, and the buffer
-        of Model Runner V1's inputs.
-        Source: vLLM 0.32.0 gpu_worker.py `sleep`, cumem.py. Assumes: the allocator gave its cached peak back.
-        Differs: NVML's `used` counts what firmware keeps too (`GpuProfile.kept_by_driver`, 0.3 to 1 GiB).
-        """
-        fixed = self.context + self.non_torch + RUNNER_SEGMENTS + self.cuda_graphs
-        fixed += self.kept_workspace + self.input_buffer
-        return fixed + (self.model_bytes + self.kv_cache if sleep_level == 0 else 0)
-
-    def host_bytes(self, sleep_level: Literal[0, 1, 2]) -> int:
-        """Pinned host bytes while asleep: level 1 keeps the weights there, level 2 only buffers. As above."""
-        return {0: 0, 1: self.model_bytes, 2: self.rope_table}[sleep_level]
+        return self.num_blocks / self.pool.blocks_of_sequence(self.max_model_len, self.in_flight)
 
 
 def engine_memory(model: ModelSpec, settings: EngineSettings) -> EngineMemory:
@@ -171,7 +144,6 @@ def limits_of(model: ModelSpec, settings: EngineSettings) -> BatchLimits:
         settings.total_bytes,
         length,
         is_a100=settings.is_a100,
-        is_offline=settings.is_offline,
     )
     return BatchLimits(
         settings.max_num_seqs or settings.attention_dp * usual.max_num_seqs,
@@ -214,9 +186,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     prefill = prefill_peak_bytes(model, settings.tp, num_tokens, e, ep=ep, attention_dp=dp)
     sampler = sampler_peak_bytes(version, model, own.max_num_batched_tokens, own.max_num_seqs) if is_last else 0
     encoder = encoder_peak_bytes(model, own.max_num_batched_tokens) if is_first else 0
-    other = settings.non_torch_bytes
-    if other is None:
-        other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
+    other = non_torch_bytes(version, settings.tp * dp, settings.context_bytes, settings.communicator_bytes)
     layers = stage_layers(model.num_layers, settings.pp)[stage]
     captures = 2 if settings.has_lora and version.captures_with_adapters(model) else 1
     is_eager = settings.enforce_eager
@@ -225,9 +195,6 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
     if budget is None:
         budget = requested - weights - rope - max(prefill, sampler, encoder) - other
         budget -= graphs if version.reserves_graphs(model) else 0
-    workspace = 0
-    if version.keeps_workspaces_asleep:
-        workspace = expert_workspace_bytes(model, settings.tp, num_tokens, e, ep=ep)
     pool = engine_pool(model, settings, layers)
     blocks = pool.num_blocks(budget)
     return EngineMemory(
@@ -247,9 +214,7 @@ def _stage_memory(model: ModelSpec, settings: EngineSettings, layout: Layout, st
         max_model_len=length,
         limits=limits,
         pool=pool,
-        context=settings.context_bytes + (settings.communicator_bytes if settings.tp > 1 else 0),
-        kept_workspace=workspace,
-        input_buffer=input_buffer_bytes(version, model, own.max_num_batched_tokens, e),
+        in_flight=limits.max_num_batched_tokens * version.num_batches_in_flight,
     )
 
 

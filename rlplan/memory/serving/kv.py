@@ -66,6 +66,11 @@ class CachePool:
         """Tokens of the smallest block that holds tokens."""
         return min(group.block_size for group in self.groups if group.block_size)
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token in all groups."""
+        return self.bytes_per_block * len(self.groups) / self.block_size
+
     def num_blocks(self, budget: int) -> int:
         """Whole blocks in a budget of bytes: rounded down, for it is a capacity."""
         return max(budget, 0) // self.bytes_per_block

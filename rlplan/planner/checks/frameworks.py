@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rlplan.dataflow.choice import Choice
 from rlplan.frameworks.profile import NAMES, find_release
-from rlplan.frameworks.rules import RuleBook, word_of
+from rlplan.frameworks.rules import Rule, RuleBook, word_of
 from rlplan.planner.checks.placements import Problem
 from rlplan.planner.setting import GpuSetting
 from rlplan.spec.base import Spec

@@ -49,7 +49,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
         job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     except SpecError as error:
         raise _of_override(error, overrides, str(path)) from None
-    for key, name in job.named_models.items():
+    for key, name in _models_on_disk(job).items():
         _check_model(name, f"{path}: {key}")
     data_files = () if job.data is None else job.data.files
     for key, place in (
@@ -88,9 +88,15 @@ def _cut(path: str) -> str:
 def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
     """With absolute paths, and models brought where they are not there."""
     if fetch is not None:
-        keys = {name: key.removeprefix("policy.path") or "policy" for key, name in job.named_models.items()}
-        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]))
+        keys = {name: key.removeprefix("policy.path") or "policy" for key, name in _models_on_disk(job).items()}
+        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
     return job.resolved(folder)
+
+
+def _models_on_disk(job: JobSpec) -> dict[str, str]:
+    """The models of a job that are read from files, by key: all but a policy whose config the job holds."""
+    is_given = job.policy.config is not None
+    return {key: name for key, name in job.named_models.items() if key != "policy.path" or not is_given}
 
 
 def job_from(

@@ -43,6 +43,11 @@ class RolloutSpec(Spec):
     attention_dp: Ranks = "auto"
     """Data-parallel ranks of an engine's attention: each has sequences and a KV cache of its own, whole experts are
     spread over all tp x attention_dp GPUs (vLLM's `data_parallel_size` with `enable_expert_parallel`)."""
+    pp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pipeline stages of an engine that serves alone (`framework: vllm`); engines of a step have one."""
+    cp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor-parallel ranks that share the cache of each sequence (vLLM's `decode_context_parallel_size`), of an engine
+    that serves alone."""
     stop: tuple[str | int, ...] = ()
     """Texts and tokens that end a response."""
     quantization: str = Field(default="none", max_length=40)

@@ -49,6 +49,9 @@ class WorkloadSpec(Spec):
     """
     response_lengths: LengthSpec = ConstantLengths.by_default()
     """How lengths are distributed, for predictions on GPUs, simulated runs, and real ones where controls force them."""
+    num_concurrent_requests: Count | None = None
+    """Requests that clients keep in flight at engines that serve alone (`framework: vllm`), for `rlplan simulate`: each
+    has the usual prompt and response, and the next is sent when one is answered."""
     reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
     """Seconds that a rule-based reward of one rollout takes, for predictions on GPUs."""
     temperature: float = Field(default=1.0, ge=0.01, le=2)

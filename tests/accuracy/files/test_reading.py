@@ -1,17 +1,11 @@
-"""Files of points: JSON, CSV, start-up logs, snapshots; broken ones get a message, hostile ones run nothing."""
+"""Files of points: JSON, CSV, start-up logs; broken ones get a message, hostile ones run nothing."""
 
 import json
-import os
-import pickle
-import random
-import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlplan.accuracy.compare import compare
-from rlplan.accuracy.files.plain_pickle import NotPlainError, load_plain
 from rlplan.accuracy.files.reading import read_points
 from rlplan.errors import SpecError
 
@@ -59,7 +53,7 @@ def test_a_log_of_the_old_engine_gives_its_profile_run(tmp_path: Path) -> None:
     report = compare(read_points(write(tmp_path, "server.txt", V0_LOG)))
     found = {point.id.partition(":")[2]: point.relative_error for point in report.points}
     assert set(found) == {"weights", "activation_peak", "kv_cache", "kv_blocks"}
-    assert found["kv_cache"] == pytest.approx(0, abs=0.005)
+    assert found["kv_cache"] == pytest.approx(0, abs=0.021)  # 0.005 with the log's non_torch_memory, which no job says
     assert found["weights"] == pytest.approx(0, abs=0.001)
 
 
@@ -123,99 +117,6 @@ def test_arguments_in_a_log_are_never_evaluated(tmp_path: Path) -> None:
     points = read_points(write(tmp_path, "a.log", line + nested + "Model loading took 7.51 GiB\n"))
     assert points[0].model is None
     assert not trap.exists()
-
-
-# ------------------------------------------------------------------------------------------ snapshots
-
-
-def snapshot(**overrides: Any) -> dict[str, Any]:
-    events = [
-        {"action": "segment_alloc", "size": 100, "addr": 1},
-        {"action": "alloc", "size": 60, "addr": 1},
-        {"action": "free_requested", "size": 60, "addr": 1},
-        {"action": "free_completed", "size": 60, "addr": 1},
-        {"action": "alloc", "size": 10, "addr": 2},
-    ]
-    segment = {"device": 0, "total_size": 100, "allocated_size": 10, "active_size": 10, "blocks": [{"state": "active"}]}
-    return {"segments": [segment], "device_traces": [events], "allocator_settings": {"a": True}, **overrides}
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_snapshot_gives_the_peaks_of_its_trace(tmp_path: Path, protocol: int) -> None:
-    points = read_points(write(tmp_path, "s.pickle", pickle.dumps(snapshot(), protocol=protocol)))
-    assert {point.id.rpartition(":")[2]: point.measured.value for point in points} == {
-        "peak_allocated": 60,
-        "peak_reserved": 100,
-    }
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_plain_values_are_read_as_python_reads_them(protocol: int) -> None:
-    values = [None, True, 0, -5, 255, 65536, 2**40, -(2**60), 1.5, "ä", "x" * 300, b"y" * 300, (), (1,), (1, 2, 3, 4)]
-    value = {"a": values, "b": {"c": [values, values]}, 3: [[]]}
-    if protocol == 2:
-        values.remove(b"y" * 300)
-    assert load_plain(pickle.dumps(value, protocol=protocol)) == value
-
-
-class Trap:
-    """Runs a command when Python's own reader loads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_code_in_a_snapshot_is_refused_and_never_run(tmp_path: Path, protocol: int) -> None:
-    trap = tmp_path / "trap"
-    for content in (Trap(trap), [Trap(trap)], snapshot(segments=[Trap(trap)]), {1: {2, 3}}, bytearray(b"x"), Path()):
-        with pytest.raises(SpecError, match="cannot be read"):
-            read_points(write(tmp_path, "s.pickle", pickle.dumps(content, protocol=protocol)))
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x80\x04cos\nsystem\n(S'true'\ntR.",
-        b"\x80\x02]r\xff\xff\xff\x7f.",
-        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc.",
-        b"\x80\x04\x8b\xff\xff\xff\x7f1.",
-        b"\x80\x04" + b"(" * 100_000 + b".",
-        b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".",
-        b"\x80\x04}" + b"h\x00" * 10 + b".",
-        b"\x80\x04NNa.",
-        b"\x80\x04}(NNNu.",
-        b"\x80\x04}]Ns.",
-        b"\x80\x04\x82\x01.",
-        b"\x80\x04\x97.",
-        b"\x80\x04K",
-        b"\x80\x04" + b"N" * 50,
-    ],
-)
-def test_bytes_made_to_do_harm_end_in_a_message_and_little_memory(tmp_path: Path, content: bytes) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(SpecError):
-            read_points(write(tmp_path, "s.pickle", content))
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_random_changes_of_a_snapshot_never_break_the_reader(tmp_path: Path) -> None:
-    dice, whole = random.Random(0), pickle.dumps(snapshot(), protocol=4)
-    for _ in range(500):
-        content = bytearray(whole)
-        for _ in range(dice.randint(1, 4)):
-            content[dice.randrange(2, len(content))] = dice.randrange(256)
-        try:
-            load_plain(bytes(content[: dice.randint(3, len(content))]))
-        except NotPlainError:
-            continue
 
 
 def test_a_file_of_agilerls_rig_gives_generation_update_and_what_the_engine_left(tmp_path: Path) -> None:

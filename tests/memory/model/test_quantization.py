@@ -9,7 +9,6 @@ from rlplan.memory.model.quantized_checkpoints import (
     quantization_by_name,
     quantization_by_word,
     quantization_of_spec,
-    unquantized_name,
 )
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.spec.model import Parameter
@@ -143,7 +142,6 @@ def test_a_quantisation_config_of_the_wrong_shape_is_refused(value: object) -> N
 def test_published_names_say_how_their_weights_are_stored(name: str, form: str | None) -> None:
     scheme = quantization_by_name(name)
     assert (scheme.form.name if scheme else None) == form
-    assert unquantized_name(unquantized_name(name)) == unquantized_name(name)
 
 
 def test_unknown_words_are_refused_and_plain_ones_mean_none() -> None:

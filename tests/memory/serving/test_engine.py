@@ -6,7 +6,6 @@ from rlplan.errors import SpecError
 from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_memory
 from rlplan.memory.serving.kv import CacheGroup, cache_pool
 from rlplan.memory.serving.peaks import (
-    RUNNER_SEGMENTS,
     cuda_graph_bytes,
     encoder_peak_bytes,
     input_buffer_bytes,
@@ -14,7 +13,6 @@ from rlplan.memory.serving.peaks import (
     prefill_peak_bytes,
     sampler_peak_bytes,
 )
-from rlplan.memory.serving.trtllm import TrtllmSettings, num_trtllm_sequences
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits, parse_version
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 from rlplan.units import GIB, MIB
@@ -83,15 +81,6 @@ def test_every_bundled_model_has_an_engine_s_memory() -> None:
         assert memory.weights > 0, name
         assert memory.pool.bytes_per_block > 0, name
         assert memory.prefill_peak > 0, name
-
-
-def test_asleep_only_context_graphs_and_the_driver_s_share_stay() -> None:
-    memory = memory_of(max_model_len=8192)
-    asleep = memory.resident_bytes(1)
-    assert asleep == memory.context + memory.non_torch + memory.cuda_graphs + RUNNER_SEGMENTS
-    assert 0.5 * GIB < asleep < 3 * GIB, "what is reported of it"
-    assert memory.resident_bytes(0) == asleep + memory.model_bytes + memory.kv_cache
-    assert [memory.host_bytes(level) for level in (0, 1, 2)] == [0, memory.model_bytes, memory.rope_table]
 
 
 # ------------------------------------------------------------------------------------------ versions
@@ -276,14 +265,3 @@ def test_a_window_holds_its_tokens_and_one_block_more() -> None:
     assert group.num_blocks(100_000) == 65
     assert group.num_blocks(100) == 8
     assert group.num_blocks(100_000, in_flight=8192) == 577
-
-
-# ------------------------------------------------------------------------------------------ TensorRT-LLM
-
-
-def test_trtllm_holds_fewer_sequences_where_they_are_longer_or_the_fraction_smaller() -> None:
-    model, base = find_model(LLAMA), TrtllmSettings(80 * GIB, max_seq_len=4096, max_num_tokens=8192)
-    assert num_trtllm_sequences(model, base) > num_trtllm_sequences(
-        model, TrtllmSettings(80 * GIB, max_seq_len=8192, max_num_tokens=8192)
-    )
-    assert num_trtllm_sequences(find_model("meta-llama/Llama-3.1-70B"), base) == 0

@@ -91,6 +91,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "rollout.engine_version": ("0.9.0", {}),
     "rollout.shares_process": (True, {}),
     "rollout.gpu_memory_utilization": (0.5, {}),
+    "rollout.pp": (2, {}),
+    "rollout.cp": (2, {}),
     "rollout.attention_dp": (2, {}),
     "rollout.quantization": ("fp8", {}),
     "rollout.acceptance_rate": (0.5, {"rollout.speculative_tokens": 2}),

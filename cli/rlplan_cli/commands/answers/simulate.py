@@ -28,12 +28,16 @@ def command(
     from rlplan.planner.answers.simulated_plan import simulate_plan
     from rlplan.planner.executable import check_fits
     from rlplan.spec.base import writing
+    from rlplan_cli.render.serving import answer_served
     from rlplan_cli.render.simulation import show_simulation
     from rlplan_cli.render.terminal import note, print_json
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import read_question
 
     question = read_question(NAME, job)
+    if question.serves:
+        answer_served(question, as_json=as_json, has_load=True)
+        return
     with waiting("playing"):
         plan = question.answer()
         check_fits(plan)

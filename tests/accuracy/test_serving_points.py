@@ -1,4 +1,4 @@
-"""Published latencies of vLLM: errors of each pair of model and GPU, and what is refused."""
+"""Points of vLLM alone: errors of each pair of model and GPU, start-up logs by version, and what is refused."""
 
 import json
 import math
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point
+from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point, load_predictors
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.serving.latency import latency_of, server_of
+from rlplan.accuracy.predict import job_of, load_of
+from rlplan.accuracy.serving_points import latency_job
+from rlplan.planner.serving import ServedLoad, ServingJob
 from tests.accuracy.bundled import bundled_report
 from tests.factories import ROOT
 
@@ -78,6 +80,14 @@ def point(**changes: Any) -> MeasuredPoint:
     return MeasuredPoint(**{**given, **changes, "settings": settings})
 
 
+def server_of(asked: MeasuredPoint) -> ServingJob:
+    return ServingJob(job_of(latency_job(asked)))
+
+
+def load_of_point(asked: MeasuredPoint) -> ServedLoad:
+    return load_of(latency_job(asked))
+
+
 @pytest.mark.parametrize(
     "gpu", ["b200_sxm", "h200_sxm", "h20", "a100_sxm", "l40s", "gb200", "mi300x", "H100 SXM", "b300"]
 )
@@ -111,6 +121,7 @@ def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str,
         ({"settings": {"batch_size": None}}, "concurrent requests"),
         ({"settings": {"isl": None}}, "'isl' is not stated"),
         ({"settings": {"gemm_quant_mode": "nf3"}}, "unknown"),
+        ({"model": "Qwen/Qwen3-30B-A3B", "settings": {"moe_quant_mode": "fp8"}}, "no job says that"),
         ({"model": "some/new-model"}, "not in the catalogue"),
         ({"gpu": "tpu_v5"}, "no profile"),
         ({"measured": {"value": 1.0, "unit": "tokens/s"}}, "neither ms TPOT"),
@@ -130,22 +141,24 @@ def test_replicas_of_the_attention_share_the_experts_however_they_are_cut(
     tp: int, replicas: int, moe_tp: int, moe_ep: int
 ) -> None:
     cut = {"tp_size": tp, "attention_dp_size": replicas, "moe_tp_size": moe_tp, "moe_ep_size": moe_ep}
-    asked = point(gpu="h200_sxm", model="moonshotai/Kimi-K2.5", settings=cut | {"moe_quant_mode": "int4_wo"})
-    server = server_of(asked)
-    assert (server.cut.tp, server.cut.replicas, server.cut.ep) == (tp, replicas, 8 if moe_ep > 1 else 1)
-    assert 1e-3 < latency_of(asked).token_s < 0.2
+    asked = point(gpu="h200_sxm", model="moonshotai/Kimi-K2-Thinking", settings=cut)
+    engine = server_of(asked)
+    assert (engine.cut.tp, engine.cut.replicas, engine.cut.ep) == (tp, replicas, 8 if moe_ep > 1 else 1)
+    assert 1e-3 < load_of_point(asked).latency.token_s < 0.2
 
 
 def test_a_cache_that_is_too_small_makes_requests_wait_not_tokens_slower() -> None:
     settings = {"isl": 4096, "osl": 1024, "tp_size": 2}
-    waiting, served = (latency_of(point(settings={**settings, "batch_size": batch})) for batch in (128, 60))
+    loads = [load_of_point(point(settings={**settings, "batch_size": batch})) for batch in (128, 60)]
+    assert [load.waits_for_cache for load in loads] == [True, False]
+    waiting, served = (load.latency for load in loads)
     assert waiting.token_s < 1.2 * served.token_s
     assert waiting.first_token_s > 10 * served.first_token_s  # measured: 58.8 s against 4.4 s
 
 
 def test_an_fp8_checkpoint_is_served_with_an_fp8_cache_unless_a_row_says_otherwise() -> None:
     found = [
-        server_of(point(settings=settings)).cut.kv_element_bytes
+        server_of(point(settings=settings)).kv_element_bytes
         for settings in ({}, {"precision": "fp8"}, {"precision": "fp8", "kv_cache_dtype": "bf16"})
     ]
     assert found == [2, 1, 2]
@@ -153,4 +166,27 @@ def test_an_fp8_checkpoint_is_served_with_an_fp8_cache_unless_a_row_says_otherwi
 
 def test_rows_of_a_sweep_over_whole_hosts_share_their_clients_among_engines() -> None:
     row = {"moe_tp_size": 0, "moe_ep_size": 0, "precision": "fp8", "batch_size": 48, "tp_size": 2}
-    assert server_of(point(settings=row)).concurrency == 12
+    engine = server_of(point(settings=row))
+    assert (engine.num_engines, engine.loop.num_clients) == (4, 12)
+
+
+def test_a_published_cache_of_vllm_0_11_is_met_with_the_full_sort_and_not_without_it() -> None:
+    """Published: vLLM issue 27508, `Available KV cache memory: 1.71 GiB` of gpt-oss-120b; without the sort 6.54."""
+    load_predictors()
+    point = MeasuredPoint(
+        id="v27508",
+        kind="vllm_kv",
+        model="openai/gpt-oss-120b",
+        gpu="H100",
+        settings={
+            "tp": 1,
+            "vllm": "0.11.0 V1",
+            "gpu_memory_utilization": 0.95,
+            "max_num_batched_tokens": 1024,
+            "max_model_len": 131072,
+        },
+        measured={"value": 1.71, "unit": "GiB/GPU"},  # type: ignore[arg-type]
+    )
+    later = point.model_copy(update={"settings": point.settings | {"vllm": "0.17.0 V1"}})
+    assert abs(compare_point(point).relative_error or 9.0) <= 0.25
+    assert compare_point(later).predicted == pytest.approx(6.54, abs=0.1)

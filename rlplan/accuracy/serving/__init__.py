@@ -1,1 +1,0 @@
-"""Points about engines: what they hold, and how fast they answer."""
