@@ -104,6 +104,10 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else format_seconds(value)
 
 
+def _range(interval: tuple[float, float] | None) -> str:
+    return UNKNOWN if interval is None else " to ".join(map(format_seconds, interval))
+
+
 def _dollars(value: float | None) -> str:
     """Dollars with three significant figures, whole from 100 on.
 
@@ -128,6 +132,7 @@ def _number(value: float | None) -> str:
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "a step": lambda row: _seconds(row["step_s"]),
+    "range": lambda row: _range(row["step_interval_s"]),
     "memory": _memory,
     "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
     "$ a step": lambda row: _dollars(row["dollars_per_step"]),
@@ -137,5 +142,5 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
 }
 """What is said of a row, by the column's name."""
-LEFT_OUT = ("memory", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
+LEFT_OUT = ("memory", "range", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
 """In this order where there is no room: tokens a dollar are the other way round what a step costs."""

@@ -103,7 +103,7 @@ def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: b
         raise CannotPredict(f"a step of this job has no {kinds[0].value}")
     held = max(moments, key=lambda sizes: sum(sizes.values()))
     driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
-    return in_its_unit(point, held | driver)
+    return in_its_unit(point, held | driver, plan)
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
@@ -117,7 +117,7 @@ def predict_asleep(point: MeasuredPoint) -> Prediction:
     plan = plan_of(colocated_job(point, has_passes=False))
     gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.SLEEP_ENGINE, is_resident=True)
     held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
-    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})
+    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver}, plan)
 
 
 @predicts("rollout_peak")
@@ -126,4 +126,4 @@ def predict_generation(point: MeasuredPoint) -> Prediction:
     plan = plan_of(colocated_job(point, has_passes=False))
     gpu, held = known_gpu(point), held_by_engine(plan, ActionKind.GENERATE)
     held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + gpu.overheads.context.value  # of the one process
-    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver})
+    return in_its_unit(point, held | {MemoryKind.PROCESS: gpu.kept_by_driver}, plan)

@@ -95,7 +95,7 @@ def count_settings(settings: Settings, plan: Plan) -> Count | None:
     count = Count(plan.binding.num_bytes, counted.binding.num_bytes, counted.binding_capacity, logits, command)
     if counted.fit.rank <= plan.fit.rank:
         return count
-    low, high = counted.interval()
+    low, high = counted.row_interval()
     raise CostlierError(
         f"{table.title} needs {format_bytes(count.written)} of {format_bytes(count.capacity)} (range "
         f"{format_bytes(low)} to {format_bytes(high)}) on the fullest device for what the plan does in "
