@@ -68,15 +68,16 @@ SOURCES = (
 )
 """A source, how its points begin, what it says of itself."""
 
-INTERVALS = f"""The interval of a prediction is it divided by a factor to it times the factor. The factor holds
-{NOMINAL:.0%} of the measurements of a source that was left out (a repository with all of its pages; of tables of many machines, a model on a
-GPU), by strata: kind, dense models or mixtures of experts, who trains (RL steps: the framework). A stratum of fewer than
-{LEAST_POINTS} points takes the interval of all trainers, else of all models; a kind of fewer has none, nor one of which hardly a
-point remains without its largest source: *unknown, take a factor of 2*. `inside, left out` is the share of the points
-that have a stratum's interval inside the one that is made without their source. Constants that were fitted to
-points are refitted without them there (`benchmarks/constants/left_out.py`); elsewhere the residual is left out by itself. A
-source weighs as the root of its points. The bias of other sources is not corrected: for the source that is left out that
-makes it worse. Points of reliability C have no part. `rlplan.planner.measured_errors` gives every command its intervals."""
+INTERVALS = f"""The interval of a prediction is the prediction divided by a factor to the prediction times it. It
+holds {NOMINAL:.0%} of the measurements of a source that was left out (a repository with all of its pages; of tables of
+many machines, a model on a GPU), by strata: kind, dense models or mixtures of experts, who trains (RL steps: the
+framework). A stratum of fewer than {LEAST_POINTS} points takes the interval of all trainers, else of all models. A kind
+of fewer has none, nor one of which hardly a point remains without its largest source: *unknown, take a factor of 2*.
+`inside, left out` is the share of the points that have a stratum's interval which lie inside the one that is made
+without their source. Constants that were fitted to points are refitted without them there
+(`benchmarks/constants/left_out.py`); elsewhere the residual is left out by itself. A source weighs as the root of its
+points. The bias of other sources is not corrected: it makes the error of a source that is left out larger. Points of
+reliability C have no part. `rlplan.planner.measured_errors` gives every command its intervals."""
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
     ("prime-rl", ("primerl-",)),

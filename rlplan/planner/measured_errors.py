@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlplan.errors import SpecError
 from rlplan.memory.machine.spread import PERCENT as SPREADS
 from rlplan.records import dataclass
 from rlplan.spec.base import read_json
@@ -138,8 +139,14 @@ def stratum_of(plan: "Plan", kind: str) -> Stratum:
     """The stratum of a plan's quantity: what trains decides its bytes and the seconds of training alone, the framework
     the seconds of a step with rollouts.
     """
-    is_moe = plan.job.load_model().experts is not None
-    return Stratum(is_moe, plan.job.backend if kind in (PEAK, TRAINING) else plan.job.release.name)
+    return Stratum(_has_experts(plan), plan.job.backend if kind in (PEAK, TRAINING) else plan.job.release.name)
+
+
+def _has_experts(plan: "Plan") -> bool:
+    try:
+        return plan.job.load_model().experts is not None
+    except SpecError:  # of a plan that was made elsewhere
+        return False
 
 
 def step_error(plan: "Plan") -> MeasuredError:

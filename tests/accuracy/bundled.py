@@ -1,4 +1,4 @@
-"""The comparison of all published points, made once for the files that look at it (tests/repository/side_by_side.py)."""
+"""The comparison of all published points, made once for the files that look at it (repository/side_by_side.py)."""
 
 from functools import cache
 

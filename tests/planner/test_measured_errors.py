@@ -69,7 +69,9 @@ def test_a_point_has_the_interval_of_the_plan_of_its_job() -> None:
     [compared] = compare([point]).points
     made = plan_of(training_job(point))
     assert compared.stratum == stratum_of(made, PEAK) == Stratum(is_moe=False, framework="megatron")
-    assert compared.interval == pytest.approx(find_error(PEAK, compared.stratum).interval(float(compared.predicted or 0)))
+    assert compared.interval == pytest.approx(
+        find_error(PEAK, compared.stratum).interval(float(compared.predicted or 0))
+    )
 
 
 def test_a_stratum_without_enough_points_has_the_interval_of_its_models_and_then_of_all() -> None:
