@@ -1,5 +1,7 @@
 """One place gives the interval of a quantity, and every command shows the same one for the same job."""
 
+from typing import Any
+
 import pytest
 
 import rlplan
@@ -28,6 +30,7 @@ from rlplan.planner.measured_errors import (
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
+from rlplan.spec.files.job_file import load_job
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import MemoryKind, Phase
 from tests.factories import ROOT, gpu_job, make_job
@@ -44,23 +47,28 @@ def imported() -> JobSpec:
 
 @pytest.fixture(scope="module")
 def plan(imported: JobSpec) -> Plan:
-    return rlplan.plan(imported).plan
+    return rlplan.plan(as_mapping(imported)).plan
+
+
+def as_mapping(job: JobSpec) -> dict[str, Any]:
+    return job.model_dump(mode="json", exclude_unset=True)
 
 
 def test_the_same_job_has_the_same_interval_through_plan_check_and_compare(imported: JobSpec, plan: Plan) -> None:
     planned = results_as_json(plan)
     checked = check(read_source(SCRIPT, None, ["MB=1"]), Asked(HARDWARE)).as_json()["results"]
-    [row] = rlplan.compare(imported, hardware=[HARDWARE]).rows()
+    [row] = rlplan.compare(as_mapping(imported), hardware=[HARDWARE]).rows()
     for key in ("step_error", "phase_errors", "peak_bytes", "peak_error"):
         assert planned[key] == checked[key], key
     assert tuple(row["step_interval_s"]) == (planned["step_error"]["low_s"], planned["step_error"]["high_s"])
     assert tuple(row["peak_interval_bytes"]) == (planned["peak_bytes"]["low"], planned["peak_bytes"]["high"])
 
 
-def test_what_is_normal_of_a_measured_step_is_the_interval_of_its_plan(imported: JobSpec, plan: Plan) -> None:
-    report = explain_step(imported, MeasuredStep("test", 3, plan.seconds, {Phase.TRAIN: 1.0}, {}))
-    assert report.error == step_error(plan)
-    phases = results_as_json(plan)["phase_errors"]
+def test_what_is_normal_of_a_measured_step_is_the_interval_of_its_plan() -> None:
+    job = load_job(ROOT / "examples" / "grpo-7b-8xh100.yaml", [])
+    report = explain_step(job, MeasuredStep("test", 3, 90.0, {Phase.TRAIN: 1.0}, {}))
+    assert report.error == step_error(report.plan)
+    phases = results_as_json(report.plan)["phase_errors"]
     assert {gap.phase: gap.longest_normal for gap in report.gaps}["train"] == phases["train"]["high"]
 
 
