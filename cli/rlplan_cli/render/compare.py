@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from rlplan.comparison import CompareResult
+from rlplan.planner.measured_errors import step_error
 from rlplan.planner.plan_parts import Verdict
 from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
@@ -33,7 +34,19 @@ def show_comparison(found: CompareResult) -> None:
     for cluster, why in found.clusters.left_out.items():
         stdout.print(Text.assemble((f"  {cluster}: ", "bold"), (f"left out: {why}", "dim")))
     _show_front(rows)
+    _show_intervals(found, rows)
     _show_prices(rows)
+
+
+def _show_intervals(found: CompareResult, rows: list[dict[str, Any]]) -> None:
+    """Between which seconds each step lies, and where that comes from."""
+    ranges: dict[str, list[str]] = {}
+    for row, one in zip(rows, found.results, strict=True):
+        if row["step_interval_s"] is not None and one.plan.verdict.may_fit:
+            low, high = map(format_seconds, row["step_interval_s"])
+            ranges.setdefault(step_error(one.plan).words, []).append(f"{row['devices']} {low} to {high}")
+    for words, named in ranges.items():
+        stdout.print(f"A step: {', '.join(named)} ({words}).", style="dim")
 
 
 def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:
@@ -104,10 +117,6 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else format_seconds(value)
 
 
-def _range(interval: tuple[float, float] | None) -> str:
-    return UNKNOWN if interval is None else " to ".join(map(format_seconds, interval))
-
-
 def _dollars(value: float | None) -> str:
     """Dollars with three significant figures, whole from 100 on.
 
@@ -132,7 +141,6 @@ def _number(value: float | None) -> str:
 
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "a step": lambda row: _seconds(row["step_s"]),
-    "range": lambda row: _range(row["step_interval_s"]),
     "memory": _memory,
     "$ an hour": lambda row: _dollars(row["dollars_per_hour"]),
     "$ a step": lambda row: _dollars(row["dollars_per_step"]),
@@ -142,5 +150,5 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tokens a $": lambda row: _number(row["tokens_per_dollar"]),
 }
 """What is said of a row, by the column's name."""
-LEFT_OUT = ("memory", "range", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
+LEFT_OUT = ("memory", "$ an hour", "kWh a run", "tokens a $", "a run", "$ a step")
 """In this order where there is no room: tokens a dollar are the other way round what a step costs."""
