@@ -18,13 +18,15 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from benchmarks.constants.left_out import read_left_out
 from benchmarks.constants.rules_of_thumb import rule_of_thumb
 from benchmarks.constants.trainers import HEAD, left_out
 from benchmarks.figures import FAINT, INK, MUTED, RC
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, compare, relative_error
-from rlplan.accuracy.files.reading import bundled_points
-from rlplan.accuracy.intervals import NOMINAL, bundled_intervals, write_intervals
+from rlplan.accuracy.files.reading import published_points
+from rlplan.accuracy.intervals import list_residuals, write_errors
 from rlplan.accuracy.points import Measured
+from rlplan.planner.measured_errors import LEAST_POINTS, NOMINAL, all_errors
 from rlplan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,13 +68,16 @@ SOURCES = (
 )
 """A source, how its points begin, what it says of itself."""
 
-INTERVALS = f"""Measured over predicted, of throughputs the seconds that they stand for: the bounds that hold
-{NOMINAL:.0%} of the points of sources that were left out (each publication, or pair of model and GPU, by the others),
-stretched where the others alone hold fewer. What is claimed is `inside, left out`: of each kind with 19 points or more
-85 to 95 % of the points lie inside the bounds that other sources give, which is what an interval is worth for a source
-that nobody has seen. `inside` is the share inside the bounds of all points, which are wider where sources differ from
-each other, and may be higher. A kind of few points cannot show it: fewer than 19 have no twentieth.
-`rlplan.accuracy.intervals` gives them to other code."""
+INTERVALS = f"""The interval of a prediction is the prediction divided by a factor to the prediction times it. It
+holds {NOMINAL:.0%} of the measurements of a source that was left out (a repository with all of its pages; of tables of
+many machines, a model on a GPU), by strata: kind, dense models or mixtures of experts, who trains (RL steps: the
+framework). A stratum of fewer than {LEAST_POINTS} points takes the interval of all trainers, else of all models. A kind
+of fewer has none, nor one of which hardly a point remains without its largest source: *unknown, take a factor of 2*.
+`inside, left out` is the share of the points that have a stratum's interval which lie inside the one that is made
+without their source. Constants that were fitted to points are refitted without them there
+(`benchmarks/constants/left_out.py`); elsewhere the residual is left out by itself. A source weighs as the root of its
+points. The bias of other sources is not corrected: it makes the error of a source that is left out larger. Points of
+reliability C have no part. `rlplan.planner.measured_errors` gives every command its intervals."""
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
     ("prime-rl", ("primerl-",)),
@@ -95,8 +100,8 @@ syncs to sources in [the seconds](../runtime/seconds.md), TensorRT-LLM's to GPUs
 
 def main() -> int:
     """Write the three files, and the intervals that the library reads."""
-    report = compare(bundled_points())
-    write_intervals(bundled_points())
+    report = compare(published_points())
+    write_errors(list_residuals(published_points(), report.points, read_left_out()))
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "accuracy.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
     (FOLDER / "README.md").write_text(page(report))
@@ -117,7 +122,7 @@ def page(report: AccuracyReport) -> str:
         _table(("kind", "points", "predicted", "median", "largest", "bias", *WAS), _summaries(report)),
         "## Intervals",
         INTERVALS,
-        _table(("kind", "points", "sources", "low", "high", "inside", "inside, left out"), _intervals()),
+        _table(("kind", "of", "points", "sources", "factor", "inside, left out"), _intervals()),
         RULES.format(asleep=_rule_error(p.id for p in report.points if p.kind == "sleeping_engine_residual")),
         "## Training throughput by source",
         _table(BY_ERROR, _trainers(report)),
@@ -162,10 +167,11 @@ def _summaries(report: AccuracyReport) -> list[list[str]]:
 def _intervals() -> list[list[str]]:
     return [
         [
-            *(f"`{kind}`", str(one.num_points), str(one.num_sources), f"{one.low:.2f}", f"{one.high:.2f}"),
-            *(f"{one.inside:.0%}", f"{one.inside_left_out:.0%}"),
+            *(f"`{error.kind}`", error.of or "all", str(error.num_points), str(error.num_sources)),
+            f"{error.factor:.2f}" if error.is_known else "unknown: 2",
+            "-" if error.inside_left_out is None else f"{error.inside_left_out:.0%}",
         ]
-        for kind, one in sorted(bundled_intervals().items())
+        for error in all_errors()
     ]
 
 
@@ -211,7 +217,7 @@ def _errors_of(name: str, points: list[Comparison]) -> list[str]:
 @cache
 def _rule_errors() -> dict[str, float]:
     """By point, what a rule of thumb errs by."""
-    answers = ((point, rule_of_thumb(point)) for point in bundled_points())
+    answers = ((point, rule_of_thumb(point)) for point in published_points())
     errors = {point.id: relative_error(point, answer) for point, answer in answers if answer is not None}
     return {name: abs(error) for name, error in errors.items() if error is not None}
 

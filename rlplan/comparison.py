@@ -92,9 +92,9 @@ class CompareResult(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes (always the
-        plan's) and capacity_bytes; step_s and tokens_per_s are of that kind, tokens_per_s of a simulation counts
-        responses alone. Then what it costs (answers/clusters.py: Bill), hardware as it is typed, is_on_front,
-        why it does not fit, overrides.
+        plan's) and capacity_bytes, step_interval_s and peak_interval_bytes of the plan; step_s and tokens_per_s are of
+        that kind, tokens_per_s of a simulation counts responses alone. Then what it costs (answers/clusters.py: Bill),
+        hardware as it is typed, is_on_front, why it does not fit, overrides.
         """
         return [
             one.compared()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXTRAS, missing_extra
 from rlplan.planner.answers.plan_results import choice_words, differences, estimate_as_json
+from rlplan.planner.measured_errors import step_interval
 from rlplan.planner.plan import Plan, dump_plan, write_plan
 from rlplan.records import dataclass
 from rlplan.units import format_bytes, format_seconds
@@ -130,6 +131,8 @@ class OfPlan(Result):
             "tokens_per_s": self.plan.tokens_per_s or None,
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "step_interval_s": step_interval(self.plan),
+            "peak_interval_bytes": self.plan.interval(),
         }
 
 

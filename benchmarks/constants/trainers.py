@@ -122,7 +122,8 @@ def _forget() -> None:
 
 
 @contextmanager
-def _set(constant: Constant, value: float) -> Iterator[None]:
+def set_constant(constant: Constant, value: float) -> Iterator[None]:
+    """With another value of a constant."""
     before = [getattr(module, name) for module, name in constant.places]
     for module, name in constant.places:
         setattr(module, name, value)
@@ -149,9 +150,9 @@ def left_out() -> tuple[LeftOut, ...]:
         concerned = [point for point in bundled_points() if constant.concerns(point)]
         for fitted, value in constant.fits.items():
             unseen = [point for point in concerned if not constant.seen(point, fitted)]
-            with _set(constant, value):
+            with set_constant(constant, value):
                 error = mean_error(unseen)
-            with _set(constant, constant.none):
+            with set_constant(constant, constant.none):
                 without = mean_error(unseen)
             rows.append(LeftOut(constant.name, fitted, value / constant.unit, len(unseen), error, without))
     return tuple(rows)

@@ -12,10 +12,12 @@ from importlib import import_module
 from statistics import fmean, median
 from typing import Any
 
+from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
 from rlplan.accuracy.settings_read import assumed, unread, watched
 from rlplan.errors import RlplanError, did_you_mean
+from rlplan.planner.measured_errors import Stratum, find_error
 from rlplan.records import dataclass
 
 SCHEMA_VERSION = 2
@@ -48,6 +50,26 @@ class Comparison:
     """Settings that the prediction did not need, each with the reason."""
     assumed: dict[str, str] = field(default_factory=dict)
     """What the prediction took for settings that are not stated."""
+    stratum: Stratum = field(default_factory=lambda: Stratum(is_moe=False))
+    """Whose quantity it is."""
+    quantity: str = ""
+    """The kind of what was measured (MeasuredPoint.quantity)."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between which values nine of ten such measurements lie; None of verdicts and refusals."""
+        if self.predicted is None or isinstance(self.predicted, str):
+            return None
+        return find_error(self.quantity, self.stratum).interval(self.predicted)
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured value, or a part of the measured range, lies in the interval."""
+        interval = self.interval
+        if interval is None or isinstance(self.measured, str):
+            return None
+        least, most = self.measured if isinstance(self.measured, tuple) else (self.measured, self.measured)
+        return least <= interval[1] and most >= interval[0]
 
     def as_json(self) -> dict[str, Any]:
         """The point as a mapping."""
@@ -58,6 +80,7 @@ class Comparison:
             "predicted": self.predicted,
             "unit": self.unit,
             "relative_error": self.relative_error,
+            "interval": None if (interval := self.interval) is None else list(interval),
             "status": self.status,
             "reason": self.reason,
             "without_effect": sorted(self.without_effect),
@@ -76,6 +99,8 @@ class KindSummary:
     max_abs: float | None
     bias: float | None
     """Mean of signed relative errors."""
+    inside: float | None
+    """Share of the points inside their intervals."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +217,19 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         pair=_pair_of(point),
         without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
         assumed=answer.assumed if isinstance(answer, Prediction) else {},
+        stratum=_stratum_of(point, answer),
+        quantity=point.quantity,
     )
+
+
+def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
+    """Whose quantity a point is: what its prediction says, else its model's."""
+    if isinstance(answer, Prediction) and answer.stratum is not None:
+        return answer.stratum
+    try:
+        return Stratum(is_moe=model_of(point).experts is not None)
+    except (CannotPredict, RlplanError):
+        return Stratum(is_moe=False)
 
 
 def _pair_of(point: MeasuredPoint) -> str:
@@ -234,4 +271,5 @@ def _summarize(points: list[Comparison]) -> KindSummary:
         median_abs=median(sizes) if sizes else None,
         max_abs=max(sizes) if sizes else None,
         bias=fmean(errors) if errors else None,
+        inside=fmean(judged) if (judged := [one for point in points if (one := point.is_inside) is not None]) else None,
     )

@@ -8,16 +8,18 @@ from typing import Any
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.predict import device_peak, in_its_unit, phase_seconds, plan_of, seconds_of, worker_peak
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
+from rlplan.planner.measured_errors import stratum_of
 from rlplan.vocabulary import Phase
 
 PHASES = {
-    "generate": Phase.ROLLOUT,
-    "score": Phase.SCORE,
-    "train": Phase.TRAIN,
-    "sync": Phase.SYNC,
-    "switch": Phase.SWITCH,
+    "generate": (Phase.ROLLOUT,),
+    "score": (Phase.SCORE,),
+    "train": (Phase.TRAIN,),
+    "sync": (Phase.SYNC,),
+    "switch": (Phase.SWITCH,),
+    "refit": (Phase.SYNC, Phase.SWITCH),
 }
-"""Phases of a step by the words of a file."""
+"""Phases of a step by the words of a file. A refit is NeMo-RL's timer of all that makes engines ready."""
 
 
 @predicts("phase_time")
@@ -25,10 +27,11 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
     """Seconds of a phase of a usual step, or of the whole step."""
     plan, phase = plan_of(_job_of(point)), str(point.settings.get("of"))
     if phase == "step":
-        return Prediction(seconds_of(plan))
+        return Prediction(seconds_of(plan), stratum=stratum_of(plan, point.quantity))
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
-    return Prediction(phase_seconds(plan).get(PHASES[phase], 0.0))
+    seconds = phase_seconds(plan)
+    return Prediction(sum(seconds.get(one, 0.0) for one in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("role_peak")
@@ -36,10 +39,9 @@ def predict_role_peak(point: MeasuredPoint) -> Prediction:
     """The most that one GPU holds of a worker, or of all of them."""
     plan, worker, statistic = plan_of(_job_of(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
-        return in_its_unit(point, device_peak(plan))
-    return in_its_unit(
-        point, worker_peak(plan, worker, Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic)
-    )
+        return in_its_unit(point, device_peak(plan), plan)
+    counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic
+    return in_its_unit(point, worker_peak(plan, worker, counted), plan)
 
 
 def _job_of(point: MeasuredPoint) -> dict[str, Any]:

@@ -103,6 +103,21 @@ class MeasuredPoint(Lenient):
     notes: str | None = None
 
     @property
+    def quantity(self) -> str:
+        """The kind; of measured phases and workers the phase's or the worker's own.
+
+        >>> measured, of = {"value": 1, "unit": "s"}, {"of": "step"}
+        >>> MeasuredPoint(id="a", kind="phase_time", settings=of, measured=measured).quantity
+        'rl_step_time'
+        """
+        of = str(self.settings.get("of"))
+        if self.kind == "phase_time":
+            return "rl_step_time" if of == "step" else f"phase_{of}"
+        if self.kind == "role_peak":
+            return "train_peak" if of == "policy_trainer" else f"peak_{of}"
+        return self.kind
+
+    @property
     def is_rate(self) -> bool:
         """Whether more is faster: a throughput that is no time.
 

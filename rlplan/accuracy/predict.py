@@ -14,6 +14,7 @@ from rlplan.accuracy.registry import CannotPredict, Prediction
 from rlplan.accuracy.settings import unit_bytes
 from rlplan.memory.ledger import LedgerRow, RunPhase
 from rlplan.planner.machine import search_of
+from rlplan.planner.measured_errors import stratum_of
 from rlplan.planner.plan import Plan
 from rlplan.planner.serving import Served, ServedLoad, serve, serve_load
 from rlplan.spec.base import validate
@@ -163,11 +164,11 @@ def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind
     return found
 
 
-def in_its_unit(point: MeasuredPoint, held: Mapping[MemoryKind, int]) -> Prediction:
-    """Bytes by kind as the point's source would print them."""
+def in_its_unit(point: MeasuredPoint, held: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
+    """Bytes by kind as the point's source would print them. plan: that holds them."""
     unit = unit_bytes(point)
     parts = {kind.value: size / unit for kind, size in held.items() if size}
-    return Prediction(sum(held.values()) / unit, parts=parts)
+    return Prediction(sum(held.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 def seconds_of(plan: Plan) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from rlplan.accuracy.points import MeasuredPoint
+from rlplan.planner.measured_errors import Stratum
 from rlplan.records import dataclass
 
 
@@ -29,6 +30,8 @@ class Prediction:
     """Settings that it did not need, each with the reason (settings_read.py); predictors leave it empty."""
     assumed: dict[str, str] = field(default_factory=dict)
     """What it took for settings that are not stated; as `without_effect`."""
+    stratum: Stratum | None = None
+    """Whose quantity it is; None where only the model decides its interval."""
 
     def __post_init__(self) -> None:
         """Refuse bytes, seconds and rates below zero: no measurement is negative, so a formula is wrong."""

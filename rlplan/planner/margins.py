@@ -1,7 +1,7 @@
-"""Margins: what is kept free on a GPU, how far seconds may be off, and from where on a faster layout is no better.
+"""Margins: what is kept free on a GPU, and from where on a faster layout is no better.
 
-In: GPUs, plans, jobs and choices. Out: bytes, intervals of seconds, jobs without what makes a layout complicated.
-Left out: intervals of bytes (memory/machine/spread.py), the search itself (gpu/search.py).
+In: GPUs, plans, jobs and choices. Out: bytes, jobs without what makes a layout complicated.
+Left out: intervals (measured_errors.py), the search itself (gpu/search.py).
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow
-from rlplan.records import dataclass
 from rlplan.spec.hardware.catalogue import find_profile, usual_node
 from rlplan.spec.hardware.profile import GpuProfile, NodeProfile
 from rlplan.spec.job import JobSpec
@@ -37,46 +36,9 @@ ENOUGH_ROOM = 0.1
 offloads or cuts more: a small model would move its optimizer to the host beside 20 GiB that nobody uses."""
 
 
-@dataclass(frozen=True)
-class StepError:
-    """Between which shares of a prediction nine of ten measured seconds lie."""
-
-    kind: str
-    low: float
-    """Measured over predicted seconds."""
-    high: float
-    num_points: int
-    num_sources: int
-    """Each was held to the interval that the others give (rlplan/accuracy/intervals.py)."""
-
-
-ERRORS = {
-    "step": StepError("rl_step_time", 0.6323, 2.6294, 13, 2),
-    "training": StepError("throughput_train", 0.8357, 1.263, 97, 9),
-}
-"""Errors of steps on GPUs, with rollouts and without. Source: rlplan/accuracy/data/errors_by_kind.json, to which
-tests/planner/test_margins.py holds them. Steps of CPU hosts that were not measured have none."""
-
-
 def reserve_of(gpu: GpuProfile) -> int:
     """Bytes of a GPU that no plan takes."""
     return DISPLAY_RESERVE if gpu.may_drive_display else RESERVE
-
-
-def error_of(plan: "Plan") -> StepError | None:
-    """The error of a plan's seconds; None where steps of its kind were not measured."""
-    return None if plan.timing is None or plan.is_on_host else nearest_error(plan)
-
-
-def nearest_error(plan: "Plan") -> StepError:
-    """What `error_of` says, and on a CPU host the error of such steps on GPUs, for want of one of its own."""
-    return ERRORS["step" if plan.job.has_rollouts else "training"]
-
-
-def seconds_interval(plan: "Plan") -> tuple[float, float] | None:
-    """Between which nine of ten steps lie that are predicted so; None where none of the kind were measured."""
-    error = error_of(plan)
-    return None if error is None else (plan.seconds * error.low, plan.seconds * error.high)
 
 
 def needed_bytes(plan: "Plan") -> int:
@@ -85,10 +47,10 @@ def needed_bytes(plan: "Plan") -> int:
     """
     kv, ledger = plan.kv, plan.ledger
     if kv is None or plan.is_on_host:
-        return plan.interval()[1]
+        return plan.row_interval()[1]
     more = max(0, kv.kv_cache_memory_bytes - kv.least_bytes)
     rows = tuple(_less(row, more) if row.kind is MemoryKind.KV_CACHE else row for row in ledger.rows)
-    return plan.model_copy(update={"ledger": replace(ledger, rows=rows)}).interval()[1]
+    return plan.model_copy(update={"ledger": replace(ledger, rows=rows)}).row_interval()[1]
 
 
 def _less(row: LedgerRow, num_bytes: int) -> LedgerRow:

@@ -18,6 +18,7 @@ from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.planner.answers.plan_results import results_as_json
+from rlplan.planner.measured_errors import peak_interval
 from rlplan.planner.plan_parts import Alternative, Considered, KvReport, Remedy, SearchStats, Shortage, Verdict
 from rlplan.spec.base import Spec, read_json, shorten, validate, writing
 from rlplan.spec.fingerprints import Fingerprints
@@ -191,7 +192,19 @@ class Plan(Spec):
         return self.ledger.host_capacity or None
 
     def interval(self) -> tuple[int, int]:
-        """The peak of the device with the least room at the low and at the high end, in bytes: of all like it."""
+        """Between which bytes the peak of the device with the least room lies, by what was measured of such peaks.
+
+        At least as wide as its rows at their ends, and with them at the shortest and the longest lengths. Nothing is
+        known of a CPU host's error: its peak as predicted.
+        """
+        low, high = self.row_interval()
+        if self.is_on_host:
+            return low, high
+        least, most = peak_interval(self)
+        return min(low, least), max(high, most)
+
+    def row_interval(self) -> tuple[int, int]:
+        """That peak with every row of the ledger at its low and at its high end, which decides the verdict."""
         if self.is_on_host:
             return self.binding.num_bytes, self.binding.num_bytes
         ledger, capacity = self.ledger, self.binding_capacity

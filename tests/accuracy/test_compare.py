@@ -42,10 +42,12 @@ def test_a_summary_has_median_largest_and_bias() -> None:
     points = [make_point(id=str(value), measured={"value": value, "unit": "GiB"}) for value in (14.0, 15.0, 16.0)]
     report = compare(points)
     assert isinstance(report, AccuracyReport)
-    assert set(report.as_json()["summary"]["vllm_weights"]) == {"n", "predicted", "median_abs", "max_abs", "bias"}
+    assert set(report.as_json()["summary"]["vllm_weights"]) == {
+        *("n", "predicted", "median_abs", "max_abs", "bias", "inside")
+    }
     assert set(report.as_json()["points"][0]) == {
-        *("id", "kind", "measured", "predicted", "unit", "relative_error", "status", "reason"),
-        *("without_effect", "assumed"),
+        *("id", "kind", "measured", "predicted", "unit", "relative_error", "interval", "status"),
+        *("reason", "without_effect", "assumed"),
     }
     summary = report.summary["vllm_weights"]
     assert summary.max_abs == pytest.approx(14.98875 / 14 - 1, rel=1e-4)

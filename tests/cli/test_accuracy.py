@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rlplan_cli.commands import accuracy
 
-from rlplan.accuracy.files.reading import bundled_points
+from rlplan.accuracy.files.reading import published_points
 from tests.cli.conftest import Call
 from tests.cli.test_commands import json_of
 
@@ -14,7 +14,7 @@ from tests.cli.test_commands import json_of
 @pytest.mark.nightly  # tests/accuracy/test_bounds.py predicts them all
 def test_without_a_file_the_bundled_points_are_predicted(rlplan: Call) -> None:
     value = json_of(rlplan("accuracy", "--json"))
-    assert len(value["points"]) == 158 + 320 + 134 + 2 * 381
+    assert len(value["points"]) == 158 + 320 + 134 + 2 * 381 + 88 + 44
     assert value["summary"]["kv_per_token"]["max_abs"] <= 0.002
 
 
@@ -24,13 +24,13 @@ def test_the_table_is_readable_in_narrow_and_wide_terminals(
 ) -> None:
     """Of a sixth of the bundled points, and those that are looked for."""
     monkeypatch.setenv("COLUMNS", columns)
-    points = bundled_points()
+    points = published_points()
     few = [
         point
         for at, point in enumerate(points)
         if at % 6 == 0 or point.id.startswith(("kvtok", "trtllm", "ds-z3-offload"))
     ]
-    monkeypatch.setattr(accuracy, "bundled_points", lambda: few)
+    monkeypatch.setattr(accuracy, "published_points", lambda: few)
     answer = rlplan("accuracy")
     assert answer.exit_code == 0
     for word in ("kvtok-qwen3-14b", "Refused", "Absolute error by kind", "trtllm_kv_capacity"):

@@ -3,18 +3,13 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from rlplan.accuracy.intervals import bundled_intervals
 from rlplan.planner.margins import (
     DISPLAY_RESERVE,
     ENOUGH_ROOM,
-    ERRORS,
     RESERVE,
     SAME_SPEED,
     needed_bytes,
     reserve_of,
-    seconds_interval,
 )
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import load_job
@@ -25,16 +20,9 @@ ROOT = Path(__file__).parents[2]
 CARD = {"policy": "Qwen/Qwen2.5-0.5B", "algorithm": "grpo", "hardware": {"profile": "rtx-4090", "num_devices": 1}}
 
 
-@pytest.mark.parametrize("key", ERRORS)
-def test_errors_are_those_that_were_measured(key: str) -> None:
-    stated = ERRORS[key]
-    measured = bundled_intervals()[stated.kind]
-    assert (stated.num_points, stated.num_sources) == (measured.num_points, measured.num_sources)
-    assert (stated.low, stated.high) == (measured.low, measured.high)
+def test_errors_of_seconds_are_larger_than_what_counts_as_equally_fast() -> None:
     report = json.loads((ROOT / "reports" / "accuracy" / "accuracy.json").read_text("utf-8"))
-    assert report["summary"][stated.kind]["median_abs"] > SAME_SPEED
-    page = (ROOT / "docs" / "planning.md").read_text("utf-8")
-    assert f"| {stated.low:.2f} to {stated.high:.2f} | {stated.num_points} " in page
+    assert all(report["summary"][kind]["median_abs"] > SAME_SPEED for kind in ("rl_step_time", "throughput_train"))
 
 
 def test_a_gpu_with_outputs_for_a_display_keeps_more_free() -> None:
@@ -51,8 +39,6 @@ def test_the_7b_example_gives_up_seconds_that_nobody_can_measure_for_room() -> N
     fastest = min(plan.runners_up, key=lambda runner_up: runner_up.seconds)
     assert fastest.seconds < plan.seconds <= fastest.seconds * (1 + SAME_SPEED)
     assert fastest.headroom_bytes < enough <= plan.headroom_bytes
-    low, high = seconds_interval(plan) or (0.0, 0.0)
-    assert low < plan.seconds < high
 
 
 def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
@@ -60,7 +46,7 @@ def test_what_the_kv_cache_fills_is_told_apart_from_what_is_needed() -> None:
     assert plan.kv is not None
     more = plan.kv.kv_cache_memory_bytes - plan.kv.least_bytes
     assert more > 0
-    assert plan.interval()[1] - more <= needed_bytes(plan) < plan.interval()[1]
+    assert plan.row_interval()[1] - more <= needed_bytes(plan) < plan.row_interval()[1]
 
 
 def test_a_host_that_was_assumed_is_said_with_what_goes_without_it() -> None:

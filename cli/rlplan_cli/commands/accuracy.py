@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rlplan.accuracy.compare import PREDICTED, AccuracyReport, Comparison, KindSummary, compare
-from rlplan.accuracy.files.reading import bundled_points, read_points
+from rlplan.accuracy.files.reading import published_points, read_points
 from rlplan_cli.options import AsJson
 from rlplan_cli.render.terminal import NARROW, new_table, note, print_json, stdout
 
@@ -30,7 +30,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Compare the formulas with published or your own measurements."""
-    report = compare(bundled_points() if file is None else read_points(file))
+    report = compare(published_points() if file is None else read_points(file))
     if as_json:
         print_json(report.as_json())
         return
@@ -115,7 +115,8 @@ def _show_pairs(report: AccuracyReport) -> None:
 
 
 def _show_summary(report: AccuracyReport) -> None:
-    table = new_table("kind", "points", "predicted", "median", "largest", "bias", title="Absolute error by kind")
+    names = ("kind", "points", "predicted", "median", "largest", "bias", "inside")
+    table = new_table(*names, title="Absolute error by kind; inside: share of the points within their intervals")
     for kind, summary in sorted(report.summary.items()):
         table.add_row(kind, *_summary_cells(summary))
     stdout.print(table)
@@ -125,7 +126,8 @@ def _show_summary(report: AccuracyReport) -> None:
 
 def _summary_cells(summary: KindSummary) -> list[str]:
     errors = [_percent(value, sign=False) for value in (summary.median_abs, summary.max_abs)]
-    return [str(summary.n), str(summary.predicted), *errors, _percent(summary.bias)]
+    inside = DASH if summary.inside is None else f"{summary.inside:.0%}"
+    return [str(summary.n), str(summary.predicted), *errors, _percent(summary.bias), inside]
 
 
 def _measured(point: Comparison) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from rlplan.comparison import CompareResult
+from rlplan.planner.measured_errors import step_error
 from rlplan.planner.plan_parts import Verdict
 from rlplan.results import OfPlan
 from rlplan.spec.hardware.prices import OLD_DAYS, WAY_OUT
@@ -33,7 +34,19 @@ def show_comparison(found: CompareResult) -> None:
     for cluster, why in found.clusters.left_out.items():
         stdout.print(Text.assemble((f"  {cluster}: ", "bold"), (f"left out: {why}", "dim")))
     _show_front(rows)
+    _show_intervals(found, rows)
     _show_prices(rows)
+
+
+def _show_intervals(found: CompareResult, rows: list[dict[str, Any]]) -> None:
+    """Between which seconds each step lies, and where that comes from."""
+    ranges: dict[str, list[str]] = {}
+    for row, one in zip(rows, found.results, strict=True):
+        if row["step_interval_s"] is not None and one.plan.verdict.may_fit:
+            low, high = map(format_seconds, row["step_interval_s"])
+            ranges.setdefault(step_error(one.plan).words, []).append(f"{row['devices']} {low} to {high}")
+    for words, named in ranges.items():
+        stdout.print(f"A step: {', '.join(named)} ({words}).", style="dim")
 
 
 def _show_table(found: CompareResult, rows: list[dict[str, Any]]) -> None:

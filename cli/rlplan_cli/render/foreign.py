@@ -8,7 +8,7 @@ from itertools import groupby
 from rlplan.foreign.check import Checked, typed_values
 from rlplan.foreign.convert import Imported
 from rlplan.units import format_bytes
-from rlplan_cli.render.plan import fullness, range_of, show_headline
+from rlplan_cli.render.plan import fullness, range_of, show_errors, show_headline
 from rlplan_cli.render.serving import show_served
 from rlplan_cli.render.terminal import note, say, show_change
 
@@ -26,6 +26,7 @@ def show_check(checked: Checked) -> None:
         moment = f" at the peak, in {peak.action_id} on {peak.scope}{range_of(plan)}"
         limits = _limits_of_verdict(checked.imported) if plan.verdict.may_fit else ""
         show_headline(plan, fullness(plan), moment, but=limits)
+        show_errors(plan)
     work = checked.imported.data.get("workload", {})
     if checked.shorter is not None:
         prompt, response = checked.shorter

@@ -8,10 +8,18 @@ from itertools import groupby
 
 from rich.text import Text
 
-from rlplan.planner.answers.plan_results import PARALLEL_AXES, differences, error_words, needed_words, phase_costs
+from rlplan.planner.answers.plan_results import (
+    PARALLEL_AXES,
+    differences,
+    error_words,
+    needed_words,
+    peak_words,
+    phase_costs,
+)
 from rlplan.planner.checks.trainers import NAMES
 from rlplan.planner.cpu.candidates import ORDER_WORDS
 from rlplan.planner.margins import SAME_SPEED
+from rlplan.planner.measured_errors import step_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.units import format_bytes, format_seconds
@@ -50,11 +58,17 @@ def show_plan(plan: Plan, *, top: int) -> None:
     if needed := needed_words(plan):
         words += f"; {needed}"
     say("Memory", words)
-    if error := error_words(plan):
-        say("Error", error)
+    show_errors(plan)
     _show_alternatives(plan, plan.runners_up[:top], title="Next best")
     _show_alternatives(plan, plan.pareto, title="Pareto front: step time against headroom")
     show_others(plan)
+
+
+def show_errors(plan: Plan) -> None:
+    """The intervals of the step and of the peak, and what they are made from."""
+    for name, words in (("Step", error_words(plan)), ("Peak", peak_words(plan))):
+        if words:
+            say(name, words)
 
 
 def show_headline(plan: Plan, answer: str, rest: str = "", *, but: str = "") -> None:
@@ -102,7 +116,8 @@ def _speed(plan: Plan) -> tuple[str, str]:
     dollars, hours = plan.dollars_per_million_tokens, plan.gpu_hours_per_million_tokens
     cost = f", {hours:.3g} GPU-hours per million tokens" if dollars is None else f", ${dollars:.3g} per million tokens"
     speed = f", {plan.tokens_per_s:,.0f} tokens/s with prompts"
-    return f"{format_seconds(plan.seconds)} a step", speed + ("" if plan.is_on_host else cost)
+    low, high = map(format_seconds, step_interval(plan) or (0.0, 0.0))
+    return f"{format_seconds(plan.seconds)} a step", f" ({low} to {high}){speed}" + ("" if plan.is_on_host else cost)
 
 
 def _question(plan: Plan) -> str:

@@ -24,7 +24,7 @@ from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.spec.base import ByteCount, Spec, validate
 from rlplan.spec.files.yaml import parse_yaml
 
-PhaseName = Literal["generate", "score", "train", "sync", "switch", "step"]
+PhaseName = Literal["generate", "score", "train", "sync", "switch", "refit", "step"]
 Seconds = Annotated[float, Field(gt=0)]
 TIME_KIND, PEAK_KIND = "phase_time", "role_peak"
 """Kinds of the points."""

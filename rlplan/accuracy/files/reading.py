@@ -33,6 +33,13 @@ def bundled_points() -> tuple[MeasuredPoint, ...]:
     return tuple(point for path in (*(folder / name for name in names), *jobs) for point in read_points(path))
 
 
+@cache
+def published_points() -> tuple[MeasuredPoint, ...]:
+    """The bundled points, and those that were gathered when all formulas stood: their sources had no part in any."""
+    later = Path(str(resources.files("rlplan.accuracy"))) / "points" / "later"
+    return (*bundled_points(), *(point for path in sorted(later.iterdir()) for point in read_points(path)))
+
+
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
     """Points of a file. Raises: SpecError where it is broken, or holds too many."""
     points = _points(path)

@@ -10,6 +10,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import phase_seconds, plan_of, seconds_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.rl_steps.job import num_steps_of, rl_job
+from rlplan.planner.measured_errors import stratum_of
 
 
 @predicts("rl_step_time")
@@ -18,7 +19,7 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
     plan = plan_of(rl_job(point))
     scale = num_steps_of(point, plan.job.workload.num_rollouts_per_step) / seconds_in(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
-    return Prediction(seconds_of(plan) * scale, parts=parts)
+    return Prediction(seconds_of(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("rl_fits")

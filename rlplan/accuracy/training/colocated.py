@@ -111,7 +111,7 @@ def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: b
         raise CannotPredict(f"a step of this job has no {kinds[0].value}")
     held = max(moments, key=lambda sizes: sum(sizes.values()))
     driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
-    return in_its_unit(point, held | driver)
+    return in_its_unit(point, held | driver, plan)
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
@@ -128,4 +128,4 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
     held = held_by_engine(plan, kind, is_resident=is_asleep)
     held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
-    return in_its_unit(point, held | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver})
+    return in_its_unit(point, held | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)

@@ -29,7 +29,8 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
         return predict_update(point)
     if statistic is Statistic.PROCESS and gpu_of(point) is None:
         raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
-    return in_its_unit(point, peak_in_training(plan_of(training_job(point)), statistic))
+    plan = plan_of(training_job(point))
+    return in_its_unit(point, peak_in_training(plan, statistic), plan)
 
 
 @predicts("train_steady")
@@ -37,7 +38,8 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
     """What a rank holds between two steps."""
     plan = plan_of(training_job(point, has_passes=False))
     held = held_between_steps(plan, Statistic.ALLOCATED)
-    return in_its_unit(point, {kind: size for kind, size in held.items() if kind is not MemoryKind.COMM_BUFFERS})
+    held = {kind: size for kind, size in held.items() if kind is not MemoryKind.COMM_BUFFERS}
+    return in_its_unit(point, held, plan)
 
 
 def statistic_of(point: MeasuredPoint) -> Statistic:

@@ -38,7 +38,7 @@ def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     stated = point.measured.statistic
     statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
     plan = plan_of(score_job(point, role, has_passes=not is_resident))
-    return in_its_unit(point, held_by_scorer(plan, role, statistic, is_resident=is_resident))
+    return in_its_unit(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
 
 
 def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> dict[str, Any]:

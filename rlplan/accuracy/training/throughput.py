@@ -23,6 +23,7 @@ from rlplan.accuracy.training.settings import (
 )
 from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
 from rlplan.planner.answers.model_flops import model_flops, peak_flops_per_s
+from rlplan.planner.measured_errors import stratum_of
 from rlplan.planner.plan import Plan
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
@@ -41,7 +42,8 @@ GPUS_OF_A_HOST = 8
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_of(step_job(point))
-    return Prediction(in_unit(point.measured.unit, plan, seconds_of(plan)))
+    value = in_unit(point.measured.unit, plan, seconds_of(plan))
+    return Prediction(value, stratum=stratum_of(plan, point.quantity))
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:

@@ -4,7 +4,8 @@ In: a JobSpec, a MeasuredStep (of a run's folder or of another stack's log). Out
 (foreign/logs), what a cause would be (causes.py), drawing.
 
 What the hardware allows is the best plan of the job with the lengths that were measured: other answers are another
-workload, and no fault of the runtime. Normal is what nine of ten measured steps are (margins.py): more is a gap.
+workload, and no fault of the runtime. Normal is what nine of ten measured steps or phases are (measured_errors.py):
+more is a gap; where too few were measured, up to twice the prediction is normal.
 """
 
 import math
@@ -17,7 +18,7 @@ from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.answers.causes import Cause, list_causes
 from rlplan.planner.answers.changes import bottleneck_of
 from rlplan.planner.machine import search_of
-from rlplan.planner.margins import StepError, nearest_error
+from rlplan.planner.measured_errors import MeasuredError, phase_error, step_error
 from rlplan.planner.plan import Plan
 from rlplan.records import dataclass
 from rlplan.spec.files.job_file import changed
@@ -90,6 +91,7 @@ class PhaseGap:
     def as_json(self) -> dict[str, Any]:
         """With what follows from both."""
         own = {"gap_s": self.gap_s, "ratio": self.ratio, "is_normal": self.is_normal}
+        own |= {"longest_normal": self.longest_normal}
         return {"phase": self.phase, "measured_s": self.measured_s, "predicted_s": self.predicted_s} | own
 
 
@@ -133,23 +135,22 @@ class StepReport:
             said.append(f"{share:.0%} of answers end at the cap of {cap:,} tokens: {waits}")
         ratio = next((one.ratio for one in self.gaps if one.phase == "step"), None)
         if ratio is not None and ratio < self.error.low:
-            least = f"nine of ten measured steps are {self.error.low:.2f} times it or more"
+            least = f"such steps take {self.error.low:.2f} times it or more"
             said.append(
                 f"the step took {ratio:.2f} times its prediction, {least}: was less work done than the job says?"
             )
         return tuple(said)
 
     @property
-    def error(self) -> StepError:
-        """What is normal of such steps."""
-        return nearest_error(self.plan)
+    def error(self) -> MeasuredError:
+        """What is normal of such steps; of a phase, `phase_error`."""
+        return step_error(self.plan)
 
     @property
     def normal_words(self) -> str:
         """The same for people."""
-        low, high = self.error.low, self.error.high
-        of = "such steps on GPUs (CPU hosts have no error of their own)" if self.plan.is_on_host else "measured steps"
-        return f"up to {high:.2f} times is normal: nine of ten {of} take {low:.2f} to {high:.2f} times their prediction"
+        names = dict.fromkeys(f"{one.phase} up to {one.longest_normal:.2f} times" for one in self.gaps)
+        return f"normal: {', '.join(names)} the prediction; a step: {self.error.words}"
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the plan."""
@@ -158,7 +159,7 @@ class StepReport:
             "stack": self.measured.stack,
             "num_steps": self.measured.num_steps,
             "is_normal": self.is_normal,
-            "normal": {"low": self.error.low, "high": self.error.high, "kind": self.error.kind},
+            "normal": self.error.as_json(),
             "overrides": list(self.overrides),
             "gaps": [one.as_json() for one in self.gaps],
             "largest": self.largest and self.largest.phase,
@@ -206,10 +207,13 @@ def _as_timed(timing: StepTiming, measured: MeasuredStep) -> dict[Phase, float]:
 
 
 def _gaps(plan: Plan, measured: MeasuredStep, predicted: Mapping[Phase, float]) -> list[PhaseGap]:
-    high = nearest_error(plan).high
+    high = step_error(plan).high
     gaps = [] if measured.step_s is None else [PhaseGap("step", measured.step_s, plan.seconds, high)]
     named = [phase for phase in Phase if phase in measured.phases and (measured.phases[phase] or phase in predicted)]
-    gaps += [PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), high) for phase in named]
+    gaps += [
+        PhaseGap(phase.value, measured.phases[phase], predicted.get(phase, 0.0), phase_error(plan, phase).high)
+        for phase in named
+    ]
     if measured.step_s is not None and measured.phases:
         rest = measured.step_s - math.fsum(measured.phases.values())
         unnamed = math.fsum(seconds for phase, seconds in predicted.items() if phase not in measured.phases)

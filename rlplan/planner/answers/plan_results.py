@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 
 from rlplan.dataflow.choice import Choice
 from rlplan.memory.ledger import LedgerRow, Peak
-from rlplan.planner.margins import assumed_host, error_of, needed_bytes, reserve_of, seconds_interval
-from rlplan.planner.plan_parts import Alternative
+from rlplan.planner.margins import assumed_host, needed_bytes, reserve_of
+from rlplan.planner.measured_errors import MeasuredError, peak_error, phase_error, step_error
+from rlplan.planner.plan_parts import Alternative, Verdict
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.timing.step import StepTiming
@@ -147,7 +148,8 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
     hours, step = plan.gpu_hours_per_million_tokens, plan.timing.step if plan.timing else None
     return {
         "step": None if step is None else timing_as_json(step),
-        "step_error": _error_as_json(plan),
+        "step_error": _step_error(plan),
+        "phase_errors": _phase_errors(plan),
         "tokens_per_s": plan.tokens_per_s,
         "gpu_hours_per_million_tokens": hours,
         "dollars_per_million_tokens": plan.dollars_per_million_tokens,
@@ -158,26 +160,42 @@ def results_as_json(plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _error_as_json(plan: "Plan") -> dict[str, Any] | None:
-    """Between which seconds the step lies, by the errors that were measured of its kind; None where none were."""
-    error, interval = error_of(plan), seconds_interval(plan)
-    if error is None or interval is None:
+def _step_error(plan: "Plan") -> dict[str, Any] | None:
+    """Between which seconds the step lies; a factor of 2 where that is not known."""
+    return None if plan.timing is None else _seconds_as_json(step_error(plan), plan.seconds)
+
+
+def _phase_errors(plan: "Plan") -> dict[str, Any] | None:
+    """The same of each phase."""
+    if plan.timing is None:
         return None
-    return {"low_s": interval[0], "high_s": interval[1], **asdict(error)}
+    costs = phase_costs(plan.timing.step)
+    return {phase.value: _seconds_as_json(phase_error(plan, phase), cost.seconds) for phase, cost in costs.items()}
+
+
+def _seconds_as_json(error: MeasuredError, seconds: float) -> dict[str, Any]:
+    low_s, high_s = error.interval(seconds)
+    return {"low_s": low_s, "high_s": high_s, **error.as_json()}
 
 
 def error_words(plan: "Plan") -> str:
-    """The same for people; empty where none were measured."""
-    error, interval = error_of(plan), seconds_interval(plan)
-    if error is None or interval is None:
+    """The interval of the step for people, and where it comes from; empty without seconds."""
+    if plan.timing is None:
         return ""
-    low, high = map(format_seconds, interval)
-    what = "steps" if plan.job.has_rollouts else "throughputs"
-    return (
-        f"{low} to {high} a step: nine of ten measured steps are expected between {error.low:.2f} and {error.high:.2f} "
-        f"times the prediction (from {error.num_points} published {what} of {error.num_sources} sources; "
-        f"rlplan accuracy, {error.kind})"
-    )
+    error = step_error(plan)
+    low, high = map(format_seconds, error.interval(plan.seconds))
+    return f"{low} to {high} a step: {error.words}"
+
+
+def peak_words(plan: "Plan") -> str:
+    """Where the interval of the peak comes from, and whether its high end is beyond the GPU; empty on a CPU host."""
+    if plan.is_on_host:
+        return ""
+    (low, high), capacity = plan.interval(), plan.binding_capacity
+    words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {peak_error(plan).words}"
+    if plan.fit is Verdict.FITS and high > capacity:
+        words += f"; the verdict is of the worst case that is computed, and {format_bytes(capacity)} may be too little"
+    return words
 
 
 def needed_words(plan: "Plan") -> str:
@@ -186,7 +204,7 @@ def needed_words(plan: "Plan") -> str:
         return ""
     size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
     words = f"{size / plan.binding_capacity:.0%} ({format_bytes(size)}) needed at the high end"
-    if size < plan.interval()[1]:
+    if size < plan.row_interval()[1]:
         words += ", the rest is KV cache that makes it faster and is not required"
     return f"{words}; {reserve} of each GPU are kept free beside that"
 
@@ -218,6 +236,8 @@ def _bytes_as_json(plan: "Plan") -> dict[str, Any]:
         "not_counted": list(plan.not_counted),
         "shortages": shortages,
         "peak_bytes": {"low": low, "expected": plan.binding.num_bytes, "high": high},
+        "peak_error": None if plan.is_on_host else peak_error(plan).as_json(),
+        "worst_case_bytes": plan.row_interval()[1],
         "binding": {
             "device": plan.binding.scope,
             "run_phase": plan.binding.run_phase,

@@ -3,7 +3,7 @@
 In: a Plan. Out: a Page. Left out: working anything out: the plan says it all.
 """
 
-from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words
+from rlplan.planner.answers.plan_results import choice_words, differences, error_words, needed_words, peak_words
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Alternative, Remedy, Verdict
 from rlplan.report import style
@@ -130,8 +130,11 @@ def _places(plan: Plan) -> tuple[Place, ...]:
 
 def _risks(plan: Plan) -> tuple[tuple[str, str], ...]:
     rows = [
-        (name, words) for name, words in (("Step time", error_words(plan)), ("GPU memory", needed_words(plan))) if words
+        ("Step time", error_words(plan)),
+        ("Peak of a GPU", peak_words(plan)),
+        ("GPU memory", needed_words(plan)),
     ]
+    rows = [(name, words) for name, words in rows if words]
     if plan.kv is not None:
         kv = plan.kv
         rows.append(

@@ -1,7 +1,6 @@
 """A step that is slow for a reason is explained by it: each slow setting, measured by the formulas themselves."""
 
 import shlex
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.measured_step import MeasuredStep, explain_step
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
 from rlplan.planner.machine import search_of
-from rlplan.planner.margins import ERRORS
+from rlplan.planner.measured_errors import UNKNOWN_FACTOR, step_error
 from rlplan.planner.plan import Plan
 from rlplan.spec.files.job_file import changed, job_from, load_job
 from rlplan.spec.measured_lengths import fitted_lengths
@@ -22,12 +21,6 @@ from tests.factories import EXAMPLES
 from tests.repository.at_night import examples
 
 JOB = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["training.backend=fsdp2"])
-
-
-@pytest.fixture
-def one_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of steps as they are within a stack: over two, a factor of 2.6 is normal."""
-    monkeypatch.setitem(ERRORS, "step", replace(ERRORS["step"], high=1.77))
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +44,29 @@ def slow(plan: Plan, **settings: str) -> Plan:
     return found
 
 
-@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * ERRORS["step"].high])
-def test_what_nine_of_ten_measured_steps_are_is_normal(plan: Plan, factor: float) -> None:
+@pytest.mark.parametrize("factor", [0.3, 1.0, 0.99 * UNKNOWN_FACTOR])
+def test_while_too_little_was_measured_up_to_twice_the_prediction_is_normal(plan: Plan, factor: float) -> None:
     found = explain_step(JOB, measured(plan, factor))
     assert found.is_normal
     assert found.causes == ()
     assert found.gaps[0].ratio == pytest.approx(factor)
-    assert found.remarks == () if factor > ERRORS["step"].low else "was less work done" in found.remarks[0]
-    assert "0.63 to 2.63 times" in found.normal_words
+    assert found.remarks == () if factor > 1 / UNKNOWN_FACTOR else "was less work done" in found.remarks[0]
+    assert "step up to 2.00 times" in found.normal_words
+    assert "unknown, take a factor of 2" in found.normal_words
 
 
-def test_what_is_normal_follows_the_measured_error(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = measured(plan, 1.5)
-    assert explain_step(JOB, one).is_normal
-    monkeypatch.setitem(ERRORS, "step", replace(ERRORS["step"], high=1.4))
-    assert not explain_step(JOB, one).is_normal
+def test_what_is_normal_of_training_alone_follows_the_measured_error() -> None:
+    job = job_from({"policy": "Qwen/Qwen2.5-7B", "algorithm": "sft", "hardware": "8xH100"})
+    alone = search_of(job).run(with_others=False)
+    high = step_error(alone).high
+    assert 1 < high < UNKNOWN_FACTOR
+    assert explain_step(job, MeasuredStep("test", 9, 0.99 * high * alone.seconds, {}, {})).is_normal
+    assert not explain_step(job, MeasuredStep("test", 9, 1.01 * high * alone.seconds, {}, {})).is_normal
 
 
 PACKING = {"workload__response_lengths": "{kind: constant}"}
 
 
-@pytest.mark.usefixtures("one_stack")
 @pytest.mark.parametrize(
     ("settings", "phase", "words"),
     [
@@ -126,7 +121,6 @@ def test_seconds_that_no_timer_covers_are_a_gap_of_their_own(plan: Plan) -> None
     assert found.largest.measured_s == pytest.approx(2 * plan.seconds)
 
 
-@pytest.mark.usefixtures("one_stack")
 def test_a_step_without_phases_is_explained_as_a_whole(plan: Plan) -> None:
     found = explain_step(JOB, MeasuredStep("TRL", 9, slow(plan, rollout__max_num_seqs="16").seconds, {}, {}))
     assert found.largest is not None

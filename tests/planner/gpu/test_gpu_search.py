@@ -70,7 +70,7 @@ def _seconds(work: Callable[[Any], object], on: Iterable[object]) -> float:
 
 def test_what_fits_holds_at_the_high_end_of_every_interval() -> None:
     answer = found("Qwen/Qwen2.5-7B", "8xH100", "ppo")
-    low, high = answer.interval()
+    low, high = answer.row_interval()
     assert answer.verdict is Verdict.FITS
     assert low <= answer.binding.num_bytes <= high <= answer.binding_capacity
     assert answer.kv is not None
@@ -242,7 +242,7 @@ def test_a_cache_holds_one_longest_sequence_even_where_usual_ones_ask_for_less()
 
 def test_memory_that_gpu_and_host_share_is_counted_once() -> None:
     answer = found("Qwen/Qwen2.5-1.5B", "1xgb10", "grpo", "training.lora={rank: 16}")
-    high = answer.interval()[1]
+    high = answer.row_interval()[1]
     assert answer.verdict is Verdict.FITS
     assert high + answer.ledger.host_peak().num_bytes <= answer.binding_capacity
 

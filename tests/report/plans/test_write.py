@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplan.planner.margins import needed_bytes, seconds_interval
+from rlplan.planner.margins import needed_bytes
+from rlplan.planner.measured_errors import step_interval
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
@@ -76,7 +77,7 @@ def test_every_phase_and_resource_has_a_legend_entry() -> None:
 
 def test_the_page_says_how_far_seconds_may_be_off_what_is_needed_and_what_was_assumed() -> None:
     page, plan = plan_page(budget()), budget()
-    low, high = seconds_interval(plan) or (0.0, 0.0)
+    low, high = step_interval(plan) or (0.0, 0.0)
     assert dict(page.facts)["Step time"].startswith(f"{format_seconds(low)} to {format_seconds(high)} a step")
     assert format_bytes(needed_bytes(plan)) in dict(page.facts)["GPU memory"]
     assert plan_page(budget(gpus="4xrtx4090")).notes == budget(gpus="4xrtx4090").notes != ()
