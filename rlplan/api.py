@@ -253,8 +253,8 @@ def compare(
 
 def _job_on(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
     """From a cluster to the job of a source on it."""
-    if isinstance(source, str | Path):
-        source = load_run(source) if is_run_folder(Path(source)) else plan(source) if is_made(Path(source)) else source
+    if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_made(Path(source))):
+        source = _result_of(source, ())
     if isinstance(source, OfPlan | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked
         return lambda cluster: changed(asked, [f"hardware={cluster}", *_typed(overrides)])
@@ -266,7 +266,15 @@ def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
         return source
     if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
         return load_run(source)
-    return plan(source, overrides)
+    result = plan(source, overrides)
+    if isinstance(result, ServingResult):
+        raise SpecError(
+            "a job with framework: vllm has an engine alone, no plan",
+            where="rlplan compare",
+            rule="what is compared are plans of training jobs, simulations and runs",
+            way_out="rlplan simulate answers for an engine that serves",
+        )
+    return result
 
 
 def _asked(

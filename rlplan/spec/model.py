@@ -18,6 +18,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
+from rlplan.spec.models.families.family import FAMILIES
 from rlplan.spec.models.families.image_sizes import takes_images
 from rlplan.spec.models.families.towers import tower_tensors
 from rlplan.spec.models.language_part import is_vision_language, language_config
@@ -34,7 +35,7 @@ from rlplan.spec.models.parts import (
     VisionSpec,
 )
 from rlplan.spec.models.quantization import QuantizationSpec
-from rlplan.spec.models.reading import FAMILIES, MAX_POSITIONS, known_architecture, model_fields
+from rlplan.spec.models.reading import MAX_POSITIONS, known_architecture, model_fields
 from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
 
 __all__ = [

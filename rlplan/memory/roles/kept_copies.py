@@ -64,7 +64,7 @@ class KeepsSentWeights(_WithCopy):
     def on_host(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The rank's own, and the copy where every rank has one."""
         own = self.rank.on_host(action, run_phase)
-        return own if self.is_first else add(own, self._copy(action))
+        return dict(own) if self.is_first else add(own, self._copy(action))
 
     def on_host_of_first(self, action: Action, run_phase: RunPhase) -> Bytes:
         """The copy where one rank alone has it."""

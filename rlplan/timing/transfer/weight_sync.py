@@ -308,7 +308,7 @@ def _send(num_bytes: int, num_tensors: int, training: Cluster, generation: Clust
 
 
 def _server(setup: SyncSetup) -> Cost:
-    return Cost({Resource.LATENCY: SERVER_S}) if setup.loads and setup.loader is Loader.PICKLED else NOTHING
+    return Cost({Resource.LATENCY: SERVER_S}) if setup.loader is Loader.PICKLED else NOTHING
 
 
 def _through_disk(num_bytes: int, training: Cluster, generation: Cluster) -> Cost:
