@@ -103,7 +103,7 @@ def zero_section(training: ResolvedTraining, stage: int, *, on_gpus: bool = Fals
 
     On a CPU `overlap_comm` stays off, and ZeRO-3 gathers nothing ahead and keeps nothing for later: gloo computes and
     sends on the same cores, so it gains nothing and only holds more. On GPUs the settings are those that
-    `memory.gpu.states.zero_settings` counts: DeepSpeed's own defaults but for the buckets.
+    `memory.roles.states.zero_settings` counts: DeepSpeed's own defaults but for the buckets.
     """
     if stage == 0:
         return {"stage": 0}

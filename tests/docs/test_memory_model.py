@@ -25,17 +25,18 @@ MEMORY_PAGE = read(DOCS / "memory-model.md")
 MEASURED_PAGE = read(ROOT / "reports" / "runtime" / "memory.md")
 FORMULA_MODULES = (
     *("params", "logits", "activations", "training", "backward", "generation", "micro_batch"),
-    *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding", "allocator"),
+    *("overheads", "zero", "optimizers", "block", "block_families", "step_peak", "frozen", "sharding"),
     *("serving.engine", "serving.kv", "serving.peaks", "serving.versions", "serving.weights"),
     *("quantization", "quantized_checkpoints", "weight_sync.buckets", "weight_sync.packets", "resharding"),
-    *("serving.tensors", "checkpoints", "host", "nvme", "machine.spread", "gpu.process", "gpu.states", "gpu.trainer"),
-    *("gpu.scorer", "gpu.engine", "serving.kv_demand", "predict", "gpu.rank", "gpu.exported"),
+    *("serving.tensors", "checkpoints", "host", "nvme", "machine.machine", "machine.spread", "roles.process"),
+    *("roles.states", "roles.trainer", "roles.scorer", "roles.engine", "serving.kv_demand", "predict"),
+    *("roles.rank", "roles.exported"),
 )
 
 
 @cache
 def module_named(name: str) -> ModuleType:
-    """The module of rlplan.memory that pages call by the end of its path: `zero`, `serving.kv`, `gpu.states`."""
+    """The module of rlplan.memory that pages call by the end of its path: `zero`, `serving.kv`, `roles.states`."""
     found = list((ROOT / "rlplan" / "memory").rglob(f"{name.replace('.', '/')}.py"))
     assert len(found) == 1, (name, found)
     return importlib.import_module(".".join(found[0].relative_to(ROOT).with_suffix("").parts))

@@ -18,7 +18,7 @@ PERCENT = {
 (tests/memory/model/test_activations_traced.py). Context: profiles state the upper end of what public logs show, 0.3 to
 0.6 GiB. Communication: buckets are exact, NCCL's own buffers are assumed. Graphs: logs show 0.1 to 1.3 GiB for models
 whose formula gives 0.65. Fragmentation: none with expandable segments, up to twice what
-allocator.py expects without. Every other kind is exact."""
+machine.py expects without. Every other kind is exact."""
 
 
 def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 In: what the rank holds and how its gradients come (RankState), its micro-batch (MicroBatchShape). Out: bytes by kind at
 the worst moment of each place. One model for every trainer and machine; what differs is in RankState.
-Left out: allocator effects (allocator.py), pipelines (tokens in flight are a field of the shape).
+Left out: allocator effects (machine.py), pipelines (tokens in flight are a field of the shape).
 
 Going back through the layers, activations go and gradients come: both linearly, but for buckets (backward.py). So the
 peak is at the loss, at the head's gradient, in the top or the bottom layer (or where a bucket is first full), in the
