@@ -73,7 +73,7 @@ def test_the_help_lists_every_command_with_a_whole_sentence(rlplan: Call) -> Non
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_in_the_help_is_the_first_sentence_of_the_command_s_own(rlplan: Call, name: str) -> None:
     own = " ".join(rlplan(name, "--help").out.partition("\n\n")[2].partition("\n\n")[0].split())
-    assert app_module.COMMANDS[name] == own.partition(". ")[0].removesuffix(".") + "."
+    assert app_module.COMMANDS[name]["help"] == own.partition(". ")[0].removesuffix(".") + "."
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "profiles list", "profiles show"])

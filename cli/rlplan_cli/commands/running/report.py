@@ -16,10 +16,12 @@ NAME = "report"
 
 
 def command(
-    source: Annotated[
-        Path,
+    sources: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="RUN_DIR|PLAN|JOB", help="A run folder; or a job, a plan or a bundle.", show_default=False
+            metavar="RUN_DIR|PLAN|JOB...",
+            help="A run folder; or a job, a plan, a bundle or a simulation; several stand beside each other.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -34,13 +36,17 @@ def command(
     """Write a page with charts and tables of a run or a plan. A run: predicted against measured. Else: predicted."""
     from rlplan.planner.plan import is_run_folder
 
-    if not source.exists():
+    for missing in (one for one in sources if not one.exists()):
         raise SpecError(
-            f"{source} does not exist",
+            f"{missing} does not exist",
             where="command line",
             rule="a run folder, a job, a plan or a bundle",
             way_out="correct the path; `rlplan run` prints the run folder",
         )
+    source, *others = sources
+    if others:
+        print(_write_comparison(sources, out, as_json=as_json, compare=compare))
+        return
     summaries = {}
     for each in _stages_below(source):
         where = out if each == source or out is None else out / each.name
@@ -70,6 +76,38 @@ def _stages_below(source: Path) -> list[Path]:
     return [source / name for name in names if (source / name / "trace.jsonl").is_file()]
 
 
+def _write_comparison(sources: list[Path], out: Path | None, *, as_json: bool, compare: list[Path] | None) -> Path:
+    """The page of several plans, simulations and runs."""
+    from rlplan.planner.plan import is_run_folder
+    from rlplan.report.plans.comparison import Side, side_of, write_comparison
+    from rlplan.report.plans.write import simulated_plan
+    from rlplan.report.run_folder import read_run_folder
+    from rlplan.results import PlanResult, RunResult
+    from rlplan_cli.sources import read_question
+
+    if as_json or compare:
+        raise SpecError(
+            f"{'--json' if as_json else '--compare'} takes one source, these are {len(sources)}",
+            where="command line",
+            rule="several sources become one page",
+            way_out="`rlplan compare --json` has the rows of several" if as_json else "name that run as a source too",
+        )
+
+    def side(source: Path) -> Side:
+        if is_run_folder(source):
+            run = read_run_folder(source)
+            return side_of(run, RunResult(run.plan, run).compared())
+        simulated = simulated_plan(source) if source.suffix == ".json" else None
+        if simulated is not None:
+            return side_of(simulated, {})
+        plan = read_question(NAME, JobArguments(str(source))).answer()
+        return side_of(plan, PlanResult(plan).compared())
+
+    page = (out or Path("comparison")) / "comparison.html"
+    write_comparison([side(source) for source in sources], page)
+    return page
+
+
 def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
     """(page, summary) of a run's report."""
     from rlplan.report.write import write_report
@@ -79,8 +117,8 @@ def _write_run(run_dir: Path, out: Path | None, compare: list[Path] | None) -> t
 
 
 def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> tuple[Path, Path]:
-    """(page, summary) of the report of a job's plan, of a plan or of a bundle."""
-    from rlplan.report.plans.write import write_report_of
+    """(page, summary) of the report of a job's plan, of a plan, of a bundle or of what `rlplan simulate` wrote."""
+    from rlplan.report.plans.write import write_report_of, write_simulation_report
     from rlplan_cli.sources import read_question
 
     if compare:
@@ -91,5 +129,6 @@ def _write_plan(source: Path, out: Path | None, compare: list[Path] | None) -> t
             way_out=f"rlplan report {source}",
         )
     folder = out or source.with_name(f"{source.stem}-report")
-    files = write_report_of(read_question(NAME, JobArguments(str(source))).answer(), source.name, folder)
+    files = write_simulation_report(source, folder) if source.suffix == ".json" else None
+    files = files or write_report_of(read_question(NAME, JobArguments(str(source))).answer(), source.name, folder)
     return files.page, files.summary
