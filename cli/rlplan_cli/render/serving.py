@@ -29,7 +29,7 @@ def show_served(served: Served) -> None:
     weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
     gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
     say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} of weights and {cache} of KV cache a GPU")
-    say("Judged", "the engine alone, as vLLM starts it: no training, no seconds")
+    say("Judged", "the engine alone, as vLLM starts it: nothing trains")
     longest = f"{served.length:,} tokens" if served.length else "as long as the cache"
     say("KV cache", f"{memory.num_tokens:,} tokens; sequences of at most {longest}")
     for text in (*served.notes, served.short) if served.short else served.notes:
