@@ -77,7 +77,7 @@ class Question:
             raise SpecError(
                 f"framework is {self.job.framework}: an engine alone, which has no step",
                 where="framework",
-                rule="rlplan estimate, plan and simulate answer for an engine alone; all else needs a step",
+                rule="rlplan estimate and rlplan simulate answer for an engine alone; all else needs a step",
                 way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:

@@ -1,4 +1,4 @@
-"""An engine alone: what estimate, plan and simulate say of a job whose framework serves, and what is refused."""
+"""An engine alone: what estimate and simulate say of a job whose framework serves, and what is refused."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ def make_serving(**changes: Any) -> JobSpec:
     return job_from(job_data(**changes))
 
 
-def test_estimate_plan_and_simulate_answer_for_the_engine() -> None:
-    estimated, planned, simulated = (verb(job_data()) for verb in (rlplan.estimate, rlplan.plan, rlplan.simulate))
+def test_estimate_and_simulate_answer_for_the_engine() -> None:
+    estimated, simulated = rlplan.estimate(job_data()), rlplan.simulate(job_data())
     assert isinstance(estimated, ServingResult)
-    assert isinstance(planned, ServingResult)
     assert isinstance(simulated, ServingResult)
-    assert estimated.served == planned.served == simulated.served
+    assert estimated.served == simulated.served
+    assert rlplan.simulate(estimated) == simulated
     assert estimated.fits
     assert estimated.load is None
     assert simulated.load is not None
@@ -76,8 +76,9 @@ def test_keys_of_an_engine_alone_are_refused_where_there_is_a_step(key: str) -> 
 
 
 def test_what_needs_a_step_or_a_load_says_so() -> None:
-    with pytest.raises(SpecError, match="an engine alone, which has no step"):
-        rlplan.explain(job_data())
+    for verb in (rlplan.plan, rlplan.explain, rlplan.compare):
+        with pytest.raises(SpecError, match="an engine alone, which has no step"):
+            verb(job_data())
     with pytest.raises(SpecError, match="how many requests are in flight is not said"):
         rlplan.simulate(job_data(workload={}))
 

@@ -12,7 +12,7 @@ def answer_served(question: Question, *, as_json: bool, has_load: bool = False) 
 
     Raises: SpecError, NoFeasiblePlanError where the engine does not start.
     """
-    result = ServingResult(question.served(), question.served_load() if has_load else None)
+    result = ServingResult(question.job, question.served(), question.served_load() if has_load else None)
     if as_json:
         print_json(result.as_json())
     else:
