@@ -264,15 +264,7 @@ def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
         return source
     if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
         return load_run(source)
-    result = plan(source, overrides)
-    if isinstance(result, ServingResult):
-        raise SpecError(
-            "a job with framework: vllm has an engine alone, no plan",
-            where="rlplan compare",
-            rule="what is compared are plans of training jobs, simulations and runs",
-            way_out="rlplan simulate answers for an engine that serves",
-        )
-    return result
+    return plan(source, overrides)
 
 
 def _asked(

@@ -1,5 +1,7 @@
 """An engine alone: what estimate and simulate say of a job whose framework serves, and what is refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +90,13 @@ def test_a_cache_without_room_for_one_request_is_refused() -> None:
     assert "weights take" in serve(job).short or "of a GPU" in serve(job).short
     with pytest.raises(NoFeasiblePlanError, match="of one request"):
         serve_load(job)
+
+
+def test_a_job_file_that_holds_its_policy_s_config_needs_no_model_on_disk(tmp_path: Path) -> None:
+    policy = {"path": "some/new-model", "config": load_catalogue()["Qwen/Qwen3-32B"].config}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job_data(policy=policy)))
+    by_file, by_id = rlplan.estimate(path), rlplan.estimate(job_data())
+    assert isinstance(by_file, ServingResult)
+    assert isinstance(by_id, ServingResult)
+    assert by_file.served.memory == by_id.served.memory
