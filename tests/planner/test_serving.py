@@ -1,6 +1,7 @@
 """An engine alone: what estimate and simulate say of a job whose framework serves, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_keys_of_an_engine_alone_are_refused_where_there_is_a_step(key: str) -> 
 
 
 def test_what_needs_a_step_or_a_load_says_so() -> None:
-    for verb in (rlplan.plan, rlplan.explain, rlplan.compare):
+    verbs: tuple[Callable[[dict[str, Any]], object], ...] = (rlplan.plan, rlplan.explain, rlplan.compare)
+    for verb in verbs:
         with pytest.raises(SpecError, match="an engine alone, which has no step"):
             verb(job_data())
     with pytest.raises(SpecError, match="how many requests are in flight is not said"):
