@@ -41,7 +41,7 @@ __all__ = [
     "compare", "emit", "estimate", "explain", "explain_step", "load_run", "plan", "simulate", "solve",
 ]  # fmt: skip
 
-JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan
+JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan | ServingResult
 """A job file (.yaml), a plan file, a bundle; a job as a mapping; a plan, or a result that holds one."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["rollout.tp=2"]` or `{"rollout.tp": 2}`: dotted keys of the job."""
@@ -63,7 +63,9 @@ def estimate(
     model: a hub id, a folder or a config.json; gpus: `8xH100`. Either these or a job; with a job they change it.
     """
     question = _asked("estimate", job, overrides, (model, algorithm, gpus))
-    return ServingResult(question.served()) if question.serves else EstimateResult(question.answer())
+    if question.serves:
+        return ServingResult(question.job, question.served())
+    return EstimateResult(question.answer())
 
 
 @explaining_paths()
@@ -75,13 +77,9 @@ def plan(
     algorithm: str | None = None,
     gpus: str | None = None,
     objective: str | None = None,
-) -> PlanResult | ServingResult:
-    """Choose a layout; of a job that serves, as `estimate`. Raises: as `estimate`.
-
-    objective: step_time (usual), tokens_per_s, cost or gpus.
-    """
-    question = _asked("plan", job, overrides, (model, algorithm, gpus), objective)
-    return ServingResult(question.served()) if question.serves else PlanResult(question.answer())
+) -> PlanResult:
+    """Choose a layout. objective: step_time (usual), tokens_per_s, cost or gpus. Raises: as `estimate`."""
+    return PlanResult(_asked("plan", job, overrides, (model, algorithm, gpus), objective).answer())
 
 
 @explaining_paths()
@@ -181,7 +179,7 @@ def simulate(
 
     question = _asked("simulate", job, overrides, (model, algorithm, gpus))
     if question.serves:
-        return ServingResult(question.served(), question.served_load())
+        return ServingResult(question.job, question.served(), question.served_load())
     found = question.answer()
     check_fits(found)
     return SimulateResult(found, simulate_plan(found, num_steps=steps, seed=seed))
@@ -266,15 +264,7 @@ def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
         return source
     if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
         return load_run(source)
-    result = plan(source, overrides)
-    if isinstance(result, ServingResult):
-        raise SpecError(
-            "a job with framework: vllm has an engine alone, no plan",
-            where="rlplan compare",
-            rule="what is compared are plans of training jobs, simulations and runs",
-            way_out="rlplan simulate answers for an engine that serves",
-        )
-    return result
+    return plan(source, overrides)
 
 
 def _asked(
@@ -286,6 +276,8 @@ def _asked(
 ) -> Question:
     """The question that a function's arguments ask. named: model, algorithm, gpus. Raises: SpecError, HostError."""
     typed = _typed(overrides)
+    if isinstance(job, ServingResult):
+        return Question(changed(job.job, typed) if typed else job.job)
     if isinstance(job, OfPlan | Plan):
         if typed or any((*named, objective)):
             raise SpecError(

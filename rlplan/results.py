@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlplan.planner.serving import Served, ServedLoad
     from rlplan.report.run_folder import RunFolder
     from rlplan.simulate.result import SimulationResult
+    from rlplan.spec.job import JobSpec
 
 MAX_SHOWN_ROWS = 12
 """Of a result in a notebook; `to_frame()` has them all."""
@@ -326,6 +327,7 @@ class StepResult(OfPlan):
 class ServingResult(Result):
     """An engine that serves alone (`framework: vllm`). A row: one kind of bytes of a GPU."""
 
+    job: "JobSpec"
     served: "Served"
     """Its bytes by vLLM's own arithmetic, and whether it starts."""
     load: "ServedLoad | None" = None
@@ -340,6 +342,21 @@ class ServingResult(Result):
     def fits(self) -> bool:
         """Whether it starts."""
         return self.served.fits
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of a GPU, at the engine's peak."""
+        return self.served.num_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of a GPU."""
+        return self.served.capacity
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Overrides that would make it fit: none is searched for an engine alone."""
+        return ()
 
     def facts(self) -> dict[str, str]:
         """Model and GPUs, verdict, what a GPU holds, latencies."""

@@ -73,11 +73,12 @@ class Question:
         from rlplan.planner.search import best_plan
 
         if self.serves:
+            clients = self.job.workload.num_concurrent_requests
             raise SpecError(
                 f"framework is {self.job.framework}: an engine alone, which has no step",
                 where="framework",
-                rule="rlplan estimate, plan and simulate answer for an engine alone; all else needs a step",
-                way_out="framework=rlplan plans the RL job around it",
+                rule="rlplan estimate and rlplan simulate answer for an engine alone; all else needs a step",
+                way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:
             return best_plan(self.job, with_pareto=with_pareto)

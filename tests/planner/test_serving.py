@@ -1,5 +1,8 @@
-"""An engine alone: what estimate, plan and simulate say of a job whose framework serves, and what is refused."""
+"""An engine alone: what estimate and simulate say of a job whose framework serves, and what is refused."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +27,12 @@ def make_serving(**changes: Any) -> JobSpec:
     return job_from(job_data(**changes))
 
 
-def test_estimate_plan_and_simulate_answer_for_the_engine() -> None:
-    estimated, planned, simulated = (verb(job_data()) for verb in (rlplan.estimate, rlplan.plan, rlplan.simulate))
+def test_estimate_and_simulate_answer_for_the_engine() -> None:
+    estimated, simulated = rlplan.estimate(job_data()), rlplan.simulate(job_data())
     assert isinstance(estimated, ServingResult)
-    assert isinstance(planned, ServingResult)
     assert isinstance(simulated, ServingResult)
-    assert estimated.served == planned.served == simulated.served
+    assert estimated.served == simulated.served
+    assert rlplan.simulate(estimated) == simulated
     assert estimated.fits
     assert estimated.load is None
     assert simulated.load is not None
@@ -76,8 +79,10 @@ def test_keys_of_an_engine_alone_are_refused_where_there_is_a_step(key: str) -> 
 
 
 def test_what_needs_a_step_or_a_load_says_so() -> None:
-    with pytest.raises(SpecError, match="an engine alone, which has no step"):
-        rlplan.explain(job_data())
+    verbs: tuple[Callable[[dict[str, Any]], object], ...] = (rlplan.plan, rlplan.explain, rlplan.compare)
+    for verb in verbs:
+        with pytest.raises(SpecError, match="an engine alone, which has no step"):
+            verb(job_data())
     with pytest.raises(SpecError, match="how many requests are in flight is not said"):
         rlplan.simulate(job_data(workload={}))
 
@@ -87,3 +92,13 @@ def test_a_cache_without_room_for_one_request_is_refused() -> None:
     assert "weights take" in serve(job).short or "of a GPU" in serve(job).short
     with pytest.raises(NoFeasiblePlanError, match="of one request"):
         serve_load(job)
+
+
+def test_a_job_file_that_holds_its_policy_s_config_needs_no_model_on_disk(tmp_path: Path) -> None:
+    policy = {"path": "some/new-model", "config": load_catalogue()["Qwen/Qwen3-32B"].config}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(job_data(policy=policy)))
+    by_file, by_id = rlplan.estimate(path), rlplan.estimate(job_data())
+    assert isinstance(by_file, ServingResult)
+    assert isinstance(by_id, ServingResult)
+    assert by_file.served.memory == by_id.served.memory

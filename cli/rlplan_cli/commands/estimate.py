@@ -28,7 +28,6 @@ def command(
     from rlplan.planner.answers.plan_results import estimate_as_json
     from rlplan.planner.executable import check_fits
     from rlplan_cli.render.estimate import show_estimate, show_trace
-    from rlplan_cli.render.serving import answer_served
     from rlplan_cli.render.terminal import print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import each_stage, read_question
@@ -37,6 +36,8 @@ def command(
     for name, asked in each_stage(job):
         question = read_question(NAME, asked)
         if question.serves:
+            from rlplan_cli.render.serving import answer_served
+
             answer_served(question, as_json=as_json)
             continue
         if trace:

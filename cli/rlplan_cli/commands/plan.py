@@ -39,7 +39,6 @@ def command(
     from rlplan.planner.plan import dump_plan, write_plan
     from rlplan.sources import check_inputs
     from rlplan_cli.render.plan import show_plan
-    from rlplan_cli.render.serving import answer_served
     from rlplan_cli.render.terminal import note, print_stages, show_stage
     from rlplan_cli.render.waiting import waiting
     from rlplan_cli.sources import each_stage, read_question
@@ -49,9 +48,6 @@ def command(
         raise _no_plan_of_all(out, stages[0][0])
     for name, asked in stages:
         question = read_question(NAME, asked, objective=objective)
-        if question.serves:
-            answer_served(question, as_json=as_json)
-            continue
         with waiting("searching"):
             found[name] = plan = question.answer(with_pareto=pareto)
         if out is not None and question.plan is None and asked.source and not asked.model:
@@ -61,11 +57,11 @@ def command(
         if not as_json:
             show_stage(name)
             show_plan(plan, top=top)
-    if as_json and found:
+    if as_json:
         print_stages({name: dump_plan(plan, Path.cwd()) for name, plan in found.items()})
     for plan in found.values():
         check_fits(plan)
-    if out is not None and found:
+    if out is not None:
         used = "`rlplan run {0}` runs it" if plan.job.is_for_rlplan else "`rlplan emit {0} -o FOLDER` writes its files"
         uses = f"`rlplan explain {out}` says why, `rlplan simulate {out}` simulates it, {used.format(out)}"
         note(f"plan written to {out}; {uses}")

@@ -12,7 +12,7 @@ def answer_served(question: Question, *, as_json: bool, has_load: bool = False) 
 
     Raises: SpecError, NoFeasiblePlanError where the engine does not start.
     """
-    result = ServingResult(question.served(), question.served_load() if has_load else None)
+    result = ServingResult(question.job, question.served(), question.served_load() if has_load else None)
     if as_json:
         print_json(result.as_json())
     else:
@@ -29,7 +29,7 @@ def show_served(served: Served) -> None:
     weights, cache = format_bytes(memory.model_bytes - served.on_host), format_bytes(memory.kv_cache)
     gpus = f"{served.num_gpus} of {served.num_given}x {served.gpu}"
     say(served.verdict.value, f"vllm serve {served.model}, {gpus}: {weights} of weights and {cache} of KV cache a GPU")
-    say("Judged", "the engine alone, as vLLM starts it: no training, no seconds")
+    say("Judged", "the engine alone, as vLLM starts it: nothing trains")
     longest = f"{served.length:,} tokens" if served.length else "as long as the cache"
     say("KV cache", f"{memory.num_tokens:,} tokens; sequences of at most {longest}")
     for text in (*served.notes, served.short) if served.short else served.notes:
