@@ -119,18 +119,19 @@ def test_the_kept_intervals_are_those_of_the_published_points() -> None:
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:
+    """To the nearest whole point: of 48 are 45 or 46 inside."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for one in published_residuals():
         by_kind[one.kind].append(one)
     known = {error.kind for error in all_errors() if error.is_known}
     shares = {
-        (kind, of): share_inside(by_kind[kind], of, points)
+        (kind, of): (share_inside(by_kind[kind], of, points), 0.5 / len(points))
         for kind in known
         for of, points in assign_strata(by_kind[kind]).items()
         if len(points) >= LEAST_POINTS
     }
     assert len(shares) >= 12
-    assert {key: round(share, 3) for key, share in shares.items() if not 0.85 <= round(share, 2) <= 0.95} == {}
+    assert {key: share for key, (share, half) in shares.items() if not 0.85 - half <= share <= 0.95 + half} == {}
 
 
 def test_of_steps_whose_interval_is_unknown_nine_of_ten_lie_within_the_factor_of_two() -> None:
