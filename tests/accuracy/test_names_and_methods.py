@@ -10,10 +10,6 @@ from rlplan.accuracy.named_models import model_by_name, shape_entries
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal
 from rlplan.accuracy.settings import gpu_of
-from rlplan.memory.trainers.micro_batch import Place
-from rlplan.memory.trainers.sharding import FsdpSettings, rank_state_under_fsdp, rank_state_under_zero, sizes_of
-from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.spec.models.catalogue import find_model
 
 POINTS = {point.id: point for point in bundled_points()}
 PEFT = POINTS["peft-lora-rank10-target-mlp"].model_copy(update={"id": "peft"})
@@ -111,15 +107,6 @@ def test_a_scoring_pass_holds_weights_and_logits_and_a_value_model_no_logits() -
     assert isinstance(predict(tiny), Refusal)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_step_of_torchs_own_adam_makes_denominators_under_zero(stage: int) -> None:
-    model = model_by_name("Qwen/Qwen2.5-0.5B")
-    states = ZeroStates(ZeroSettings(stage, 4), model.parameters)
-    fused, unfused = (rank_state_under_zero(states, has_fused_step=is_fused).moments(24) for is_fused in (True, False))
-    in_step = [max(moment.buffers for moment in moments if moment.place is Place.STEP) for moments in (fused, unfused)]
-    assert in_step[1] - in_step[0] == 4 * states.partition_numel, "as wide as the master weights"
-
-
 def test_old_engines_load_the_same_weights_and_their_profile_is_refused() -> None:
     point = MeasuredPoint(
         id="a",
@@ -144,10 +131,3 @@ def refusal(kind: str, **settings: Any) -> str:
 def test_more_ranks_than_any_machine_has_are_refused(key: str) -> None:
     for kind in ("vllm_weights", "kv_per_token"):
         assert "ranks" in refusal(kind, available_kv_gib=20.0, **{key: 10**9})
-
-
-def test_fsdp_s_denominators_are_of_the_share() -> None:
-    sizes = sizes_of(find_model("Qwen/Qwen2.5-0.5B").parameters, 24, is_tied=True)
-    held = rank_state_under_fsdp(sizes, FsdpSettings(4, has_fused_step=False))
-    assert held.step_copies == held.gradients
-    assert rank_state_under_fsdp(sizes, FsdpSettings(4)).step_copies == 0
