@@ -97,9 +97,9 @@ def _trainer(job: SettledJob, choice: Choice, role: Role, worker: Worker, group:
 
 def group_size(arrangement: Arrangement, group: str) -> int:
     """Devices of a device group of an arrangement."""
-    return {GENERATION: arrangement.num_generation, SCORING: arrangement.num_scoring}.get(
-        group, arrangement.num_training
-    )
+    if group == GENERATION:
+        return arrangement.num_generation
+    return arrangement.num_scoring if group == SCORING else arrangement.num_training
 
 
 def scoring_group(arrangement: Arrangement) -> str:

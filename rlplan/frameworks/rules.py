@@ -9,6 +9,7 @@ still open is not judged before.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Any
 
 from rlplan.records import dataclass
@@ -57,6 +58,8 @@ def matches(value: Any, wanted: Any) -> bool:
     """
     if wanted == "*":
         return value is not None
+    if type(value) is type(wanted) and type(value) in (bool, int, float):
+        return bool(value == wanted)
     if isinstance(wanted, Mapping):
         return not matches(value, wanted["not"])
     if isinstance(wanted, list | tuple):
@@ -81,8 +84,6 @@ class RuleBook:
     def __init__(self, rules: Sequence[Rule], value_of: Callable[[str], Any]) -> None:
         """value_of: gives the job's value of a key, and OPEN for one that the job leaves open."""
         self._rules, self._value_of = tuple(rules), value_of
-        # What the job itself says is refused before the search, or counted as it stands.
-        self._judged = frozenset(rule.key for rule, _ in self.find_lacking()) if rules else frozenset[str]()
         self._by_keys: dict[tuple[str, ...], tuple[Rule, ...]] = {}
         self._known: dict[tuple[tuple[str, Any], ...], bool] = {}
 
@@ -141,6 +142,11 @@ class RuleBook:
         """The values of an open key that may be tried beside chosen ones; None where no rule says any."""
         found = (rule.tried for rule in self._rules if rule.key == key and self._holds(rule, chosen))
         return next(found, None)
+
+    @cached_property
+    def _judged(self) -> frozenset[str]:
+        """Keys with values of the job itself that are refused before the search, or counted as they stand."""
+        return frozenset(rule.key for rule, _ in self.find_lacking())
 
     def _rules_about(self, keys: tuple[str, ...]) -> tuple[Rule, ...]:
         """Rules that one of these keys may decide."""

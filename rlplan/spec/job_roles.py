@@ -284,9 +284,10 @@ class JobRoles(JobParts):
     @property
     def backend(self) -> Backend:
         """The trainer: as the job names it, else the framework's own. Raises: SpecError for an unreadable model."""
-        asked, release = self.training.backend, self.release
+        asked = self.training.backend
         if asked != "auto":
             return asked
+        release = self.release
         has_experts = len(release.backends) > 1 and self.load_model().experts is not None
         return release.backend_for(has_experts=has_experts)
 

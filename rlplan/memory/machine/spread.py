@@ -3,6 +3,8 @@
 In: a kind and bytes. Out: (low, high) bytes. Left out: lengths, which widen activations and logits by themselves.
 """
 
+from collections.abc import Mapping
+
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind
 
@@ -31,3 +33,15 @@ def spread(kind: MemoryKind, num_bytes: int) -> tuple[int, int]:
         return num_bytes, num_bytes
     low, high = PERCENT[kind]
     return num_bytes * low // 100, ceil_div(num_bytes * high, 100)
+
+
+def high_end(held: Mapping[MemoryKind, int]) -> int:
+    """Bytes of all rows at their high ends, as `spread` has each of them.
+
+    >>> high_end({MemoryKind.ACTIVATIONS: 1000, MemoryKind.WEIGHTS: 1000})
+    2070
+    """
+    total = 0
+    for kind, num_bytes in held.items():
+        total += -(-num_bytes * PERCENT[kind][1] // 100) if kind in PERCENT else num_bytes
+    return total

@@ -281,7 +281,7 @@ class ZeroStates:
         settings = self.settings
         host = Counter({**states, MemoryKind.OPTIMIZER: self.optimizer_bytes()})
         host[MemoryKind.GRADIENTS] = settings.master_bytes * self.partition_numel
-        largest = max((parameter.numel for parameter in self.trainable), default=0)
+        largest = max([parameter.numel for parameter in self.trainable], default=0)
         if settings.stage == 3:
             host[MemoryKind.GRADIENTS] += settings.gradient_bytes * self.partition_numel
             host.update(self._offload_weights(device))

@@ -77,6 +77,7 @@ class ChoicesOfGroups:
     def __init__(self, job: SettledJob, setting: GpuSetting, memo: Memo) -> None:
         self.job, self.model, self.gpu = without_devices(job), setting.policy, setting.pool(GENERATION).gpu
         self.models, self.rules = (setting.policy, *setting.models.values()), search_rules(job)
+        self.has_rules = bool(self.rules)
         self.known = memo.table(ChoicesOfGroups, self.job, self.models, self.gpu)
 
     @memoized
@@ -116,7 +117,7 @@ class ChoicesOfGroups:
         """
         if offloads_all and savings[2]:
             return False
-        if self.rules and not self.rules.allows(dict(arranged) | _trainer_values(axes, savings)):
+        if self.has_rules and not self.rules.allows(dict(arranged) | _trainer_values(axes, savings)):
             return False
         return not scoring or self.job.backend == "deepspeed" or can_cut(scoring, axes)
 
@@ -134,6 +135,7 @@ class ChoicesOfGroups:
         """Every parallel layout and ZeRO stage, with and without what saves memory for time, with sizes of passes."""
         wanted, rollouts = self.job.training, self.job.workload.rollouts_per_mini_batch
         switches = wanted.gradient_checkpointing, wanted.offloads_optimizer, wanted.offloads_parameters
+        backend = self.job.backend
         all_savings = [(first, second, third) for first, second, third in product(*map(options, switches))]
         for axes in parallel_axes(self.job, self.models, training):
             group_size = axes.ranks_per_sequence
@@ -142,10 +144,10 @@ class ChoicesOfGroups:
                 continue
             kinds = self._micro_batches(ceil_div(rollouts, groups), axes)
             for stage, savings in product(zero_stages(self.job, training), all_savings):
-                chosen = {"training.zero_stage": stage} | _trainer_values(axes, savings) if self.rules else {}
-                if not self.rules.allows(chosen):
+                chosen = {"training.zero_stage": stage} | _trainer_values(axes, savings) if self.has_rules else {}
+                if self.has_rules and not self.rules.allows(chosen):
                     continue
-                if can_train(wanted, self.job.backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
+                if can_train(wanted, backend, stage, axes, optimizer=savings[1], parameters=savings[2]):
                     yield from ((axes, stage, savings, sizes) for sizes in kinds)
 
     def _deals_out(self, groups: int) -> bool:
@@ -216,7 +218,7 @@ class ChoicesOfGroups:
             num_engines, left = divmod(generation, tp * dp)
             if not left and num_engines and rollout.num_engines in ("auto", num_engines):
                 engine = EngineChoice(tp, level, 1, quantization, has_experts, dp)
-                chosen = dict(arranged) | _engine_values(engine) if self.rules else {}
+                chosen = dict(arranged) | _engine_values(engine) if self.has_rules else {}
                 if self.rules.allows(chosen):
                     for num_seqs in self._num_seqs(num_engines, dp, chosen):
                         yield replace(engine, max_num_seqs=num_seqs)
@@ -328,7 +330,7 @@ class GpuSpace(ChoicesOfGroups):
 
     def _arranged(self, arrangement: Arrangement) -> Arranged:
         """What of an arrangement a framework's rules may ask for."""
-        return tuple(_values_of(arrangement).items()) if self.rules else ()
+        return tuple(_values_of(arrangement).items()) if self.has_rules else ()
 
     def _offloads(self, arrangement: Arrangement) -> tuple[Offloaded, ...]:
         """Who may move away while it waits: every role under time sharing, or frozen ones alone."""

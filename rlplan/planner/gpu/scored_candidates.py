@@ -57,7 +57,7 @@ class ScoredCandidate:
     @property
     def key(self) -> Key:
         """How long a step takes."""
-        return rounded(self.timing.seconds, sum(action.cost.seconds for action in self.timing.actions))
+        return rounded(self.timing.seconds, sum([action.cost.seconds for action in self.timing.actions]))
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -165,7 +165,7 @@ class EnginesAlone:
         sizes = held.expected if rank else held.high
         if max(sizes) > capacity:
             return None
-        room = min((capacity - sizes[place] for place in held.holds_kv), default=0)
+        room = min([capacity - sizes[place] for place in held.holds_kv], default=0)
         versions = ahead[0] if ahead[1] else 0
         most = least_rank = 0
         if self.engines.job.has_rollouts:

@@ -65,11 +65,11 @@ class Engines:
 
     def least_sync_s(self, trainer: TrainerChoice) -> float:
         """The fastest weight sync to any of them by any transport."""
-        stage = 3 if trainer.zero_stage == 3 else 0  # whether weights are whole on a rank is all that matters
-        return self._least_sync_s(replace(NO_TRAINER, zero_stage=stage))
+        return self._least_sync_s(3 if trainer.zero_stage == 3 else 0)  # whether ranks have whole weights
 
     @memoized
-    def _least_sync_s(self, trainer: TrainerChoice) -> float:
+    def _least_sync_s(self, zero_stage: int) -> float:
+        trainer = replace(NO_TRAINER, zero_stage=zero_stage)
         cost, arrangement = self.scorer.times.syncs.cost, self.arrangement
         return min(cost(arrangement, trainer, engine, mode).seconds for engine, mode in self._transports)
 

@@ -136,7 +136,8 @@ class SyncModes:
 
     def of_weights(self, arrangement: Arrangement) -> tuple[WeightSyncMode, ...]:
         """Modes in which all weights are sent, or what has changed of them."""
-        return self._of_weights(arrangement.shares_devices, self._may_send_changes(arrangement))
+        shares_devices = arrangement.shares_devices
+        return self._of_weights(shares_devices, not shares_devices and self._may_send_changes(arrangement))
 
     @cached_property
     def may_send_adapters(self) -> bool:
@@ -147,7 +148,7 @@ class SyncModes:
         return self.job.training.trains_adapters and self.job.has_rollouts and is_wanted
 
     def _may_send_changes(self, arrangement: Arrangement) -> bool:
-        if arrangement.shares_devices or self.job.placement.sync_content != "auto":
+        if self.job.placement.sync_content != "auto":
             return False
         return self._changes_may_win(arrangement.num_training, arrangement.num_generation)
 

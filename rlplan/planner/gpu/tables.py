@@ -17,7 +17,7 @@ from rlplan.dataflow.choice import Arrangement
 from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import PARTS, RunPhase
 from rlplan.memory.machine.host import WORKER_HOST_BYTES
-from rlplan.memory.machine.spread import spread
+from rlplan.memory.machine.spread import high_end
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoized
@@ -69,7 +69,7 @@ class RoleTable:
         usual = asks(self.usual)
         is_same = self._longest is None or not inside or action.kind not in DEPENDS_ON_GRADIENTS
         longest = usual if is_same else asks(self.longest)
-        high = sum(spread(kind, size)[1] for kind, size in longest.items())
+        high = high_end(longest)
         host = sum(host_bytes(self.usual, action, run_phase, WORKER_HOST_BYTES).values())
         of_first = sum(self.usual.on_host_of_first(action, run_phase).values())
         return sum(usual.values()), high, host, of_first, MemoryKind.KV_CACHE in usual

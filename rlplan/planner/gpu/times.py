@@ -190,6 +190,7 @@ class GpuTimes:
             Clusters(setting.pool(group), roles.memo) for group in (TRAINING, GENERATION)
         )
         self.syncs = SyncTimes(job, setting, roles, self._neighbours)
+        self.known = roles.memo.own_table()
 
     def timing(self, candidate: Choice, kv_cache: int) -> StepTiming:
         """A steady step, from the view of its schedule: what happens in every step. kv_cache: bytes a GPU."""
@@ -282,6 +283,7 @@ class GpuTimes:
             return self.engines.least_ahead(versions, cluster, choice, kv_cache)
         return self.engines.seconds(cluster, choice, kv_cache, arrangement.sleeps)
 
+    @memoized
     def _trainer_clusters(self, arrangement: Arrangement) -> tuple[Cluster, Cluster]:
         """The GPUs that train, and those on which frozen roles are."""
         return self.cluster(arrangement, TRAINING), self.cluster(arrangement, scoring_group(arrangement))
@@ -291,6 +293,7 @@ class GpuTimes:
         clusters = self._generation if group == GENERATION else self._training
         return clusters.of_group(group_size(arrangement, group), self.setting.pool(group).gpus_per_host)
 
+    @memoized
     def _neighbours(self, arrangement: Arrangement, group: str) -> Cluster:
         """The same with those that share their hosts."""
         clusters = self._generation if group == GENERATION else self._training

@@ -6,7 +6,7 @@ architecture with whose entry it begins. Out: `FAMILIES`. Left out: towers (towe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -63,19 +63,33 @@ class Family:
         return self.keys.get(name, name)
 
 
-def _load_families() -> dict[str, Family]:
-    """Every family by the name of its architecture; architectures of one entry share one Family."""
-    tables: dict[str, list[str]] = json.loads((FOLDER / "tables.json").read_text("utf-8"))["tables"]
-    entries: dict[str, dict[str, Any]] = {}
-    families: dict[str, Family] = {}
-    for group in GROUPS:
-        for own in load_group(group):
-            architectures, like = own.pop("architectures"), own.pop("like", None)
-            entry = {"before": ["embeddings"], "after": ["head"]} | entries.get(like, {}) | own
-            family = _family(entry, tables)
-            entries |= dict.fromkeys(architectures, entry)
-            families |= dict.fromkeys(architectures, family)
-    return families
+class Families(Mapping[str, Family]):
+    """Every family by the name of its architecture, made when it is asked for; architectures of one entry share one."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[str]] = json.loads((FOLDER / "tables.json").read_text("utf-8"))["tables"]
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._made: dict[int, Family] = {}
+        for group in GROUPS:
+            for own in load_group(group):
+                architectures, like = own.pop("architectures"), own.pop("like", None)
+                entry = {"before": ["embeddings"], "after": ["head"]} | self._entries.get(like, {}) | own
+                self._entries |= dict.fromkeys(architectures, entry)
+
+    def __getitem__(self, architecture: str) -> Family:
+        entry = self._entries[architecture]
+        if id(entry) not in self._made:
+            self._made[id(entry)] = _family(entry, self._tables)
+        return self._made[id(entry)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, architecture: object) -> bool:
+        return architecture in self._entries
 
 
 def load_group(name: str) -> list[dict[str, Any]]:
@@ -109,5 +123,5 @@ def _reader(named: str | dict[str, dict[str, Any]]) -> readers.Reader:
     return made
 
 
-FAMILIES = _load_families()
+FAMILIES = Families()
 """Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""
