@@ -112,7 +112,7 @@ class MeasuredPoint(Lenient):
         """
         of = str(self.settings.get("of"))
         if self.kind == "phase_time":
-            return "rl_step_time" if of == "step" else f"phase_{of}"
+            return {"step": "rl_step_time", "refit": "phase_refit"}.get(of, f"phase_{of}")
         if self.kind == "role_peak":
             return "train_peak" if of == "policy_trainer" else f"peak_{of}"
         return self.kind

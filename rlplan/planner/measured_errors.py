@@ -35,8 +35,13 @@ STEP, TRAINING, PEAK = "rl_step_time", "throughput_train", "train_peak"
 ENGINE_PEAK = "vllm_profile_peak"
 """Kind: bytes of an engine that works, its KV cache left out."""
 TRAINER_PHASES = (Phase.TRAIN, Phase.SCORE)
-PHASES = {Phase.ROLLOUT: "generate", Phase.SCORE: "score", Phase.TRAIN: "train", Phase.SYNC: "sync"}
-"""Phases whose seconds are a kind of their own, and its name behind `phase_`."""
+PHASES = {
+    Phase.ROLLOUT: "phase_generate",
+    Phase.SCORE: "phase_score",
+    Phase.TRAIN: "phase_train",
+    Phase.SYNC: "phase_sync",
+}
+"""The kinds of the seconds of phases."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def phase_error(plan: "Plan", phase: Phase) -> MeasuredError:
     """The error of the seconds of a phase of a plan's step; of a step that trains alone, the step's."""
     if not plan.job.has_rollouts:
         return step_error(plan)
-    kind = f"phase_{PHASES.get(phase, phase.value)}"
+    kind = PHASES.get(phase, f"phase_{phase.value}")
     return _unmeasured(kind) if plan.is_on_host else find_error(kind, stratum_of(plan, kind))
 
 

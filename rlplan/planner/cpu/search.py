@@ -82,7 +82,6 @@ class HostSearch:
             found = {
                 "runners_up": tuple(_alternative(plan) for plan in self._in_order if plan is not best),
                 "considered": (*self.impossible, *self._not_taken(best)),
-                "stats": plan_parts.SearchStats(len(self.choices), len(self.choices)),
             }
         job = resolve(self.job, best.choice, self.job.rollout.kv_cache_memory)
         found |= {
@@ -90,6 +89,7 @@ class HostSearch:
             "refusals": rules.list_refusals(job, best.choice),
             "not_counted": plan_parts.list_uncounted(job, ()),
             "checkpoint_bytes": job_checkpoint_bytes(job, {Role.POLICY: self.model} | self._others),
+            "stats": plan_parts.SearchStats(len(self.choices), len(self.choices)),
         }
         return best.model_copy(update=found)
 
