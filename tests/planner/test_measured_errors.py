@@ -136,5 +136,5 @@ def test_where_nothing_is_known_of_an_engine_the_factor_is_of_the_part_that_is_u
 
 def test_a_plan_that_fits_says_where_measured_peaks_reach_beyond_the_gpu(plan: Plan) -> None:
     beyond = plan.interval()[1] > plan.binding_capacity
-    says = "may be too little" in peak_words(plan)
+    says = "while the verdict follows the computed worst case" in peak_words(plan)
     assert says is (beyond and plan.fit is Verdict.FITS)

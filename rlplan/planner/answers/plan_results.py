@@ -194,7 +194,7 @@ def peak_words(plan: "Plan") -> str:
     (low, high), capacity = plan.interval(), plan.binding_capacity
     words = f"{format_bytes(low)} to {format_bytes(high)} at the peak: {peak_error(plan).words}"
     if plan.fit is Verdict.FITS and high > capacity:
-        words += f"; the verdict is of the worst case that is computed, and {format_bytes(capacity)} may be too little"
+        words += f"; this reaches beyond {format_bytes(capacity)}, while the verdict follows the computed worst case"
     return words
 
 
@@ -203,10 +203,10 @@ def needed_words(plan: "Plan") -> str:
     if plan.is_on_host:
         return ""
     size, reserve = needed_bytes(plan), format_bytes(reserve_of(plan.job.load_gpu()))
-    words = f"{size / plan.binding_capacity:.0%} ({format_bytes(size)}) needed at the high end"
+    words = f"computed worst case {format_bytes(size)} ({size / plan.binding_capacity:.0%}), which decides the verdict"
     if size < plan.row_interval()[1]:
-        words += ", the rest is KV cache that makes it faster and is not required"
-    return f"{words}; {reserve} of each GPU are kept free beside that"
+        words += "; more KV cache fills the rest and is not required"
+    return f"{words}; {reserve} per GPU reserved"
 
 
 def estimate_as_json(plan: "Plan") -> dict[str, Any]:
