@@ -304,6 +304,7 @@ WORDS = {
     "vllm_profile_peak": "vLLM's profiled peak",
     "vllm_weights": "vLLM's weights",
     "weight_sync_time": "Weight sync, s",
+    "phase_time": "Phase of an RL step, s",
 }
 """Titles of panels; a kind that is missing here keeps its name."""
 
