@@ -11,6 +11,7 @@ from rlplan.foreign.source import read_source
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.files.job_file import load_job
+from rlplan.spec.files.yaml import read_yaml
 from tests.factories import EXAMPLES
 from tests.foreign.export.plans import STARTED, plan_for, plan_of
 from tests.repository.at_night import at_night
@@ -37,7 +38,7 @@ AT_NIGHT = [
     ("slime", "grpo-671b-1024xh200", ()),
     ("slime", "exercises/ppo-7b", SLIME_CRITIC),
     ("slime", "exercises/grpo-70b", ()),
-    ("trl", "exercises/grpo-7b", ()),
+    ("trl", "exercises/grpo-7b", ("training.backend=deepspeed",)),
     ("trl", "exercises/grpo-70b", ()),
     ("trl", "dpo-8b-8xa100", ()),
 ]
@@ -58,6 +59,11 @@ def test_a_written_file_needs_what_the_plan_counts(
     assert answer.fits
     assert answer.plan is not None
     assert answer.plan.binding.num_bytes == pytest.approx(plan.binding.num_bytes, rel=0.001)
+
+
+def test_the_one_limit_of_trl_holds_a_prompt_and_an_answer_of_different_lengths(tmp_path: Path) -> None:
+    emit(EXAMPLES / "dpo-8b-8xa100.yaml", tmp_path, target="trl")
+    assert read_yaml(tmp_path / "train.yaml", "TRL's settings")["max_length"] == 1024 + 2048
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ CASES = {
     "grpo": asked(),
     "a node": asked(model="Qwen/Qwen2.5-7B", gpus="8xH100"),
     "ppo": asked("roles.reward.path=Qwen/Qwen2.5-0.5B", algorithm="ppo"),
-    "dpo": asked("training.backend=fsdp2", algorithm="dpo"),
+    "dpo": asked("framework=trl", algorithm="dpo"),
     "too small": asked(model="Qwen/Qwen2.5-7B", gpus="1xRTX4090"),
 }
 
