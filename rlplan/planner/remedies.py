@@ -107,6 +107,8 @@ def _on_gpus(spec: JobSpec) -> Iterator[Kind]:
         ),
     ]
     yield from ([_type_change(part, changes)] for holds, part, changes in tried if holds)
+    if training.backend == "auto" and spec.framework != "auto":
+        yield [f"training.backend={backend}" for backend in spec.release.backends if backend != spec.backend]
     if training.ulysses == 1:
         yield [f"training.ulysses={ulysses}" for ulysses in (2, 4, 8)]
     yield from ([_type_change("training", changes) for changes in kind] for kind in _adapters(spec))

@@ -127,6 +127,11 @@ def test_a_framework_that_lacks_it_refuses_it_too() -> None:
     assert any("no key tells two kinds of GPUs apart" in reason for reason in found.refusals)
 
 
+def test_another_trainer_of_the_framework_is_a_remedy() -> None:
+    one_gpu = {"policy": "meta-llama/Llama-2-7b-hf", "hardware": "1xA100-80GB", "framework": "trl"}
+    assert "training.backend=deepspeed" in [remedy.change for remedy in best_plan(asked(one_gpu)).remedies]
+
+
 def test_a_change_that_leads_to_a_refusal_says_so_and_is_no_remedy() -> None:
     outcome = ask(asked({}), Change(("training.optimizer=muon",)), finds_way_out=True)
     assert outcome.verdict is Verdict.REFUSED
