@@ -62,7 +62,7 @@ class Question:
         return serve(self.job)
 
     def served_load(self) -> "ServedLoad":
-        """That engine under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
+        """The engine's latencies under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
         from rlplan.planner.serving import serve_load
 
         return serve_load(self.job)

@@ -51,7 +51,7 @@ class Comparison:
     assumed: dict[str, str] = field(default_factory=dict)
     """What the prediction took for settings that are not stated."""
     stratum: Stratum = field(default_factory=lambda: Stratum(is_moe=False))
-    """Whose quantity it is."""
+    """The stratum of the point: dense or MoE, and who runs it."""
     quantity: str = ""
     """The kind of what was measured (MeasuredPoint.quantity)."""
 
@@ -223,7 +223,7 @@ def compare_point(point: MeasuredPoint) -> Comparison:
 
 
 def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
-    """Whose quantity a point is: what its prediction says, else its model's."""
+    """The stratum of a point, by its prediction; by its model where the point is not predicted."""
     if isinstance(answer, Prediction) and answer.stratum is not None:
         return answer.stratum
     try:

@@ -38,7 +38,7 @@ BORROWED = 0.5
 """Sources that all points of other strata of the kind stand for together: what keeps a stratum of two sources from
 taking the one for the other."""
 LEAST_SOURCES = 2
-"""Of a stratum: with one source nobody else says how far it is off."""
+"""The fewest sources of a stratum with an interval of its own: a single source can only be judged by itself."""
 LEAST_OTHERS = 10
 """Points of a kind that remain when its largest source is left out: with fewer, that source is judged by itself."""
 TABLES = ("AgileRL/AgileRL", "ai-dynamo/aiconfigurator")
@@ -63,14 +63,14 @@ def list_residuals(
 ) -> tuple[Residual, ...]:
     """The residual of every point that has a number. left_out: by id, predictions without the point's source.
 
-    Points of reliability C have none: of a user's report with settings guessed nobody knows whose error it is.
+    Points of reliability C have none: the settings were guessed, so the error may be that of the guess.
     """
-    found = []
+    residuals = []
     for point, compared in zip(points, comparisons, strict=True):
         ratio = _log_ratio(point, compared, left_out.get(point.id))
         if ratio is not None and point.reliability != GUESSED:
-            found.append(Residual(point.quantity, compared.stratum, source_of(point, compared), ratio))
-    return tuple(found)
+            residuals.append(Residual(point.quantity, compared.stratum, source_of(point, compared), ratio))
+    return tuple(residuals)
 
 
 def _log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | None) -> float | None:
@@ -86,7 +86,7 @@ def _log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | Non
 
 
 def source_of(point: MeasuredPoint, compared: Comparison) -> str:
-    """What is left out at once: a repository with all of its pages; of a table of many machines a model on a GPU."""
+    """The source that is left out as a whole: a repository; in a table of many machines, a model on a GPU."""
     repository = re.match(r"https://github\.com/([^/]+/[^/]+)", point.source)
     if repository is None:
         return compared.pair or point.source.partition("#")[0]
@@ -114,7 +114,7 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
         counts = Counter(residual.source for residual in group)
         total = len(counts) if is_own else BORROWED * min(1.0, len(group) / LEAST_POINTS)
         roots = sum(math.sqrt(count) for count in counts.values())
-        sizes += [(abs(one.log_ratio), total / roots / math.sqrt(counts[one.source])) for one in group]
+        sizes += [(abs(residual.log_ratio), total / roots / math.sqrt(counts[residual.source])) for residual in group]
     sizes.sort()
     needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)
     for size, weight in sizes:
@@ -134,50 +134,54 @@ def share_inside(residuals: Sequence[Residual], stratum: str, chosen: Sequence[R
     kind are given.
     """
     inside = 0
-    for source in {one.source for one in chosen}:
-        others = [one for one in residuals if one.source != source]
+    for source in {residual.source for residual in chosen}:
+        others = [residual for residual in residuals if residual.source != source]
         factor = find_factor(others, stratum) if others else UNKNOWN_FACTOR
-        inside += sum(abs(one.log_ratio) <= math.log(factor) + 1e-9 for one in chosen if one.source == source)
+        inside += sum(
+            abs(residual.log_ratio) <= math.log(factor) + 1e-9 for residual in chosen if residual.source == source
+        )
     return inside / len(chosen)
 
 
 def assign_strata(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
     """The points of one kind by the stratum whose interval they have: their own, else of their models, else all."""
     strata: dict[str, list[Residual]] = defaultdict(list)
-    enough = {of for of in _strata_of(residuals) if is_enough([one for one in residuals if belongs(one, of)])}
-    for one in residuals:
-        names = (one.stratum.words, Stratum(one.stratum.is_moe).words)
-        strata[next((name for name in names if name in enough), "")].append(one)
+    enough = {
+        of for of in _strata_of(residuals) if is_enough([residual for residual in residuals if belongs(residual, of)])
+    }
+    for residual in residuals:
+        names = (residual.stratum.words, Stratum(residual.stratum.is_moe).words)
+        strata[next((name for name in names if name in enough), "")].append(residual)
     return dict(strata)
 
 
 def is_enough(residuals: Sequence[Residual]) -> bool:
     """Whether points give an interval of their own."""
-    return len(residuals) >= LEAST_POINTS and len({one.source for one in residuals}) >= LEAST_SOURCES
+    return len(residuals) >= LEAST_POINTS and len({residual.source for residual in residuals}) >= LEAST_SOURCES
 
 
 def _strata_of(residuals: Iterable[Residual]) -> list[str]:
-    words = {(one.stratum.words, Stratum(one.stratum.is_moe).words) for one in residuals}
+    words = {(residual.stratum.words, Stratum(residual.stratum.is_moe).words) for residual in residuals}
     return sorted({"", *(name for names in words for name in names)})
 
 
 def measured_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
     """A row for each stratum with enough points, and for all points of each kind."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
-    for one in residuals:
-        by_kind[one.kind].append(one)
+    for residual in residuals:
+        by_kind[residual.kind].append(residual)
     return tuple(row for kind in sorted(by_kind) for row in _errors_of_kind(kind, by_kind[kind]))
 
 
 def _errors_of_kind(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
-    sources = Counter(one.source for one in residuals)
+    sources = Counter(residual.source for residual in residuals)
     if len(residuals) < LEAST_POINTS or len(residuals) - max(sources.values()) < LEAST_OTHERS:
         yield MeasuredError(kind, "", UNKNOWN_FACTOR, len(residuals), len(sources))
         return
     judged = assign_strata(residuals)
     for of in _strata_of(residuals):
-        points = [one for one in residuals if belongs(one, of)]
-        num_sources = len({one.source for one in points})
+        points = [residual for residual in residuals if belongs(residual, of)]
+        num_sources = len({residual.source for residual in points})
         if is_enough(points):
             inside = round(share_inside(residuals, of, judged.get(of) or points), 4)
             yield MeasuredError(kind, of, round(find_factor(residuals, of), 4), len(points), num_sources, inside)

@@ -74,8 +74,8 @@ def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
 def _has_value_head(settings: Settings, words: str) -> bool:
     """Whether one row stands where the language head was."""
     values = [settings.raw(key) for key in HEADS]
-    said = any(value is True or (isinstance(value, str) and _is_scalar(value)) for value in values)
-    return said or _is_scalar(words)
+    has_scalar = any(value is True or (isinstance(value, str) and _is_scalar(value)) for value in values)
+    return has_scalar or _is_scalar(words)
 
 
 def _is_scalar(text: str) -> bool:

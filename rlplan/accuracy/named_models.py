@@ -35,7 +35,7 @@ _SUFFIX = re.compile(
     r"|(quantized\.)?(w8a8|w8a16|w4a16(-g128)?))$",
     re.IGNORECASE,
 )
-"""What a name says of the format of a quantised checkpoint."""
+"""Formats of quantised checkpoints by words in their names."""
 QUANTIZED_AS_PUBLISHED = re.compile(r"gpt-oss-\d|deepseek-(v3|r1)(?!-distill)|kimi-k2")
 """Names of checkpoints that are quantised and do not say so."""
 QUANTIZATION_KEYS = ("quantization", "quant", "weights", "precision", "dtype")

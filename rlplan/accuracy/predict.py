@@ -58,7 +58,7 @@ def _served_of(text: str) -> Served:
 
 
 def load_of(job: Mapping[str, Any]) -> ServedLoad:
-    """That engine under the job's requests in flight, as `rlplan simulate` has it. Raises: RlplanError."""
+    """The engine's latencies under the job's requests in flight, as in `rlplan simulate`. Raises: RlplanError."""
     return _load_of(json.dumps(job, sort_keys=True))
 
 

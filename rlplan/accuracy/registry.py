@@ -31,7 +31,7 @@ class Prediction:
     assumed: dict[str, str] = field(default_factory=dict)
     """What it took for settings that are not stated; as `without_effect`."""
     stratum: Stratum | None = None
-    """Whose quantity it is; None where only the model decides its interval."""
+    """The stratum that decides the interval; None where the model alone decides it."""
 
     def __post_init__(self) -> None:
         """Refuse bytes, seconds and rates below zero: no measurement is negative, so a formula is wrong."""

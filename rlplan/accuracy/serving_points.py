@@ -136,21 +136,21 @@ def _formats(settings: Settings) -> dict[str, Any]:
     cached = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none") or element_bytes
     if cached not in (1, element_bytes):
         raise CannotPredict(f"a cache of {cached} bytes an element beside weights of {element_bytes}: no job says that")
-    found = {"dtype": "float32" if element_bytes == 4 else "bfloat16", "kv_dtype": "fp8" if cached == 1 else "auto"}
+    formats = {"dtype": "float32" if element_bytes == 4 else "bfloat16", "kv_dtype": "fp8" if cached == 1 else "auto"}
     words = (settings.raw(key) for key in QUANTIZATION_KEYS)
     word = next((word for word in words if isinstance(word, str) and word), "none")
-    return found | {"quantization": word[:40]}
+    return formats | {"quantization": word[:40]}
 
 
 def _limits(settings: Settings, length: int) -> dict[str, Any]:
     """Limits of a batch and a block, where they are stated. Raises: CannotPredict."""
-    found = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
-    if not found["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
-        found["max_num_batched_tokens"] = max(length, 2048)
-    found["block_size"] = settings.count("block_size", settings.count("block", 0, at_least=0), at_least=0)
-    if settings.word("usage").lower() in OFFLINE and not (found["max_num_seqs"] and found["max_num_batched_tokens"]):
+    limits = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
+    if not limits["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
+        limits["max_num_batched_tokens"] = max(length, 2048)
+    limits["block_size"] = settings.count("block_size", settings.count("block", 0, at_least=0), at_least=0)
+    if settings.word("usage").lower() in OFFLINE and not (limits["max_num_seqs"] and limits["max_num_batched_tokens"]):
         raise CannotPredict("vLLM's LLM class has other limits than its server, and the point does not state them")
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in limits.items() if value}
 
 
 def latency_job(point: MeasuredPoint) -> dict[str, Any]:

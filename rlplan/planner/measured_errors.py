@@ -46,7 +46,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Stratum:
-    """Whose quantity it is."""
+    """The group of measurements that share one interval."""
 
     is_moe: bool
     """Whether the policy is a mixture of experts."""

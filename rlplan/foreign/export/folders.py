@@ -172,11 +172,11 @@ _FORMS = {
     "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "train.py being your own"),
 }
 _TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with the data of your own in its place")
-"""Of TRL's trainers that are given their answers."""
+"""The entry points of TRL's trainers that learn from given answers."""
 _VERL_AHEAD = _Form(
     _verl_ahead, "VERL=FOLDER bash train.sh", "FOLDER being verl's, with the data and rewards of your own in it"
 )
-"""Of verl's trainer that generates one step ahead."""
+"""The entry point of verl's trainer that generates one step ahead."""
 TARGETS = tuple(_FORMS)
 """Stacks that a plan can be written for in their own keys."""
 

@@ -44,10 +44,10 @@ class Frozen:
     """Of an element of adapters, which read a copy of their input where it differs from the model's."""
 
     has_dropout: bool = False
-    """Before each adapter, which then reads its own copy."""
+    """Whether dropout stands before each adapter, which then reads a copy of its own."""
 
     more_token_bytes: int = 0
-    """What adapters keep of a token beside their inputs."""
+    """Bytes per token that adapters keep for the backward pass beside their inputs."""
 
     scales_outputs: bool = False
     """An adapter's output and a scaled copy of it are in flight (PEFT's `Linear.forward`)."""

@@ -1,4 +1,4 @@
-"""What the rollout engine holds on a CPU host, action by action.
+"""Bytes of the rollout engine on a CPU host, action by action.
 
 In: a job and its model. Out: bytes by kind. The formulas are in params.py, generation.py and weight_sync/buckets.py.
 """
