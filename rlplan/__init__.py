@@ -1,7 +1,7 @@
 """rlplan: plan, estimate, run and report reinforcement learning of language models.
 
 One idea: a plan is a schedule of actions, and the same schedule is estimated, searched, executed and reported.
-Importing this package pulls in nothing but this file: what __all__ names comes from api.py when it is first asked for.
+Importing this package loads only this file and version.py. Each name in __all__ comes from api.py on first use.
 """
 
 import sys
@@ -9,10 +9,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from rlplan.version import __version__
+
 if TYPE_CHECKING:
     from rlplan.api import compare, emit, estimate, explain, explain_step, load_run, plan, simulate, solve
 
-__version__ = "0.1.0"
 __all__ = [
     "__version__",
     "compare",

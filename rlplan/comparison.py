@@ -5,7 +5,7 @@ In: results, or a job and clusters as they are typed; prices. Out: a CompareResu
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rlplan.planner.answers.changes import Listener, bottleneck_of
 from rlplan.planner.answers.clusters import Bill, bill_of, hardware_words, nothing_to_rent, pareto_front, read_clusters
 from rlplan.planner.machine import search_of
 from rlplan.planner.memo import Memo
-from rlplan.records import dataclass
 from rlplan.results import OfPlan, PlanResult, Result
 from rlplan.spec.hardware.prices import Prices, read_prices
 from rlplan.spec.job import JobSpec

@@ -7,7 +7,7 @@ JSON, dataframes, HTML. Left out: computing anything. Bytes are integers, second
 import html
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from rlplan.errors import EXTRAS, missing_extra
 from rlplan.planner.answers.plan_results import choice_words, differences, estimate_as_json
 from rlplan.planner.measured_errors import step_interval
 from rlplan.planner.plan import Plan, dump_plan, write_plan
-from rlplan.records import dataclass
 from rlplan.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

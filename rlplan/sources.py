@@ -6,12 +6,12 @@ In: the words of a command line, or the arguments of a function (api.py). Out: a
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import SpecError
 from rlplan.reading import exists, opened
-from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from, load_job
 from rlplan.spec.files.stages import chosen_stage, open_inputs, stages_of
 from rlplan.spec.files.yaml import read_yaml

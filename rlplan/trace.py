@@ -6,12 +6,11 @@ Left out: learning metrics, which live in their own file so that seeded runs can
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlplan.reading import MAX_INTEGER, MAX_RUN_BYTES, read_records
-from rlplan.records import dataclass
 
 TRACE_SCHEMA_VERSION = 1
 

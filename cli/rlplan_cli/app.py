@@ -19,7 +19,6 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from rlplan import __version__
 from rlplan.errors import (
     EXIT_BUG,
     EXIT_NO_READER,
@@ -32,6 +31,7 @@ from rlplan.errors import (
 )
 from rlplan.printable import PrintableStream
 from rlplan.reading import path_refusal
+from rlplan.version import __version__
 
 COMMANDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("commands.json").read_text("utf-8"))
 """Every command: its line in the help, the folder below commands/ that its module stands in, examples. Modules are

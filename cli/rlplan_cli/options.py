@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rlplan.records import dataclass
 from rlplan_cli import completion
 
 JobOrPlan = Annotated[Path, typer.Argument(help="A job file (.yaml), a plan (.json) or a bundle.", show_default=False)]

@@ -6,12 +6,12 @@ In: the bundled pages, words. Out: sections, the best first. Left out: printing.
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 
 HISTORY = ("decisions", "architecture")
 """Pages for who works on rlplan: they come after the others."""

@@ -9,7 +9,7 @@ One number is fitted for each group, which scales or shifts all constants of the
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import fmean, median
 from typing import Any
@@ -18,7 +18,6 @@ from rlplan.accuracy.compare import compare
 from rlplan.accuracy.points import MeasuredPoint, Statistic
 from rlplan.accuracy.settings import gpu_of
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuProfile
 from rlplan.units import format_bytes
 from rlplan.vocabulary import Provenance

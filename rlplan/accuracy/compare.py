@@ -7,7 +7,7 @@ Left out: how a value is predicted (the modules that PREDICTORS names) and drawi
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from statistics import fmean, median
 from typing import Any
@@ -18,7 +18,6 @@ from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_pr
 from rlplan.accuracy.settings_read import assumed, unread, watched
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.planner.measured_errors import Stratum, find_error
-from rlplan.records import dataclass
 
 SCHEMA_VERSION = 2
 PREDICTORS = (

@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from rlplan.planner.measured_errors import (
     Stratum,
     forget_errors,
 )
-from rlplan.records import dataclass
 
 QUANTILE = 0.95
 """Share of the weighted residuals that the factor holds: more than NOMINAL, for a source that is not among them. One

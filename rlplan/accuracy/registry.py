@@ -9,11 +9,10 @@ Left out: the comparison (compare.py).
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.planner.measured_errors import Stratum
-from rlplan.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ A row holds for some values alone where others would matter: `attn: sdpa` stores
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from rlplan.records import dataclass
 
 TRAINING = r"train_peak|train_steady|throughput_train|max_model_size|logprob_\w+"
 MEMORY_OF_TRAINING = r"train_peak|train_steady|logprob_\w+"

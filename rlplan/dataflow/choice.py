@@ -4,11 +4,10 @@ In: nothing. Out: values.
 Left out: which choices there are (planner/), what follows from one (build.py, memory/, timing/).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from rlplan.records import dataclass
 from rlplan.vocabulary import Placement
 
 Offloaded = Literal["none", "all", "frozen"]

@@ -4,7 +4,8 @@ In: nothing but words. Out: calls with what must come before them.
 Left out: devices, processes, bytes and seconds.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 

@@ -4,9 +4,9 @@ In: a candidate's choices. Out: frozen groups, layouts and processes.
 Left out: bytes. A device is named `cpu:0`, which is a process slot of a host, or `cuda:0`, counted over all hosts.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
-from rlplan.records import dataclass
 from rlplan.vocabulary import Role
 
 Worker = Literal["policy_trainer", "value_trainer", "rollout_engine", "scorer"]

@@ -5,13 +5,12 @@ Left out: bytes (memory/) and how an action is done (runtime/).
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
 from rlplan.dataflow.graph import AsyncRollouts, Call, StepGraph
 from rlplan.dataflow.layouts import DeviceGroup, RoleLayout
-from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, Phase, Placement, Role, Stream
 
 Part = Literal["start", "step", "finish"]

@@ -9,10 +9,9 @@ wakes in three actions, weights, weight sync, KV cache, so that KV cache and the
 cannot, it is stopped, the weights are saved, and it is started again from them.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.graph import Call, StepGraph
-from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, Phase, Role
 
 _BESIDE = (ActionKind.VERIFY,)

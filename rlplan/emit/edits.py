@@ -9,10 +9,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rlplan import __version__
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import shorten
+from rlplan.version import __version__
 
 KeyPath = tuple[str, ...]
 """Keys from a file's top level down; the place in a list as a number."""

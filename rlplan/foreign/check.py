@@ -8,7 +8,7 @@ Left out: what else could be chosen (`rlplan plan` of the imported job).
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from math import prod
 from pathlib import Path
@@ -30,7 +30,6 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import assumptions
 from rlplan.planner.serving import Served
-from rlplan.records import dataclass
 from rlplan.spec.files.job_file import Fetch, job_from
 from rlplan.spec.job import JobSpec
 from rlplan.spec.job_keys import job_keys

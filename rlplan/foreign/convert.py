@@ -6,6 +6,7 @@ Left out: how files are read (source.py), and what the job comes to (check.py).
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,6 @@ from rlplan.foreign.table import Row
 from rlplan.foreign.unknown import is_known, shown
 from rlplan.foreign.unread.roles import differing_roles
 from rlplan.frameworks.rules import word_of
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
 from rlplan.spec.hardware.catalogue import count_and_name

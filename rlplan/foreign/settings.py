@@ -5,14 +5,13 @@ In: pairs of key and text. Out: Settings. Left out: where they come from (source
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.table import Condition, Table
 from rlplan.foreign.unknown import is_known, shown
 from rlplan.frameworks.rules import matches
-from rlplan.records import dataclass
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
 _PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")

@@ -10,7 +10,7 @@ so that a release has the values of the last entry that is not newer than it.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from rlplan.errors import did_you_mean
 from rlplan.frameworks.rules import Rule
-from rlplan.records import dataclass
 from rlplan.vocabulary import Backend, Role
 
 FOLDER = Path(__file__).parent

@@ -8,11 +8,9 @@ still open is not judged before.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-
-from rlplan.records import dataclass
 
 OPEN = "auto"
 """The value of a key that a job leaves open."""

@@ -10,12 +10,12 @@ A process that takes no part in an action has no row for it and keeps what it he
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Literal
 
 from rlplan.dataflow.schedule import Beside, Part
-from rlplan.records import dataclass
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 
 RunPhase = Literal["start", "first", "steady", "finish"]

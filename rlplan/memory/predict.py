@@ -6,7 +6,7 @@ side by side; ranks that differ (the first pipeline stage, uneven experts).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from rlplan.dataflow.schedule import HOST_DEVICE, Action, Schedule
 from rlplan.memory.ledger import LedgerRow, MemoryLedger, RunPhase
 from rlplan.memory.machine.overheads import heap_bytes
 from rlplan.memory.machine.spread import spread
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import SourcedBytes
 from rlplan.vocabulary import MemoryKind, Phase, Provenance, Role
 

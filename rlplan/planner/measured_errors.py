@@ -9,6 +9,7 @@ A stratum is a kind of quantity, dense models or mixtures of experts, and who tr
 LEAST_POINTS, the interval is that of all trainers, else of all models, else it is unknown: a factor of 2.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import SpecError
 from rlplan.memory.machine.spread import PERCENT as SPREADS
-from rlplan.records import dataclass
 from rlplan.spec.base import read_json
 from rlplan.vocabulary import MemoryKind, Phase
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from rlplan import __version__
 from rlplan.dataflow.choice import Choice
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
@@ -27,6 +26,7 @@ from rlplan.spec.models.catalogue import named_model
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.timing.cost import Cost
 from rlplan.timing.job import JobTiming
+from rlplan.version import __version__
 
 PLAN_SCHEMA_VERSION = 3
 MAX_PLAN_BYTES = 1 << 28

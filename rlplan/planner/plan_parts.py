@@ -6,6 +6,7 @@ Left out: the plan itself (plan.py), and who finds these (cpu/search.py, gpu/sea
 
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
@@ -13,7 +14,6 @@ from rlplan.dataflow.choice import Choice
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.memory.ledger import MemoryLedger, Peak
 from rlplan.memory.serving.kv_demand import ENOUGH, KvDemand
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.environment import EnvironmentSpec
 from rlplan.spec.resolved import SettledJob

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rlplan import __version__
 from rlplan.dataflow.build import build_schedule
 from rlplan.errors import NoFeasiblePlanError, SpecError
 from rlplan.planner.cpu.candidates import list_choices
@@ -24,6 +23,7 @@ from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.conduct import MAX_TIMEOUT_S
 from rlplan.spec.resolved import LEAST_SECONDS
 from rlplan.units import format_bytes, format_seconds
+from rlplan.version import __version__
 
 DEADLINE_FACTOR = 4.0
 """Deadline over predicted seconds: twice for a prediction on a machine that was not measured, twice for a policy whose

@@ -6,7 +6,7 @@ own work, prefill and decode on engines of their own.
 Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from rlplan.memory.serving.engine import EngineMemory, EngineSettings, engine_me
 from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.setting import GpuPool, read_pools
-from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.catalogue import named_model

@@ -5,11 +5,10 @@ Left out: which roles lie where (gpu/candidates.py). Of two pools the first trai
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.planner.margins import reserve_of
-from rlplan.records import dataclass
 from rlplan.spec.hardware.catalogue import find_profile, get_gpu, usual_node
 from rlplan.spec.hardware.profile import GpuOverheads, GpuProfile, NodeProfile
 from rlplan.spec.model import ModelSpec

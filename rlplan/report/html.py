@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from rlplan import __version__
 from rlplan.report import style
 from rlplan.report.evaluations import change_text, value_text
 from rlplan.units import format_bytes, format_seconds
+from rlplan.version import __version__
 from rlplan.vocabulary import words_of
 
 SCRIPTS = ("uplot.min.js", "charts.js", "timeline.js", "curves.js", "page.js")

@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from rlplan import __version__
 from rlplan.report import dataframes
 from rlplan.report.evaluations import evaluations, outcome
 from rlplan.report.run_folder import RunFolder, read_run_folder, unique_labels
 from rlplan.report.timeline import measured_levels
 from rlplan.spec.parts.rewards import Evaluation
 from rlplan.timing.measured import FIRST, join_seconds, measured_seconds
+from rlplan.version import __version__
 from rlplan.vocabulary import MemoryKind
 
 REPORT_SCHEMA_VERSION = 2

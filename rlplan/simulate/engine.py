@@ -18,12 +18,12 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from simpy import Environment, Event
 from simpy.events import NORMAL
 
-from rlplan.records import dataclass
 from rlplan.simulate.speed import Speed, batch_prefill_s
 
 

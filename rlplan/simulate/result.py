@@ -6,10 +6,9 @@ Left out: how it is drawn (report/).
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlplan.records import dataclass
 from rlplan.trace import MemorySample, Span, Trace
 from rlplan.vocabulary import Phase
 

@@ -5,13 +5,12 @@ Left out: where costs and speeds come from (timing/), and what is drawn (lengths
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlplan.dataflow.schedule import Action, Schedule
 from rlplan.errors import SpecError
 from rlplan.memory.ledger import MemoryLedger
-from rlplan.records import dataclass
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.speed import Speed
 from rlplan.spec.parts.lengths import Lengths

@@ -5,9 +5,8 @@ Left out: what runs at the same time: a cost already has the larger of two that 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-
-from rlplan.records import dataclass
 
 
 class Resource(StrEnum):

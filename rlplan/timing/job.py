@@ -6,10 +6,9 @@ between.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.schedule import Action, Part, Schedule
-from rlplan.records import dataclass
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import ActionTime, StepTiming, time_step
 

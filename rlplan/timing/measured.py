@@ -5,11 +5,11 @@ Left out: anything about one step alone: single steps differ by what else the ma
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from rlplan.dataflow.schedule import Part, Schedule
-from rlplan.records import dataclass
 from rlplan.timing.job import JobTiming
 from rlplan.trace import Span
 from rlplan.vocabulary import Phase

@@ -8,10 +8,10 @@ else, so that a steady step lasts as long as the slower of the two sides; the we
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.dataflow.schedule import Schedule
-from rlplan.records import dataclass
 from rlplan.timing.cost import NOTHING, Cost
 from rlplan.trace import Span
 from rlplan.vocabulary import ActionKind, Phase

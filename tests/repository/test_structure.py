@@ -128,19 +128,6 @@ def exists(name: str) -> bool:
     return package.is_file() and (rest[0] in names_in(package) or rest[0].startswith("__"))
 
 
-def test_dataclasses_that_a_short_command_declares_are_the_cheap_ones() -> None:
-    free = {ROOT / "rlplan" / "runtime", ROOT / "rlplan" / "report", ROOT / "rlplan" / "records.py"}
-    found = [
-        str(path.relative_to(ROOT))
-        for path in sources()
-        if path.relative_to(ROOT).parts[0] in FOLDERS[:2] and not free & {path, *path.parents}
-        for node in nodes(path)
-        if (isinstance(node, ast.ImportFrom) and node.module == "dataclasses")
-        and any(each.name == "dataclass" for each in node.names)
-    ]
-    assert found == [], "from rlplan.records import dataclass"
-
-
 def test_every_module_that_is_named_in_full_exists() -> None:
     gone = [
         f"{path.relative_to(ROOT)}: {match.group()}"

@@ -6,10 +6,10 @@ In: fields as text. Out: JSON-able answers. Left out: HTTP (server.py), how it l
 import io
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan.records import dataclass
 
 FIELDS = {
     "model": "policy",

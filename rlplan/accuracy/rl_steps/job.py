@@ -7,6 +7,7 @@ What sources do not state is assumed, the same for every point, and listed at ea
 """
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from math import exp
 from typing import Any
@@ -16,7 +17,6 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware.catalogue import usual_node
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths

@@ -6,12 +6,12 @@ Left out: what a trainer does by default (trainers.py), models (named_models.py)
 """
 
 import re
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import Settings
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.parts.training import RecomputedModule
 from rlplan.vocabulary import Dtype

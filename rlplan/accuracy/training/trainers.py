@@ -7,9 +7,9 @@ of them: but for DeepSpeed and transformers none of these trainers was installed
 """
 
 import re
+from dataclasses import dataclass
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.records import dataclass
 
 QV = ("q_proj", "v_proj")
 ALL_BUT_OUTPUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")

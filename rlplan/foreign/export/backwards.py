@@ -5,6 +5,7 @@ what is read back from the settings is the plan's job. Left out: files (folders.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,7 +21,6 @@ from rlplan.frameworks.profile import find_release
 from rlplan.frameworks.rules import matches, word_of
 from rlplan.planner.checks.frameworks import word_changes
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.base import validate
 from rlplan.spec.hardware.catalogue import find_profile
 from rlplan.spec.hardware.profile import NodeProfile

@@ -6,13 +6,13 @@ In: a call. Out: its value. Left out: statements (statements.py), calls of libra
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlplan.foreign.python.unsloth import is_unsloth, loaded
 from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, is_made, name_of, num_parts, text_of
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.unknown import is_known, shown, unknown
-from rlplan.records import dataclass
 
 MAX_DEPTH, MAX_CALLS = 8, 1_000
 """Calls of the script's own functions within each other, and in all."""

@@ -6,6 +6,7 @@ line. Left out: what a script does before that (statements.py).
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, na
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import given_trainers, load_table
 from rlplan.foreign.unknown import is_known, shown
-from rlplan.records import dataclass
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig that ModelConfig's flags name otherwise."""

@@ -7,13 +7,12 @@ would tell. Left out: statements and functions of the script's own (statements.p
 import ast
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, TypeGuard
 
 from rlplan.foreign.settings import Given, typed
 from rlplan.foreign.unknown import is_known, unknown
-from rlplan.records import dataclass
 
 MAX_PARTS = 200
 """Nodes of one expression without containers: each may be a call deeper, of the 1,000 that Python allows."""

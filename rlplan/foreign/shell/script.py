@@ -8,7 +8,7 @@ beyond paths, loops without an end, tests of files.
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from rlplan.foreign.shell.started import RUN_BY, script_at, text_at
 from rlplan.foreign.shell.words import Value, Words, folder_word, text_of
 from rlplan.foreign.unknown import is_known, shown
 from rlplan.reading import is_file, read_text
-from rlplan.records import dataclass
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -6,6 +6,7 @@ Left out: Python (python/file.py), the grammar of bash (shell/script.py).
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from rlplan.foreign.shell.script import Command
 from rlplan.foreign.trl.shipped import shipped
 from rlplan.foreign.trl.trainers import is_of_trl, online, programs
 from rlplan.reading import is_file
-from rlplan.records import dataclass
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _SERVERS = ("vllm-serve", "vllm_serve.py", "trl.scripts.vllm_serve")

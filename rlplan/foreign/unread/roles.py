@@ -5,12 +5,12 @@ time. Left out: the layout of a role by itself, which no job can say.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
 from rlplan.frameworks.rules import word_of
-from rlplan.records import dataclass
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.vocabulary import Role
 

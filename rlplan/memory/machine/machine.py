@@ -5,7 +5,8 @@ a GPU. Left out: what a profile states (contexts,
 libraries, communicators) and what an engine's settings say.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.units import MIB, round_up
 
 

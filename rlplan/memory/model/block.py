@@ -6,10 +6,8 @@ read. Left out: bytes (activations.py), parameters (spec/model.py).
 Symbols: h hidden, q = a*d width of the queries, k width of the keys (and of the values), I width of the MLP.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-
-from rlplan.records import dataclass
 
 FLOAT_BYTES = 4
 

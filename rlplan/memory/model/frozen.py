@@ -9,11 +9,11 @@ real layers with adapters by tests/memory/model/test_frozen.py.
 """
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.activations import attention_saved_bytes
 from rlplan.memory.model.block import Block, Norm
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, Parameter
 
 FLOAT_BYTES = 4

@@ -11,10 +11,9 @@ transformer/moe/moe_layer.py (experts behind tp ranks are trained under sequence
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.memory.model.block import Layers
-from rlplan.records import dataclass
 
 
 @dataclass(frozen=True)

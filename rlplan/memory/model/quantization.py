@@ -8,9 +8,9 @@ Symbols: N rows (outputs) and K columns (inputs) of a weight, E experts in one s
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, Parameter
 from rlplan.units import ceil_div
 

@@ -11,6 +11,7 @@ pool of a KV cache beside it. Source: TRL 1.16 trainer/grpo_trainer.py (`unwrap_
 5.19 cache_utils.py.
 """
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
@@ -38,7 +39,6 @@ from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST, VllmVersion, parse_version
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
 from rlplan.memory.weight_sync.adapters import EngineAdapters
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import SettledJob, SettledRollout

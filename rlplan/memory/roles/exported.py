@@ -9,7 +9,7 @@ sharding.py, which published runs judge.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -28,7 +28,6 @@ from rlplan.memory.trainers.sharding import (
     rank_state_under_fsdp,
 )
 from rlplan.memory.trainers.zero import States
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.shards import stage_tensors, trained_stages

@@ -5,7 +5,7 @@ sharding.py, step_peak.py. Left out: which stage is the fullest (trainer.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlplan.dataflow.choice import TrainerChoice
@@ -33,7 +33,6 @@ from rlplan.memory.trainers.shape import MicroBatchShape, Recompute, recompute_n
 from rlplan.memory.trainers.step_peak import RankState, passes_peak, snapshots, update_peak
 from rlplan.memory.trainers.zero import States
 from rlplan.memory.weight_sync.resharding import gathered_parts
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.shards import trained_stages

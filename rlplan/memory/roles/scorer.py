@@ -7,7 +7,7 @@ all.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal
 
@@ -28,7 +28,6 @@ from rlplan.memory.trainers.micro_batch import score_peak_bytes
 from rlplan.memory.trainers.shape import MicroBatchShape
 from rlplan.memory.trainers.training import frozen_states
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import GpuOverheads, HardwareProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob, SettledTraining

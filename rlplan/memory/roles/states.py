@@ -4,6 +4,7 @@ In: a model, a role, adapters, ZeRO's settings. Out: FixedStates. Left out: pass
 (exported.py).
 """
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rlplan.dataflow.choice import TrainerChoice
@@ -17,7 +18,6 @@ from rlplan.memory.trainers.sharding import Sizes, rank_state_under_zero, sizes_
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.training import autotp_parameters
 from rlplan.memory.trainers.zero import States, ZeroSettings, ZeroStates
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.parts.adapter_files import held_beside

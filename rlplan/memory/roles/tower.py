@@ -8,10 +8,11 @@ Symbols: P patches of the largest image, v the tower's width, w of its MLP, p pi
 element.
 """
 
+from dataclasses import dataclass
+
 from rlplan.dataflow.schedule import Action
 from rlplan.memory.ledger import RunPhase
 from rlplan.memory.predict import Bytes, Forecast
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.vocabulary import ActionKind, MemoryKind
 

@@ -9,6 +9,7 @@ Source: vLLM 0.32.0 v1/worker/gpu_worker.py `determine_available_memory` and v1/
 """
 
 import math
+from dataclasses import dataclass
 
 from rlplan.errors import SpecError
 from rlplan.memory.model.quantization import Quantization
@@ -23,7 +24,6 @@ from rlplan.memory.serving.peaks import (
 from rlplan.memory.serving.tensors import rotary_table_bytes
 from rlplan.memory.serving.versions import LATEST, BatchLimits, VllmVersion, default_limits
 from rlplan.memory.serving.weights import engine_layout, engine_weight_bytes
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.shards import stage_layers

@@ -12,9 +12,8 @@ Source: vLLM 0.32.0, v1/core/kv_cache_utils.py and v1/kv_cache_interface.py, unl
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.kv import LayerCache, layer_caches
 from rlplan.spec.models.parts import FULL, LINEAR, NONE

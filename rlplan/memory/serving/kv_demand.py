@@ -7,8 +7,9 @@ sequences at once at their full length, which is reached when the last of a batc
 Symbols: c sequences at once on one engine, P prompt, R response, n responses of a prompt, B block size.
 """
 
+from dataclasses import dataclass
+
 from rlplan.memory.serving.kv import CachePool
-from rlplan.records import dataclass
 from rlplan.spec.models.parts import FULL
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.units import ceil_div

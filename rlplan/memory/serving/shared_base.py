@@ -8,10 +8,10 @@ The trainer counts the memory; the engine's parameters are views of it. Each beg
 projections of one input along their first dimension, so that each of them is a slice of rows, whole and contiguous.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.serving.tensors import fused_members
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR
 from rlplan.units import round_up

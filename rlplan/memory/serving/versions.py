@@ -5,9 +5,9 @@ Left out: versions before 0.6, whose profiler also counted what the allocator ha
 """
 
 import re
+from dataclasses import dataclass
 
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec
 from rlplan.units import GIB

@@ -4,7 +4,7 @@ In: nothing. Out: MicroBatchShape, a frozen value. Left out: bytes (micro_batch.
 (model/layer_cut.py).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -12,7 +12,6 @@ from rlplan.frameworks.profile import ScoredWords
 from rlplan.memory.model.block import Block, Layers
 from rlplan.memory.model.frozen import Frozen
 from rlplan.memory.model.logits import ROWS_ON_GPU, RowsAtOnce
-from rlplan.records import dataclass
 from rlplan.vocabulary import Loss
 
 

@@ -9,13 +9,13 @@ Source: torch 2.13 optim and distributed/fsdp; Megatron-Core 0.14 distributed/di
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlplan.memory.machine.machine import CUDA, Machine
 from rlplan.memory.trainers.backward import ZeroWalk, layer_of
 from rlplan.memory.trainers.optimizers import quantized_bytes
 from rlplan.memory.trainers.step_peak import RankState
 from rlplan.memory.trainers.zero import ZeroStates
-from rlplan.records import dataclass
 from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div
 from rlplan.vocabulary import MemoryKind

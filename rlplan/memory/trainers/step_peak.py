@@ -10,11 +10,11 @@ embedding, or in the optimizer's step.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from rlplan.memory.trainers.micro_batch import CHUNKED_LOSSES, HeldAt, Place
 from rlplan.memory.trainers.shape import MicroBatchShape
-from rlplan.records import dataclass
 from rlplan.vocabulary import MemoryKind
 
 MemorySnapshot = dict[MemoryKind, int]

@@ -4,10 +4,11 @@ In: a job's training part, a model, a ZeRO stage and a rank. Out: that rank's Ze
 Left out: the bytes themselves (zero.py), activations (activations.py), the walk through the passes (backward.py).
 """
 
+from dataclasses import dataclass
+
 from rlplan.memory.model.quantization import BASE_FORMATS, dequantized_numel, frozen_bytes
 from rlplan.memory.trainers.optimizers import Optimizer
 from rlplan.memory.trainers.zero import ZeroSettings, ZeroStates
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, Layout, ModelSpec, Parameter
 from rlplan.spec.resolved import ResolvedTraining, SettledJob, SettledTraining
 from rlplan.vocabulary import Role

@@ -11,11 +11,10 @@ Proved exact, row by row, against live engines: tests/memory/trainers/test_train
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlplan.memory.trainers.optimizers import Optimizer, optimizer_bytes
-from rlplan.records import dataclass
 from rlplan.spec.model import Parameter
 from rlplan.units import ceil_div, round_up
 from rlplan.vocabulary import MemoryKind

@@ -7,10 +7,10 @@ Symbols: r rank of the adapter, R the next one that vLLM has slots for, h hidden
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlplan.memory.serving.weights import engine_layout
 from rlplan.memory.weight_sync.buckets import plan_buckets, staging_bytes
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.adapters import lora_parameters
 from rlplan.spec.models.shards import stage_tensors

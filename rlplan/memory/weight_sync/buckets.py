@@ -8,8 +8,8 @@ staging memory is reused for the next bucket.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rlplan.records import dataclass
 from rlplan.spec.model import Parameter
 from rlplan.units import round_up
 

@@ -10,9 +10,9 @@ Symbols: A bytes of the arena, P bytes of the policy in the engine's element typ
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlplan.memory.weight_sync.buckets import Bucket, plan_buckets, staging_bytes
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec, Parameter
 from rlplan.spec.resolved import ResolvedJob
 from rlplan.vocabulary import SyncContent, Transport

@@ -9,14 +9,13 @@ Each setting is laid over the chosen layout, everything else fixed, so that its 
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlplan.planner.answers.changes import Change, ask
 from rlplan.planner.answers.plan_results import choice_words, phase_costs
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Phase
 

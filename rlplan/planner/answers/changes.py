@@ -6,7 +6,7 @@ Left out: which changes are worth a question (families.py).
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -16,7 +16,6 @@ from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.remedies import fitting_plan, kinds_of_changes, resets
-from rlplan.records import dataclass
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.units import format_bytes

@@ -11,12 +11,11 @@ import datetime as dt
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
 from rlplan.spec.hardware.catalogue import get_gpu

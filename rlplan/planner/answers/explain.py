@@ -5,10 +5,9 @@ In: a Plan. Out: an Explanation, frozen and JSON-able. Left out: drawing (the co
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlplan import __version__
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.answers.families import list_families, list_more_devices, list_what_ifs
@@ -18,12 +17,12 @@ from rlplan.planner.machine import Search, search_of
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import AGAIN, Plan
 from rlplan.planner.plan_parts import Alternative, Verdict
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.job import JobSpec
 from rlplan.timing.cost import Cost
 from rlplan.timing.step import StepTiming
 from rlplan.units import format_bytes, format_seconds
+from rlplan.version import __version__
 from rlplan.vocabulary import words_of
 
 EXPLANATION_SCHEMA_VERSION = 1

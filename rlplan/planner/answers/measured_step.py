@@ -10,7 +10,7 @@ more is a gap; where too few were measured, up to twice the prediction is normal
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,7 +20,6 @@ from rlplan.planner.answers.changes import bottleneck_of
 from rlplan.planner.machine import search_of
 from rlplan.planner.measured_errors import MeasuredError, phase_error, step_error
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 from rlplan.spec.measured_lengths import fitted_lengths

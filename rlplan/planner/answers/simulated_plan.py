@@ -4,13 +4,12 @@ In: a Plan with its seconds, a number of steps, a seed. Out: what simulate/ make
 and finishing; training that takes longer where a batch happens to be longer; how it plays (simulate/).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.dataflow.placements import GENERATION
 from rlplan.dataflow.schedule import Schedule
 from rlplan.errors import SpecError
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.simulate.engine import EngineLimits
 from rlplan.simulate.result import SimulationResult
 from rlplan.simulate.sampled import simulate_sampled

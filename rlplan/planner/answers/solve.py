@@ -9,6 +9,7 @@ rules forbid (mini-batches that do not divide) are stepped over, at most MAX_FOR
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -16,7 +17,6 @@ from rlplan.errors import NoFeasiblePlanError, SpecError, did_you_mean
 from rlplan.planner.answers.changes import Change, Listener, Outcome, ask, bottleneck_of
 from rlplan.planner.memo import Memo
 from rlplan.planner.plan import Plan
-from rlplan.records import dataclass
 from rlplan.spec.base import shorten
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.workload import MAX_COUNT

@@ -20,6 +20,7 @@ the order of anything.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -30,7 +31,6 @@ from rlplan.planner.gpu.candidates import GpuSpace
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry, Key, ScoredCandidate, rounded, simplicity
 from rlplan.planner.gpu.streams import Engines, EnginesInOrder, Trainers, may_fit_without_engine
 from rlplan.planner.memo import memoized
-from rlplan.records import dataclass
 
 BOUND_FACTOR = 1 - 1e-12
 """Bounds are sums in another order than the seconds that they bound: lowered by this factor they stay below in spite of

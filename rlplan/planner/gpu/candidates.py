@@ -10,7 +10,7 @@ made.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -34,7 +34,6 @@ from rlplan.planner.gpu.sync_times import SyncModes
 from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.plan_parts import Considered
 from rlplan.planner.setting import GpuSetting
-from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob, search_rules
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Placement

@@ -5,7 +5,7 @@ at.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlplan.dataflow.choice import NO_TRAINER, Arrangement, Choice, EngineChoice, TrainerChoice
@@ -22,7 +22,6 @@ from rlplan.planner.gpu.tables import ENGINE, BytesByMoment, Fit, ProcessPlace, 
 from rlplan.planner.gpu.times import GpuTimes
 from rlplan.planner.memo import Memo, memoized
 from rlplan.planner.setting import GpuSetting
-from rlplan.records import dataclass
 from rlplan.spec.resolved import SettledJob
 from rlplan.timing.network.cluster import Cluster
 from rlplan.timing.step import StepTiming

@@ -8,7 +8,7 @@ objectives `gpus` and `cost` try smaller numbers of GPUs too (counts.py).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, dropwhile, islice
 
@@ -41,7 +41,6 @@ from rlplan.planner.plan_parts import (
 )
 from rlplan.planner.resolve import plain, resolve
 from rlplan.planner.setting import GpuSetting
-from rlplan.records import dataclass
 from rlplan.spec.job import JobSpec
 from rlplan.spec.parts.placement import PoolSpec
 from rlplan.spec.resolved import SettledJob, settle

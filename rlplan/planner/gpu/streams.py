@@ -16,7 +16,7 @@ Why no choice comes too late or is missing:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
@@ -26,7 +26,6 @@ from rlplan.planner.gpu.candidates import GpuSpace, MemorySavings, MicroBatchSwe
 from rlplan.planner.gpu.scored_candidates import CandidateScorer, EngineEntry
 from rlplan.planner.gpu.tables import BytesByMoment
 from rlplan.planner.memo import memoized
-from rlplan.records import dataclass
 
 Chain = dict[MemorySavings, MicroBatchSweep]
 """Sweeps that differ in what saves memory."""

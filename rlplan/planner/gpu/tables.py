@@ -10,6 +10,7 @@ before.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from operator import add, sub
 
@@ -21,7 +22,6 @@ from rlplan.memory.machine.spread import high_end
 from rlplan.memory.predict import Forecast, host_bytes
 from rlplan.memory.roles.engine import EngineOnGpu
 from rlplan.planner.memo import Table, memoized
-from rlplan.records import dataclass
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 ENGINE = "rollout_engine"

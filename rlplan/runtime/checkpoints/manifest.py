@@ -18,8 +18,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rlplan import __version__
 from rlplan.spec.base import Spec
+from rlplan.version import __version__
 
 SCHEMA_VERSION = 1
 MANIFEST, RUN, POINTER, EXPERIENCE = "manifest.json", "run.json", "latest.json", "experience.json"

@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlplan import __version__
 from rlplan.runtime.environments.remote import MAX_BYTES, as_json, post
 from rlplan.runtime.environments.tool_calls import DIED, RAISED, TIMED_OUT, TOO_LONG, WRONG, WRONG_RESULT
 from rlplan.runtime.environments.tools import MAX_RESULT
@@ -30,6 +29,7 @@ from rlplan.runtime.processes.line_process import (
     TooLongError,
 )
 from rlplan.runtime.processes.safe_path import module_command
+from rlplan.version import __version__
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote, urlsplit
 
-from rlplan import __version__
 from rlplan.errors import HostError, RlplanError, SpecError, did_you_mean
 from rlplan.spec.base import writing
 from rlplan.spec.models.catalogue import load_catalogue
 from rlplan.spec.models.config import MAX_CONFIG_BYTES
+from rlplan.version import __version__
 
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")
 TIMEOUT_S = 10

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplan import __version__
 from rlplan.errors import HostError, RlplanError
 from rlplan.runtime.models.hub import NEEDS_A_TOKEN, refused
 from rlplan.spec.files.hub_data import FILES as DATA_FILES
@@ -20,6 +19,7 @@ from rlplan.spec.files.hub_data import HUB_DATA, id_and_part
 from rlplan.spec.model_files import KINDS
 from rlplan.spec.models.headers import has_weights
 from rlplan.units import format_bytes
+from rlplan.version import __version__
 
 FILES = (*KINDS, "model*.safetensors")
 """Configs, tokenizers, chat templates, weights: whole, or in the parts that an index names."""

@@ -6,12 +6,12 @@ where the user has none. Left out: writing them, asking (`rlplan init`).
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.records import dataclass
 from rlplan.spec.algorithms import ALGORITHMS, DEFAULT
 from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.files.job_forms import hardware_of

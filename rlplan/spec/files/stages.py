@@ -8,10 +8,10 @@ Left out: running them one after the other (the command line).
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.records import dataclass
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten
 

@@ -9,13 +9,13 @@ file, then the bundled list.
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan.spec.base import Spec, shorten, validate
 from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import get_gpu, profile_folder

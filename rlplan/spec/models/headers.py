@@ -6,6 +6,7 @@ Source: the safetensors format: eight bytes of header length, little endian; JSO
 """
 
 import os
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, NoReturn, TypeGuard
 
 from rlplan.errors import SpecError
 from rlplan.reading import opened
-from rlplan.records import dataclass
 from rlplan.spec.base import parse_json, read_json, shorten
 from rlplan.spec.model import ModelSpec
 

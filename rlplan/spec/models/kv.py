@@ -5,7 +5,8 @@ prefixes, dtypes (a recurrent state is usually kept in fp32).
 Symbols: k key heads, d head_dim, rkv and dr MLA's latent and rotary parts, t tensor-parallel ranks.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.dimensions import Layout, held_kv_heads, sizes_of
 from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING

@@ -20,12 +20,10 @@ otherwise: `[vision plain]` holds none, `[router linear]` does, `[router buffer]
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
-
-from rlplan.records import dataclass
 
 
 class Component(StrEnum):

@@ -5,12 +5,11 @@ In: parsed YAML. Out: frozen values. Left out: how they are computed (runtime/re
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rlplan.records import dataclass
 from rlplan.spec.base import ByteCount, Spec
 from rlplan.units import GIB, MIB
 

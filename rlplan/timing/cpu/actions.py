@@ -9,14 +9,13 @@ vocabulary, h hidden. Compute, memory and calls follow each other: nothing is co
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlplan.dataflow.layouts import RoleLayout
 from rlplan.dataflow.schedule import Action, Part, Schedule
 from rlplan.memory.trainers.checkpoints import saved_bytes
 from rlplan.memory.trainers.training import rank_of_role, trained_rank
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import CpuProfile
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedJob

@@ -12,9 +12,9 @@ q = a*d query width, k = kv heads * d, I MLP width, V vocabulary, n widths of a 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rlplan.memory.model.logits import ROWS_ON_CPU
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.units import KIB
 

@@ -7,11 +7,11 @@ Symbols: R sequences, c at once, p prompt and r response tokens, W bytes of the 
 width, k key width, I MLP width.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from rlplan.memory.model.engine_base import engine_quantization, packed_tensors
 from rlplan.memory.serving.generation import host_pool, kv_bytes_per_token
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.resolved import ResolvedRollout
 from rlplan.timing.cost import Cost

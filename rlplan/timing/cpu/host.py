@@ -7,7 +7,8 @@ threads together are more than C. Page faults are one process's own: more thread
 2.8 with two, measured), other processes do not hurt up to the number of cores.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.spec.hardware.profile import ComputeDtype, CpuLatencies, CpuProfile, CpuRates
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.cpu.eager import PassCounts

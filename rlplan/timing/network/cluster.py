@@ -4,11 +4,11 @@ In: hardware profiles. Out: rates in bytes and FLOP per second that work reaches
 Left out: congestion between jobs, rails that differ; ranks of a group lie side by side, host after host.
 """
 
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TypeVar
 
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import (
     ComputeDtype,
     Efficiencies,

@@ -7,9 +7,9 @@ Ranks are numbered host after host. A group of n ranks with stride 1 are neighbo
 that t groups lie between each other and share the network.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
-from rlplan.records import dataclass
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 

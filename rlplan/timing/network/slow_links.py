@@ -8,9 +8,9 @@ children of a place in the tree, n places, d levels below the trainers, S a shar
 is its numbers: a hundred thousand places take no longer to count than one.
 """
 
+from dataclasses import dataclass
 from math import inf, sqrt
 
-from rlplan.records import dataclass
 from rlplan.spec.parts.placement import LinkSpec
 
 PACKET_BYTES = 1460

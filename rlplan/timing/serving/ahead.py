@@ -23,12 +23,11 @@ a rollout is judged, s versions of staleness, S at most at once.
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf, sqrt
 
-from rlplan.records import dataclass
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.serving.generation import GRID_RATIO, EngineRollouts, EngineSpeed, prefilled, prompt_parts
 from rlplan.timing.serving.occupancy import mean_age

@@ -8,12 +8,12 @@ T tokens of a step, s tokens that a sequence has cached.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.quantization import Quantization, weight_bytes
 from rlplan.memory.serving.tensors import stored_bytes
 from rlplan.memory.serving.weights import engine_layout
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.dimensions import Layout
 from rlplan.spec.models.kv import LayerCache, layer_caches

@@ -8,14 +8,13 @@ preemption, rollouts that wait for tools, engines that help each other out; rand
 Symbols: N rollouts, S running at once, P prompt, n samples of a prompt, D a decode step.
 """
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log
 from typing import Self
 
 from rlplan.dataflow.choice import EngineChoice
 from rlplan.memory.model.engine_base import engine_quantization
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.lengths import Lengths
 from rlplan.spec.resolved import SettledJob, SettledRollout

@@ -7,8 +7,8 @@ Symbols: c clients, b of them served at once, P prompt, R response, D a step tha
 """
 
 import math
+from dataclasses import dataclass
 
-from rlplan.records import dataclass
 from rlplan.timing.serving.step import EngineRates, StepLoad
 
 REQUESTS_PER_CLIENT = 6

@@ -11,9 +11,9 @@ Symbols: N rollouts, S running at once, r = N/S.
 """
 
 import heapq
+from dataclasses import dataclass
 from functools import lru_cache
 
-from rlplan.records import dataclass
 from rlplan.spec.parts.lengths import Lengths, LengthSpec
 
 SAMPLE = 128

@@ -11,10 +11,9 @@ B memory's peak, F peak of matmuls, S bytes of a message.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlplan.memory.serving.versions import LATEST, VllmVersion
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype, GpuProfile
 from rlplan.timing.cost import Cost, Resource
 from rlplan.timing.network.cluster import Cluster

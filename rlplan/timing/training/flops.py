@@ -8,10 +8,10 @@ Symbols: P parameters in matmuls that a token passes, h hidden, V vocabulary, s 
 dq, dv widths of a head's queries and values, w window, C tokens of a chunk.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rlplan.memory.model.activations import DELTA_RULE_CHUNK
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec, Parameter
 from rlplan.spec.models.parts import LINEAR, NONE, LinearAttentionSpec
 from rlplan.vocabulary import Role

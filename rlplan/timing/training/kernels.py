@@ -5,11 +5,11 @@ In: a trainer's habits, a cluster, sizes. Out: rates. Left out: autotuning, whic
 Symbols: T rows (tokens), n columns of a matmul, w waves of tiles over the chip.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
 from rlplan.memory.trainers.shape import recompute_named
-from rlplan.records import dataclass
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.spec.parts.training import TrainingSpec
 from rlplan.timing.network.cluster import Cluster

@@ -6,10 +6,10 @@ In: TrainSetting, MiniBatchShape, a Cluster. Out: a Cost of the slowest rank. Le
 Symbols: m micro-batches of a group of ranks, p pipeline stages, v virtual stages of each, D groups.
 """
 
+from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
 
-from rlplan.records import dataclass
 from rlplan.spec.models.shards import trained_stages
 from rlplan.timing.cost import NOTHING, Cost, Resource
 from rlplan.timing.network.cluster import Cluster

@@ -3,13 +3,12 @@
 In: nothing. Out: frozen values. Left out: seconds (passes.py, exchanges.py).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from rlplan.dataflow.choice import TrainerChoice
 from rlplan.memory.trainers.shape import Recompute, recompute_named
-from rlplan.records import dataclass
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
 from rlplan.spec.resolved import SettledTraining

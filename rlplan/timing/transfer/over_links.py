@@ -7,7 +7,8 @@ Weights are gathered and written by the trainers, travel as files in shards, and
 and loading stop their side; a transfer stops nothing where generation is asynchronous.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.spec.model import ModelSpec
 from rlplan.spec.parts.placement import LinkSpec
 from rlplan.timing.cost import Cost, Resource

@@ -15,12 +15,12 @@ The constants are few and each is one mechanism's. They come from published time
 that are left, and those with each source left out.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-from rlplan.records import dataclass
 from rlplan.spec.model import Component, ModelSpec
 from rlplan.spec.models.adapters import linear_layers
 from rlplan.timing.cost import NOTHING, Cost, Resource

@@ -6,7 +6,8 @@ What matters is how many of a node's network adapters work at once: all of them 
 side, each GPU's own when a group has one rank on each host, and a few when one rank sends to everybody.
 """
 
-from rlplan.records import dataclass
+from dataclasses import dataclass
+
 from rlplan.timing.cost import Resource
 from rlplan.timing.network.cluster import Cluster
 

@@ -1,12 +1,12 @@
 """`rlplan compare JOB --hardware 8xH100,16xL40S`: which GPUs to rent; and jobs, plans and runs side by side."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.records import dataclass
 from rlplan_cli.options import AlgorithmName, AsJson, Model, with_grouped_options
 
 if TYPE_CHECKING:

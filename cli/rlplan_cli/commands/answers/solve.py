@@ -1,10 +1,10 @@
 """`rlplan solve KEY JOB`: the largest value of a key that still fits."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from rlplan.records import dataclass
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, JobArguments, Model, Overrides, Source, with_grouped_options
 
 NAME = "solve"

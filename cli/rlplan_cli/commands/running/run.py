@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlplan.errors import RlplanError, SpecError
-from rlplan.records import dataclass
 from rlplan_cli.options import AsJson, JobArguments, Overrides, with_grouped_options
 from rlplan_cli.render.terminal import note, print_json
 

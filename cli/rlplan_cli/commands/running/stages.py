@@ -12,12 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import EXIT_RESUMABLE, RunError, SpecError
-from rlplan.records import dataclass
 from rlplan.runtime.processes.interrupts import SIGNALS, leave_lost_terminal, signals_to_hear
 from rlplan.spec.base import read_json, writing
 from rlplan.spec.files.stages import Stage, open_inputs

@@ -3,14 +3,13 @@
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlplan.errors import SpecError
-from rlplan.records import dataclass
 from rlplan_cli.options import AlgorithmName, AsJson, Gpus, Model, with_grouped_options
 from rlplan_cli.render.terminal import note, print_json, show_error
 

@@ -7,11 +7,10 @@ architecture with whose entry it begins. Out: `FAMILIES`. Left out: towers (towe
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlplan.records import dataclass
 from rlplan.spec.models.families import readers, single_families
 
 FOLDER = Path(__file__).resolve().parent

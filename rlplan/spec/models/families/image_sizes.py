@@ -7,10 +7,10 @@ Source: transformers 5.19, `smart_resize` of image_processing_qwen2_vl.py.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlplan.records import dataclass
 from rlplan.spec.base import read_json
 from rlplan.spec.models.config import read_config
 

@@ -9,12 +9,11 @@ there), a quotient `a//b` of two, or `text`, the width of the language model.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from rlplan.records import dataclass
 from rlplan.spec.models.config import MAX_LAYERS, Config
 from rlplan.spec.models.parts import VisionSpec
 from rlplan.spec.models.tensors import Parameter, Sizes, list_tensors, with_prefix
