@@ -14,18 +14,87 @@ from pathlib import Path
 from tests.docs.documentation import ROOT, read
 from tests.repository.sources import sources
 
-VAGUE_LOCALS = frozenset("one found said held mine given made told".split())
+VAGUE_LOCALS = frozenset(["one", "found", "said", "held", "mine", "given", "made", "told"])
 SUBJECTLESS = frozenset(
-    "That What Whose Which Of As At By Beside Beyond Behind Below Above For From In Into On To With Within Without".split()
+    [
+        "That",
+        "What",
+        "Whose",
+        "Which",
+        "Of",
+        "As",
+        "At",
+        "By",
+        "Beside",
+        "Beyond",
+        "Behind",
+        "Below",
+        "Above",
+        "For",
+        "From",
+        "In",
+        "Into",
+        "On",
+        "To",
+        "With",
+        "Within",
+        "Without",
+    ]
 )
 """First words of a field's doc after which no subject follows."""
-PREPOSITIONS = frozenset("as at behind beside by for from in of on over than to under with".split())
+PREPOSITIONS = frozenset(
+    ["as", "at", "behind", "beside", "by", "for", "from", "in", "of", "on", "over", "than", "to", "under", "with"]
+)
 NOT_A_VERB = frozenset(
-    "above all at behind below beside by each every for from how in its no of on that the what when where which with without".split()
+    [
+        "above",
+        "all",
+        "at",
+        "behind",
+        "below",
+        "beside",
+        "by",
+        "each",
+        "every",
+        "for",
+        "from",
+        "how",
+        "in",
+        "its",
+        "no",
+        "of",
+        "on",
+        "that",
+        "the",
+        "what",
+        "when",
+        "where",
+        "which",
+        "with",
+        "without",
+    ]
 )
 """First words of a function's name that are no verb."""
 VERBS_IN_D = frozenset(
-    "add bind build decode download embed encode expand extend feed find fold hold load need read seed".split()
+    [
+        "add",
+        "bind",
+        "build",
+        "decode",
+        "download",
+        "embed",
+        "encode",
+        "expand",
+        "extend",
+        "feed",
+        "find",
+        "fold",
+        "hold",
+        "load",
+        "need",
+        "read",
+        "seed",
+    ]
 )
 
 MAX_WORDS = 25
