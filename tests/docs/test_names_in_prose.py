@@ -1,6 +1,6 @@
 """Prose names files, modules and functions of ours that exist: pages and docstrings of the library, tools and tests.
 
-In: tracked Markdown pages and docstrings. Left out: docs/decisions.md and CHANGELOG.md, which tell of what was.
+In: tracked Markdown pages and docstrings. Left out: docs/lab-notes.md and CHANGELOG.md, which describe the past.
 
 A name is taken for an upstream project's where the sentence before it names that project, or where it stands after the
 docstring's `Source`; a name without a dot, such as `num_takes` or `RolloutBuffer`, also where the docstring or its
@@ -24,7 +24,7 @@ from tests.docs.documentation import ROOT, read
 from tests.repository.sources import nodes, sources
 
 FOLDERS = ("rlplan", "cli", "tests", "benchmarks", "docs", "examples", "reports", "requirements", "hardware_profiles")
-HISTORY = ("docs/decisions.md", "CHANGELOG.md")
+HISTORY = ("docs/lab-notes.md", "CHANGELOG.md")
 SECTIONS = {name for kind in (ResolvedJob, SettledJob, HardwareProfile) for name in kind.model_fields} | {"job"}
 """First words of keys, which other tests hold: `training.tp` is no function of a module `training`."""
 LIBRARIES = {"ray", "torch", "vllm", "deepspeed", "transformers", "os", "math", "json"}

@@ -1,7 +1,7 @@
 """The house keeps its sizes, and whatever names a module of ours names one that exists.
 
-In: tracked Python files, and texts that name modules. Left out: docs/decisions.md and CHANGELOG.md, which tell of what
-was; names without their package, which tests/docs/test_names_in_prose.py holds.
+In: tracked Python files, and texts that name modules. Left out: docs/lab-notes.md and CHANGELOG.md, which describe
+the past; names without their package, which tests/docs/test_names_in_prose.py holds.
 """
 
 import ast
@@ -18,7 +18,7 @@ from rlplan_cli.app import app
 from tests.docs.documentation import ROOT, read
 from tests.repository.sources import FOLDERS, nodes, sources
 
-HISTORY = {ROOT / "docs" / "decisions.md", ROOT / "CHANGELOG.md"}
+HISTORY = {ROOT / "docs" / "lab-notes.md", ROOT / "CHANGELOG.md"}
 MAX_MODULES, MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 20, 600, 80, 10
 MAX_OPTIONS = 12
 """Of a command, arguments among them."""
