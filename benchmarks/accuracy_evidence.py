@@ -1,11 +1,14 @@
 """Regenerates reports/accuracy: every bundled point, its prediction, and a picture of the two by kind.
 
-In: the bundled points, benchmarks/accuracy_misses.json (why points are missed, written by hand). Out: accuracy.json,
-README.md with the tables, scatter.png. `make accuracy` calls it; it takes seconds and needs no network and no GPU.
+In: the bundled points, benchmarks/accuracy_misses.json (why points are missed, written by hand). Out: a short
+README.md, scatter.png, accuracy.json, and tables as CSV: points, intervals, pairs of serving latency, constants.
+`make accuracy` calls it; it takes seconds and needs no network and no GPU.
 """
 
+import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -32,120 +35,98 @@ from rlplan.units import GIB
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "accuracy"
 LARGE = 0.05
-"""Errors beyond it are listed with an explanation, and so is what is refused one by one."""
+"""Errors above this count as misses."""
 COLUMNS = 4
-INTRODUCTION = """What the formulas say of published measurements, point by point. Regenerate with `make accuracy`; the
-same numbers: `rlplan accuracy`. The constants that were fitted, each with the error that remains when the source that
-it was fitted to is left out, stand [below](#fitted-constants).
+INTRODUCTION = """Predictions of rlplan beside published measurements. Regenerate with `make accuracy`; `rlplan accuracy`
+prints the same numbers.
 
-Every point was measured by others. No GPU was to be had so far, so that none is our own: `benchmarks/gpu` measures one
-against predictions made before, and its points are read by `rlplan accuracy`. The formulas were written with these
-points at hand: expect somewhat more on points that they never saw."""
+All points were measured by others, because we had no GPU. A point is a job with a forced layout, and its prediction is
+what `rlplan plan` says of that job. Most points were known when the formulas were written. Expect larger errors on new
+ones: the ranges below are made for them.
 
-SERVING = """vLLM under a fixed concurrency: mean absolute error of each pair of model and GPU. A pair that is the only
-mixture of experts of its generation is predicted with the experts' constants of the other generation when it is left
-out: kernels for experts differ more between generations than anything else does."""
+- [points.csv](points.csv): every point with prediction, measurement, error and, where known, the reason of a miss.
+- [intervals.csv](intervals.csv): the 90 % range of each stratum. [constants.csv](constants.csv): fitted constants, each
+  judged on points that it was not fitted to. [pairs.csv](pairs.csv): serving latency by model and GPU.
+- [accuracy.json](accuracy.json): the same for programs."""
 
-BEFORE = """Every prediction of training, RL steps and weight sync is that of a plan: a point is a job with a forced
-layout, and `rlplan plan` of that job says the same. `was` is what this page said on 2026-11-28
-(`benchmarks/accuracy_before.json`), by formulas and a model of one rig that no plan uses. Where a figure is worse now,
-it is what a plan is worth."""
-WAS = ("was predicted", "was median", "was largest")
+BY_KIND = f"""Errors are absolute and relative, the bias is their signed mean. `range` is the factor by which
+{NOMINAL:.0%} of the measurements of a left-out source lie above or below the prediction. A kind with fewer than
+{LEAST_POINTS} points, or with hardly more than one source, has no range: take a factor of 2. `rule of thumb` is the
+median error of common rules on the same points ([the rules](../../benchmarks/constants/rules_of_thumb.py)). `before`
+is the median that this page showed on 2026-11-28; it came from formulas that no plan used."""
 
-RULE = "rule of thumb"
-RULES = """`rule of thumb`, in the tables below, is the median error of rules that people calculate with
-(`benchmarks/constants/rules_of_thumb.py`), on the same points: 16 bytes a trained parameter and 34 a token, layer and
-element; 6 FLOPs a parameter and token at 0.4 of the peak; weights and cache over the bandwidth. An engine asleep, taken
-for a CUDA context of 0.5 GiB, is missed by {asleep} at the median."""
-BY_ERROR = ("source", "points", "predicted", "median", "mean", "largest", "bias", RULE)
-BY_SOURCE = """`its own` is what the source says of its own estimator: AgileRL's closed form over 203 measurements of
-eight models, SimuMax's simulator with operators measured on the machine."""
-SOURCES = (
-    ("AgileRL, colocated GRPO with LoRA", "agilerl-", "mean 4.14 %, worst 13.52 %"),
-    ("prime-rl", "primerl-", "-"),
-    ("Megatron-LM, SimuMax's tables", "simumax-", "mean 0.33 %"),
-    ("all others", "", "-"),
-)
-"""A source, how its points begin, what it says of itself."""
+INTERVALS = """A source is a repository with all of its pages, or one model on one GPU in a table of many machines. Each
+source is left out in turn and its points are compared with the range of all others. Fitted constants are refitted
+without it ([left_out.py](../../benchmarks/constants/left_out.py)). Strata are the kind of quantity, dense models or
+mixtures of experts, and the trainer. A stratum with fewer than 15 points takes the range of the wider one. `plan`,
+`check`, `compare` and `explain` use these ranges."""
 
-INTERVALS = f"""The interval of a prediction is the prediction divided by a factor to the prediction times it. It
-holds {NOMINAL:.0%} of the measurements of a source that was left out (a repository with all of its pages; of tables of
-many machines, a model on a GPU), by strata: kind, dense models or mixtures of experts, who trains (RL steps: the
-framework). A stratum of fewer than {LEAST_POINTS} points takes the interval of all trainers, else of all models. A kind
-of fewer has none, nor one of which hardly a point remains without its largest source: *unknown, take a factor of 2*.
-`inside, left out` is the share of the points that have a stratum's interval which lie inside the one that is made
-without their source. Constants that were fitted to points are refitted without them there
-(`benchmarks/constants/left_out.py`); elsewhere the residual is left out by itself. A source weighs as the root of its
-points. The bias of other sources is not corrected: it makes the error of a source that is left out larger. Points of
-reliability C have no part. `rlplan.planner.measured_errors` gives every command its intervals."""
 TRAINERS = (
     ("Megatron-Bridge", ("mb-",)),
     ("prime-rl", ("primerl-",)),
     ("NeMo AutoModel", ("automodel-",)),
-    ("Megatron-LM on B200, SimuMax's tables", ("simumax-",)),
+    ("Megatron-LM on B200, SimuMax", ("simumax-",)),
     ("torchtitan", ("titan-",)),
     ("llm-foundry", ("foundry-",)),
     ("Megatron-LM's papers", ("mcore-",)),
 )
-"""A trainer, and how its points begin."""
-
-LEFT_OUT = """Time per token with constants fitted without the pair (`benchmarks/constants/serving.py`; settings
-that were measured more than once count once):"""
-
-CONSTANTS = """Constants of trainers: what a value that one model or version alone says gives for all points that it was
-not fitted to, beside the same points without the constant (`benchmarks/constants/trainers.py`; a test refuses one that
-is worse than none). `now` is the value in use, over all. Constants of serving are held to pairs above, those of weight
-syncs to sources in [the seconds](../runtime/seconds.md), TensorRT-LLM's to GPUs and models beside its formula."""
+"""Sources of training throughput: name, and how the ids of their points begin."""
+PEAKS = (
+    ("AgileRL, colocated GRPO with LoRA", ("agilerl-",)),
+    ("prime-rl", ("primerl-",)),
+    ("Megatron-LM, SimuMax", ("simumax-",)),
+    ("all others", ("",)),
+)
+"""Sources of training peaks, in the same form. The last takes what is left."""
 
 
 def main() -> int:
-    """Write the three files, and the intervals that the library reads."""
+    """Write the files, and the intervals that the library reads."""
     report = compare(published_points())
     write_errors(list_residuals(published_points(), report.points, read_left_out()))
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "accuracy.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    (FOLDER / "README.md").write_text(page(report))
+    (FOLDER / "README.md").write_text(write_page(report))
+    write_csv("points.csv", ("point", "kind", "predicted", "measured", "unit", "error", "note"), list_points(report))
+    write_csv("intervals.csv", ("kind", "stratum", "points", "sources", "factor", "inside_left_out"), list_intervals())
+    write_csv("pairs.csv", ("pair", "kind", "points", "mean_error", "bias"), list_pairs(report))
+    write_csv("constants.csv", HEAD, [row.cells() for row in left_out()])
     draw(report, FOLDER / "scatter.png")
     print(f"{FOLDER.relative_to(ROOT)}: {sum(point.status == PREDICTED for point in report.points)} points predicted")
     return 0
 
 
-def page(report: AccuracyReport) -> str:
+def write_page(report: AccuracyReport) -> str:
     """The page as Markdown."""
+    sources = ("source", "points", "predicted", "median", "largest", "bias")
     parts = [
         "# Accuracy",
         INTRODUCTION,
-        "![Predicted against measured, a panel for each kind](scatter.png)",
+        "![Predicted against measured, one panel per kind](scatter.png)",
         "## By kind",
-        "Absolute relative errors; the bias is their signed mean. A verdict is right (0 %) or wrong (100 %).",
-        BEFORE,
-        _table(("kind", "points", "predicted", "median", "largest", "bias", *WAS), _summaries(report)),
+        BY_KIND,
+        _table(
+            ("kind", "points", "predicted", "median", "largest", "bias", "range", "rule of thumb", "before"),
+            list_kinds(report),
+        ),
         "## Intervals",
         INTERVALS,
-        _table(("kind", "of", "points", "sources", "factor", "inside, left out"), _intervals()),
-        RULES.format(asleep=_rule_error(p.id for p in report.points if p.kind == "sleeping_engine_residual")),
         "## Training throughput by source",
-        _table(BY_ERROR, _trainers(report)),
+        _table(sources, list_sources(report, "throughput_train", TRAINERS)),
         "## Training peaks by source",
-        BY_SOURCE,
-        _table((*BY_ERROR, "its own"), _sources(report)),
-        "## Serving latency by pair",
-        SERVING,
-        _table(("pair", "kind", "points", "mean error", "bias", RULE), _pairs(report)),
-        LEFT_OUT,
-        _table(("model", "GPU", "format", "settings", "mean error", "left out", "bias left out"), _left_out()),
-        "## Fitted constants",
-        CONSTANTS,
-        _table(HEAD, [row.cells() for row in left_out()]),
-        "## Misses",
-        f"Predictions more than {LARGE:.0%} off, others worth a word, and single points that are refused.",
-        _table(("point", "error", "why"), _misses(report)),
-        "## Points",
-        _table(("point", "kind", "predicted", "measured", "unit", "error"), _points(report)),
-        "## Refused",
-        _table(("kind", "points", "why"), _refusals(report)),
+        _table(sources, list_sources(report, "train_peak", PEAKS)),
+        "## Misses and refusals",
+        describe_misses(report),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def write_csv(name: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Write one table of the report."""
+    with (FOLDER / name).open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
 
 
 def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
@@ -153,70 +134,60 @@ def _table(names: tuple[str, ...], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
 
 
-def _summaries(report: AccuracyReport) -> list[list[str]]:
+def list_kinds(report: AccuracyReport) -> list[list[str]]:
+    """One row per kind of quantity."""
     before: dict[str, dict[str, Any]] = json.loads((ROOT / "benchmarks" / "accuracy_before.json").read_text())["kinds"]
+    factors = {error.kind: f"{error.factor:.2f}" for error in all_errors() if not error.of and error.is_known}
     rows = []
     for kind, summary in sorted(report.summary.items()):
-        was = before.get(kind, {})
+        rule = _rule_error(point.id for point in report.points if point.kind == kind)
         now = (*map(_size, (summary.median_abs, summary.max_abs)), _percent(summary.bias))
-        then = (str(was.get("predicted", 0)), *map(_size, (was.get("median_abs"), was.get("max_abs"))))
-        rows.append([f"`{kind}`", str(summary.n), str(summary.predicted), *now, *then])
+        was = _size(before.get(kind, {}).get("median_abs"))
+        rows.append(
+            [f"`{kind}`", str(summary.n), str(summary.predicted), *now, factors.get(kind, "unknown"), rule, was]
+        )
     return rows
 
 
-def _intervals() -> list[list[str]]:
+def list_intervals() -> list[list[str]]:
+    """One row per stratum: the factor of its range, and the share of left-out points inside."""
     return [
         [
-            *(f"`{error.kind}`", error.of or "all", str(error.num_points), str(error.num_sources)),
-            f"{error.factor:.2f}" if error.is_known else "unknown: 2",
-            "-" if error.inside_left_out is None else f"{error.inside_left_out:.0%}",
+            *(error.kind, error.of or "all", str(error.num_points), str(error.num_sources)),
+            f"{error.factor:.2f}" if error.is_known else "unknown",
+            "" if error.inside_left_out is None else f"{error.inside_left_out:.2f}",
         ]
         for error in all_errors()
     ]
 
 
-def _trainers(report: AccuracyReport) -> list[list[str]]:
-    points = [point for point in report.points if point.kind == "throughput_train"]
+def list_pairs(report: AccuracyReport) -> list[list[str]]:
+    """One row per model and GPU of the serving measurements."""
     return [
-        _errors_of(name, [point for point in points if point.id.startswith(prefixes)]) for name, prefixes in TRAINERS
-    ]
-
-
-def _pairs(report: AccuracyReport) -> list[list[str]]:
-    names: dict[tuple[str, str], list[str]] = {}
-    for point in report.points:
-        names.setdefault((point.kind, point.pair), []).append(point.id)
-    return [
-        [
-            *(pair.pair, f"`{pair.kind}`", str(pair.n), _size(pair.mean_abs), _percent(pair.bias)),
-            _rule_error(names[pair.kind, pair.pair]),
-        ]
+        [pair.pair, pair.kind, str(pair.n), _size(pair.mean_abs), _percent(pair.bias)]
         for pair in sorted(report.pairs, key=lambda pair: (pair.kind, pair.pair))
     ]
 
 
-def _sources(report: AccuracyReport) -> list[list[str]]:
-    chosen = {point.id: point for point in report.points if point.kind == "train_peak"}
+def list_sources(
+    report: AccuracyReport, kind: str, sources: tuple[tuple[str, tuple[str, ...]], ...]
+) -> list[list[str]]:
+    """One row per source of a kind; a point belongs to the first source whose prefix its id has."""
+    left = [point for point in report.points if point.kind == kind]
     rows = []
-    for name, prefix, own in SOURCES:
-        points = [chosen.pop(key) for key in list(chosen) if key.startswith(prefix)]
-        rows.append([*_errors_of(name, points), own])
+    for name, prefixes in sources:
+        points = [point for point in left if point.id.startswith(prefixes)]
+        left = [point for point in left if point not in points]
+        errors = [point.relative_error for point in points if point.relative_error is not None]
+        sizes = [abs(error) for error in errors]
+        figures = (_size(median(sizes)), _size(max(sizes)), _percent(fmean(errors))) if errors else ("-",) * 3
+        rows.append([name, str(len(points)), str(len(errors)), *figures])
     return rows
-
-
-def _errors_of(name: str, points: list[Comparison]) -> list[str]:
-    """A row of a source: how many points, how many predicted, and their errors."""
-    errors = [point.relative_error for point in points if point.relative_error is not None]
-    if not errors:
-        return [name, str(len(points)), "0", *["—"] * 5]
-    sizes = [abs(error) for error in errors]
-    found = (*map(_size, (median(sizes), fmean(sizes), max(sizes))), _percent(fmean(errors)))
-    return [name, str(len(points)), str(len(errors)), *found, _rule_error(point.id for point in points)]
 
 
 @cache
 def _rule_errors() -> dict[str, float]:
-    """By point, what a rule of thumb errs by."""
+    """The error of a rule of thumb, by point."""
     answers = ((point, rule_of_thumb(point)) for point in published_points())
     errors = {point.id: relative_error(point, answer) for point, answer in answers if answer is not None}
     return {name: abs(error) for name, error in errors.items() if error is not None}
@@ -227,48 +198,36 @@ def _rule_error(names: Iterable[str]) -> str:
     return _size(median(errors)) if errors else "-"
 
 
-def _left_out() -> list[list[str]]:
-    found: list[dict[str, Any]] = json.loads((FOLDER / "serving.json").read_text())["pairs"]
+@cache
+def _reasons() -> dict[str, str]:
+    """Why a point is missed, by its id, as far as it is known."""
+    reasons: dict[str, str] = json.loads((ROOT / "benchmarks" / "accuracy_misses.json").read_text())
+    return reasons
+
+
+def describe_misses(report: AccuracyReport) -> str:
+    """How many points are missed and refused, and the largest groups of refusals."""
+    missed = [point for point in report.points if point.relative_error and abs(point.relative_error) > LARGE]
+    explained = sum(point.id in _reasons() for point in missed)
+    refused = Counter(point.kind for point in report.points if point.status != PREDICTED)
+    kinds = ", ".join(f"{count} of `{kind}`" for kind, count in refused.most_common())
+    return (
+        f"{len(missed):,} predictions are more than {LARGE:.0%} off. points.csv has a reason for {explained} of them; the\n"
+        f"others are not explained yet. {sum(refused.values())} points are refused, each with its reason in points.csv:\n"
+        f"{kinds}."
+    )
+
+
+def list_points(report: AccuracyReport) -> list[list[str]]:
+    """One row per point; the note explains a miss or a refusal."""
     return [
         [
-            *(pair["model"], pair["gpu"], pair["format"], str(pair["settings"])),
-            *(_size(pair["mean_error"]), _size(pair["mean_error_left_out"]), _percent(pair["bias_left_out"])),
-        ]
-        for pair in found
-    ]
-
-
-def _misses(report: AccuracyReport) -> list[list[str]]:
-    why: dict[str, str] = json.loads((ROOT / "benchmarks" / "accuracy_misses.json").read_text())
-    return [
-        [f"`{point.id}`", _percent(point.relative_error), why.get(point.id, "not explained yet")]
-        for point in report.points
-        if point.id in why or (point.relative_error is not None and abs(point.relative_error) > LARGE)
-    ]
-
-
-def _points(report: AccuracyReport) -> list[list[str]]:
-    chosen = sorted((point for point in report.points if point.status == PREDICTED), key=lambda point: point.kind)
-    return [
-        [
-            f"`{point.id}`",
-            f"`{point.kind}`",
-            _value(point.predicted),
-            _value(point.measured),
-            point.unit,
+            *(point.id, point.kind, _value(point.predicted), _value(point.measured), point.unit),
             _percent(point.relative_error),
+            _reasons().get(point.id, "") if point.status == PREDICTED else point.reason or "",
         ]
-        for point in chosen
+        for point in sorted(report.points, key=lambda point: point.kind)
     ]
-
-
-def _refusals(report: AccuracyReport) -> list[list[str]]:
-    counts: dict[tuple[str, str], int] = {}
-    for point in report.points:
-        if point.status != PREDICTED:
-            key = (point.kind, point.reason or "")
-            counts[key] = counts.get(key, 0) + 1
-    return [[f"`{kind}`", str(count), reason] for (kind, reason), count in sorted(counts.items())]
 
 
 def _value(value: Any) -> str:
