@@ -37,8 +37,8 @@ FOLDER = ROOT / "reports" / "accuracy"
 LARGE = 0.05
 """Errors above this count as misses."""
 COLUMNS = 4
-INTRODUCTION = """Predictions of rlplan beside published measurements. Regenerate with `make accuracy`; `rlplan accuracy`
-prints the same numbers.
+INTRODUCTION = """Predictions of rlplan beside published measurements. `make accuracy` regenerates this page, and
+`rlplan accuracy` prints the same numbers.
 
 All points were measured by others, because we had no GPU. A point is a job with a forced layout, and its prediction is
 what `rlplan plan` says of that job. Most points were known when the formulas were written. Expect larger errors on new
@@ -212,8 +212,8 @@ def describe_misses(report: AccuracyReport) -> str:
     refused = Counter(point.kind for point in report.points if point.status != PREDICTED)
     kinds = ", ".join(f"{count} of `{kind}`" for kind, count in refused.most_common())
     return (
-        f"{len(missed):,} predictions are more than {LARGE:.0%} off. points.csv has a reason for {explained} of them; the\n"
-        f"others are not explained yet. {sum(refused.values())} points are refused, each with its reason in points.csv:\n"
+        f"{len(missed):,} predictions are more than {LARGE:.0%} off. points.csv has a reason for {explained} of them;\n"
+        f"the others are not explained yet. {sum(refused.values())} points are refused, with reasons in points.csv:\n"
         f"{kinds}."
     )
 
