@@ -1,6 +1,7 @@
 # rlplan on a CPU host, with the packages of requirements/cpu.lock. Not built where it was written: no container engine.
 # docker build -t rlplan . && docker run --rm --shm-size=2g rlplan run examples/quickstart.yaml
-FROM python:3.12-slim-bookworm
+# The digest pins the base; `docker buildx imagetools inspect python:3.12-slim-bookworm` shows the newest.
+FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254
 
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap g++ iproute2 make runsc strace \
