@@ -42,7 +42,7 @@ def design() -> str:
         ("verdict", plan.verdict.value),
         ("a step", f"{format_seconds(plan.seconds)}, {format_rate(plan.tokens_per_s)}"),
         (
-            "as it is typed",
+            "as printed",
             " ".join(f"`{key}={value}`" for key, value in choice_words(plan.choice, plan.job).items()),
         ),
     ]
