@@ -154,6 +154,7 @@ def find_long_sentences(page: str) -> Iterator[tuple[int, str]]:
     for paragraph in re.split(r"(\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.)))", text):
         if not paragraph.lstrip().startswith(("|", "#", "<", "[")):
             plain = re.sub(r"\]\([^)]*\)|`[^`]*`", " code ", paragraph)
+            plain = re.sub(r"(?:\bcode\b[\s,]*){2,}", "code ", plain)  # a list of names is read as one word
             for sentence in re.split(r"(?<=[.!?:;])\s+", plain):
                 words = [word for word in sentence.split() if re.search(r"\w", word)]
                 if len(words) > MAX_WORDS:
