@@ -1,7 +1,7 @@
-"""The parser of YAML, without what stands for something else: tags, and in files of ours anchors and aliases.
+"""A YAML parser that refuses tags, and anchors and aliases in rlplan's own files.
 
 In: a text. Out: plain dicts, lists and scalars, or ruamel.yaml's errors, which yaml.py turns into messages. Left out:
-limits of a file's size (rlplan/reading.py).
+limits on a file's size (rlplan/reading.py).
 """
 
 from typing import Any
@@ -15,11 +15,12 @@ from ruamel.yaml.nodes import MappingNode
 __all__ = ["MAX_NODES", "MarkedYAMLError", "YAMLError", "load"]
 
 MAX_NODES = 21_000
-"""Keys, values, lists and mappings, at 75 microseconds each: a histogram of lengths has up to 20,000 numbers."""
+"""Limit on nodes (keys, values, lists and mappings), each of which takes 75 microseconds. A histogram of lengths has up
+to 20,000 numbers."""
 
 
 class _PlainComposer(Composer):
-    """Only what is written out: a tag may stand for code, and a few aliases of aliases for gigabytes."""
+    """Composes plain nodes only: a tag may stand for code, and nested aliases for gigabytes."""
 
     num_nodes = 0
 
@@ -41,19 +42,19 @@ class _PlainComposer(Composer):
 
 
 class _ForeignComposer(_PlainComposer):
-    """Aliases too, each counted with all that it stands for, so that aliases of aliases reach the limit."""
+    """Allows aliases. Each counts as much as the nodes it stands for, so that nested aliases reach the limit."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.sizes: dict[str, int] = {}
-        """Keys and values of what each anchor marks."""
+        """Number of nodes below each anchor."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         anchor, before = self.parser.peek_event().anchor, self.num_nodes
-        found = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         if anchor is not None:
             self.sizes[anchor] = self.num_nodes - before
-        return found
+        return node
 
     def _check_anchor(self, event: Any) -> None:
         if not isinstance(event, AliasEvent):
@@ -65,8 +66,9 @@ class _ForeignComposer(_PlainComposer):
 
 
 def load(text: str, max_depth: int, *, may_repeat: bool = False) -> Any:
-    """The data in a text. may_repeat: whether aliases may stand for what an anchor marks. Raises: MarkedYAMLError,
-    YAMLError, RecursionError, ValueError.
+    """The data in a text. may_repeat: whether anchors and aliases are allowed.
+
+    Raises: MarkedYAMLError, YAMLError, RecursionError, ValueError.
     """
     yaml = YAML(typ="safe", pure=True)
     composer: Any = _ForeignComposer if may_repeat else _PlainComposer

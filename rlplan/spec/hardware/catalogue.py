@@ -1,9 +1,9 @@
-"""Profiles by name: which there are, and one of them or all, read when asked for.
+"""Hardware profiles by name, each read only when it is asked for.
 
-In: `hardware_profiles/gpu/` and `node/*.yaml`, whose file names are the profiles' names, and likewise in the
-folder that the environment variable RLPLAN_PROFILES names: a file there replaces the bundled one of its name.
-Out: frozen profiles, or a SpecError.
-Reading one from YAML takes some ten milliseconds: names come from the folder, and a profile is parsed when it is used.
+In: `hardware_profiles/gpu/` and `node/*.yaml`, and the folder named by the environment variable RLPLAN_PROFILES. File
+names are profile names; a file there replaces the bundled profile of its name. Out: frozen profiles, or a SpecError.
+
+Parsing a profile takes about ten milliseconds, so that names come from the folder listing alone.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
 FOLDER_VARIABLE = "RLPLAN_PROFILES"
-"""Names a folder of profiles beside the bundled ones."""
+"""Environment variable with a folder of additional profiles."""
 
 _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "cpu": CpuProfile,
@@ -30,7 +30,7 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "node": NodeProfile,
 }
 MAX_POOLS = 2
-"""Groups of GPUs of different kinds: those that train, and those that generate."""
+"""Limit on groups of GPUs of different kinds: one that trains and one that generates."""
 _GPUS = re.compile(r"\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*")
 _GPUS_NAME_FIRST = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9 _.-]*?)\s*[xX*:]\s*([0-9]{1,6})\s*")
 
@@ -43,11 +43,11 @@ def profile_folder() -> Path:
 
 
 SHORT_NAMES: dict[str, str] = json.loads((profile_folder() / "short_names.json").read_text("utf-8"))
-"""What people say, and the profile that it usually means."""
+"""Short names that people use, and the profile that each usually means."""
 
 
 def profile_paths() -> dict[str, Path]:
-    """The file of every profile, by name, in order; no file is read. Your own stand behind the bundled ones.
+    """The file of every profile, by name; no file is read. Additional profiles come after the bundled ones.
 
     Raises: SpecError where two of one folder have one name, or RLPLAN_PROFILES names no folder.
     """
@@ -61,8 +61,8 @@ def profile_paths() -> dict[str, Path]:
             rule="a folder with profiles of your own, each in a .yaml file named like it",
             way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
         )
-    mine = _paths_in(Path(own).resolve())
-    return {name: path for name, path in bundled.items() if name not in mine} | mine
+    own_paths = _paths_in(Path(own).resolve())
+    return {name: path for name, path in bundled.items() if name not in own_paths} | own_paths
 
 
 @cache
@@ -82,8 +82,10 @@ def _paths_in(folder: Path) -> dict[str, Path]:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a file, bundled or not. Raises: SpecError where it is broken or its name is not the file's."""
-    data = _data_of(path)
+    """The profile in a file, bundled or not. Raises: SpecError where it is invalid or its name differs from the
+    file's.
+    """
+    data = _read_data(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
         raise SpecError(
@@ -103,8 +105,8 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def _data_of(path: Path) -> Any:
-    """What a profile's file says. A wheel holds the bundled ones as JSON too, made when it is built."""
+def _read_data(path: Path) -> Any:
+    """The parsed data of a profile's file. A wheel also holds the bundled profiles as JSON, which loads faster."""
     parsed = path.with_suffix(".json")
     if path.is_relative_to(profile_folder()) and parsed.is_file():
         return json.loads(parsed.read_text("utf-8"))
@@ -117,17 +119,17 @@ def _load(path: Path) -> Profile:
 
 
 def load_profiles() -> dict[str, Profile]:
-    """All profiles by name: a second or so. Raises: SpecError when a profile is broken."""
+    """All profiles by name, which takes about a second. Raises: SpecError when a profile is invalid."""
     return {name: _load(path) for name, path in profile_paths().items()}
 
 
 def find_profile(name: str, *, where: str) -> Profile:
-    """The profile of that name, or a usual short one, of any kind. Raises: SpecError with those that are near.
+    """The profile of that name or short name, of any kind. Raises: SpecError with similar names.
 
     where: the place that names it, for the message.
     """
     paths = profile_paths()
-    wanted = _normalized(name)
+    wanted = _normalize(name)
     if wanted not in paths:
         near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
         raise SpecError(
@@ -140,7 +142,7 @@ def find_profile(name: str, *, where: str) -> Profile:
 
 
 def get_profile(name: str, *, where: str) -> CpuProfile:
-    """The profile that a job runs on. Raises: SpecError where it is unknown or no CPU host."""
+    """The profile of a CPU host. Raises: SpecError where it is unknown or of another kind."""
     profile = find_profile(name, where=where)
     if not isinstance(profile, CpuProfile):
         raise _wrong_kind(profile, "cpu", where)
@@ -171,7 +173,8 @@ def get_node(name: str, *, where: str) -> NodeProfile:
 
 
 def usual_node(gpu: GpuProfile) -> NodeProfile | None:
-    """The first bundled node with this GPU; None where there is none."""
+    """The first bundled node with this GPU; None if there is none."""
+    # A regular expression over the text, since parsing every node's YAML would take about a second.
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
@@ -180,21 +183,21 @@ def usual_node(gpu: GpuProfile) -> NodeProfile | None:
 
 
 def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
-    """How many of which GPU, from `8xH100`; `2xdgx-h100` are two nodes of eight, and the node is said too.
+    """The number of GPUs, their profile, and the node if the text names one: `2xdgx-h100` are sixteen GPUs.
 
     Raises: SpecError where it has another form or the profile is unknown or of another kind.
     """
     count, name = count_and_name(text) or (0, text)
-    each = count_and_name(name) if count and _normalized(name) not in profile_paths() else None
-    if each is not None and _normalized(each[1]) in profile_paths():
+    inner = count_and_name(name) if count and _normalize(name) not in profile_paths() else None
+    if inner is not None and _normalize(inner[1]) in profile_paths():
         raise SpecError(
             f"'{shorten(text)[1:-1]}' has two numbers",
             where=where,
             rule="all GPUs of the cluster and their kind; their hosts are hardware.num_hosts",
-            way_out=f"{count * each[0]}x{each[1]} hardware.num_hosts={count}",
+            way_out=f"{count * inner[0]}x{inner[1]} hardware.num_hosts={count}",
         )
     if count < 1:
-        is_alone = _normalized(text) in profile_paths()
+        is_alone = _normalize(text) in profile_paths()
         raise SpecError(
             f"'{shorten(text)[1:-1]}' names no GPUs" + ", for it does not say how many" * is_alone,
             where=where,
@@ -208,7 +211,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
 
 
 def count_and_name(text: str) -> tuple[int, str] | None:
-    """What `8xH100`, `H100x8` or `H100:8` says; None where it has no such form, or means two things (`4090x3090`).
+    """Count and name in `8xH100`, `H100x8` or `H100:8`; None for other text, or if it is ambiguous (`4090x3090`).
 
     >>> count_and_name("8xH100"), count_and_name("H100:8"), count_and_name("4090x2"), count_and_name("4090x3090")
     ((8, 'H100'), (8, 'H100'), (2, '4090'), None)
@@ -216,12 +219,12 @@ def count_and_name(text: str) -> tuple[int, str] | None:
     first, last = _GPUS.fullmatch(text), _GPUS_NAME_FIRST.fullmatch(text)
     readings = [(int(first[1]), first[2])] if first else []
     readings += [(int(last[2]), last[1])] if last else []
-    named = [one for one in readings if _normalized(one[1]) in profile_paths()]
+    named = [reading for reading in readings if _normalize(reading[1]) in profile_paths()]
     return (named or readings)[0] if readings and len(named) < 2 else None
 
 
 def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
-    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`: two that do not share devices. See `parse_gpus`.
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`, two groups that share no devices. See `parse_gpus`.
 
     Raises: SpecError where there are more than two, or one of them is not as it should be.
     """
@@ -236,7 +239,7 @@ def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodePr
     return tuple(parse_gpus(part, where=where) for part in parts)
 
 
-def _normalized(name: str) -> str:
+def _normalize(name: str) -> str:
     words = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
     return SHORT_NAMES.get(words, words)
 
