@@ -23,4 +23,4 @@ ALGORITHMS: Mapping[str, Algorithm] = _read_algorithms()
 """Every declared algorithm by name."""
 
 DEFAULT = "grpo"
-"""What a job that names none is trained by."""
+"""The algorithm of a job that names none."""

@@ -1,6 +1,6 @@
-"""From a parsed config to the fields of a ModelSpec, by family.
+"""Reads the fields of a ModelSpec from a parsed config, by family.
 
-In: the top level of a `config.json`. Out: field values, checked one by one. Left out: which families there are.
+In: the top level of a `config.json`. Out: field values, checked one by one. Left out: which families exist.
 """
 
 import difflib
@@ -42,7 +42,7 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
         fields["head_dim"] = _head_dim(family, text, fields)
     if fields["num_heads"] % fields["num_kv_heads"]:
         _refuse_indivisible(family, text, fields)
-    options = set(fields.get("options", ())) | _switched_on(family, text)
+    options = set(fields.get("options", ())) | _switch_conditions(family, text)
     fields |= {
         "architecture": architecture,
         "has_tied_embeddings": _is_tied(family, top, text),
@@ -60,9 +60,9 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
 
 
 def known_architecture(data: dict[str, Any], where: str) -> str:
-    """The first of `architectures`. Raises: SpecError with the nearest known name."""
-    found = data.get("architectures")
-    first = found[0] if isinstance(found, list) and found else None
+    """The first entry of `architectures`. Raises: SpecError with the nearest known name."""
+    names = data.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
     name = first if isinstance(first, str) else ""
     if name in FAMILIES:
         return name
@@ -76,7 +76,7 @@ def known_architecture(data: dict[str, Any], where: str) -> str:
 
 
 def _text_config(family: Family, top: Config) -> Config:
-    """The level that describes the language model: nested, or (older multimodal configs) the top."""
+    """The level that describes the language model: nested, or the top in older multimodal configs."""
     if family.text_key and top.get(family.text_key) is not None:
         return top.child(family.text_key, defaults=family.defaults)
     return Config(top.data, where=top.where, defaults=family.defaults)
@@ -103,21 +103,23 @@ def _shape(family: Family, text: Config) -> Fields:
 
 
 def _head_dim(family: Family, text: Config, fields: Fields) -> int:
-    """What the config gives, else the model's width over its heads. Raises: SpecError where that does not divide."""
-    given = text.optional_count(family.key("head_dim"))
+    """The config's head_dim, else hidden_size over the number of heads. Raises: SpecError where that does not
+    divide.
+    """
+    head_dim = text.optional_count(family.key("head_dim"))
     hidden, heads = fields["hidden_size"], fields["num_heads"]
-    if given is None and hidden % heads:
+    if head_dim is None and hidden % heads:
         raise SpecError(
             f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
             where=f"{text.where}: {text.key_path(family.key('num_attention_heads'))}",
-            rule="head_dim is hidden_size / num_attention_heads unless given",
+            rule="head_dim is hidden_size / num_attention_heads unless head_dim",
             way_out="give head_dim",
         )
-    return given or hidden // heads
+    return head_dim or hidden // heads
 
 
 def _intermediate_size(family: Family, text: Config, fields: Fields) -> int:
-    """Width of the dense MLP; 0 where every layer has experts instead and no key gives it."""
+    """Width of the dense MLP; 0 if every layer has experts instead and no key sets it."""
     key = family.key("intermediate_size")
     experts = fields.get("experts")
     if experts is not None and len(experts.layers) == fields["num_layers"]:
@@ -125,13 +127,15 @@ def _intermediate_size(family: Family, text: Config, fields: Fields) -> int:
     return text.count(key, maximum=MAX_DIMENSION)
 
 
-def _switched_on(family: Family, text: Config) -> set[str]:
+def _switch_conditions(family: Family, text: Config) -> set[str]:
     on = (condition for key, (default, condition) in family.switches.items() if text.flag(key, default=default))
     return {word for condition in on for word in condition.split()}
 
 
 def _is_tied(family: Family, top: Config, text: Config) -> bool:
-    """Whether the head is the embedding: the top level decides where both give it (transformers 5.19)."""
+    """Whether the head shares the embedding's table; the top level decides if both levels have the key (transformers
+    5.19).
+    """
     for config in (top, text):
         if "tie_word_embeddings" in config.data:
             return config.flag("tie_word_embeddings", default=family.is_tied)

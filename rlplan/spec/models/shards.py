@@ -1,7 +1,7 @@
-"""What a rank holds of a model that is cut over tensor-, expert- and pipeline-parallel ranks.
+"""The part of a model on one rank under tensor, expert and pipeline parallelism.
 
-In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), stages cut inside
-of a layer, interleaved ones.
+In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), stages that split a
+layer, interleaved stages.
 
 Symbols: t tp, e ep, p pp, L layers, k key heads, V vocabulary.
 """
@@ -42,7 +42,7 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
 
 
 def head_in_layers(model: ModelSpec) -> float:
-    """How many layers the head is worth, by the matmuls of a token: V h over the active parameters of a mean layer."""
+    """Cost of the head in layers, by the matmuls of a token: V h over the active parameters of an average layer."""
     counts = model.numel_by_component
     layers = sum(counts.get(component, 0) for component in _IN_LAYERS)
     if model.experts is not None:
@@ -52,15 +52,15 @@ def head_in_layers(model: ModelSpec) -> float:
 
 @lru_cache(maxsize=1024)
 def has_even_stages(model: ModelSpec, pp: int) -> bool:
-    """Whether all stages of a pipeline that trains have equally many layers, but for the last one.
+    """Whether all stages of a training pipeline except the last have equally many layers.
 
-    Megatron-Core takes a number for the first and the last stage, and splits what is left evenly.
+    Megatron-Core takes a number for the first and the last stage, and splits the rest evenly.
     """
     return len({len(layers) for layers in trained_stages(model, pp)[:-1]}) <= 1
 
 
 def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
-    """The layers of each stage of a pipeline that trains: fewer on the last one, which has the head.
+    """The layers of each stage of a training pipeline; the last stage has fewer, since it has the head.
 
     Counts: of all numbers x of the last stage's layers with which no stage has more than L / p, rounded up: those that
     leave the other stages equal parts, since verl, NeMo-RL and slime can say no others; of these, or of all where there

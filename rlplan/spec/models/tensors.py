@@ -27,7 +27,7 @@ from math import prod
 
 
 class Component(StrEnum):
-    """What a tensor is for."""
+    """Purpose of a tensor."""
 
     EMBEDDINGS = "embeddings"
     ATTENTION = "attention"
@@ -45,16 +45,16 @@ class Parameter:
     """One tensor of a checkpoint."""
 
     name: str
-    """Hugging Face's."""
+    """Name of the tensor in Hugging Face's module."""
     shape: tuple[int, ...]
     component: Component = Component.MLP
-    """What it is for."""
+    """Purpose of the tensor."""
     is_buffer: bool = False
-    """Stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like)."""
+    """Whether the tensor is stored and loaded but gets no gradient, such as DeepSeek-V3's routing bias."""
     is_linear: bool = False
-    """The weight of a linear layer, beside which an adapter can stand."""
+    """Whether the tensor is a linear layer's weight, which can have an adapter."""
     numel: int = field(init=False, repr=False, compare=False)
-    """Number of elements: asked for millions of times in a search."""
+    """Number of elements, precomputed because a search reads it millions of times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", prod(self.shape))
@@ -65,7 +65,7 @@ class Tensor:
     """One line of a table."""
 
     name: str
-    """Below the layer's prefix."""
+    """Name below the layer's prefix."""
     dimensions: tuple[str, ...]
     """Expressions over symbols."""
     component: Component
@@ -83,12 +83,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers behind the symbols."""
+    """Values of the tables' symbols."""
 
     whole: Mapping[str, int]
-    """Of the whole model."""
+    """Sizes of the whole model."""
     share: Mapping[str, int]
-    """Of one rank's share of it."""
+    """Sizes of one rank's share."""
 
     def dimension(self, expression: str) -> int:
         """Elements along one dimension.
@@ -111,7 +111,7 @@ _WITH_LINEAR_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPE
 
 @lru_cache(maxsize=256)
 def read_table(text: str) -> tuple[Tensor, ...]:
-    """The lines of a table. A wrong table is a bug of ours: KeyError or ValueError."""
+    """The lines of a table. An invalid table is a bug of rlplan: KeyError or ValueError."""
     tensors = []
     component, mark, section_words = Component.MLP, "", ""
     for line in text.splitlines():
@@ -132,7 +132,7 @@ def read_table(text: str) -> tuple[Tensor, ...]:
 
 
 def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Parameter]:
-    """The tensors of a table that a model has, in its order, with shapes.
+    """The tensors of a table that a model has, in order, with shapes.
 
     >>> table = "[attention]\\nq_proj.weight q h\\nq_proj.bias q ? qkv_bias"
     >>> numbers = {"q": 8, "h": 4}
@@ -153,10 +153,10 @@ def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Pa
 
 
 def with_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
-    """The same tensors under a longer name."""
+    """The tensors with a prefix before their names."""
     return (renamed(tensor, prefix + tensor.name) for tensor in tensors)
 
 
 def renamed(tensor: Parameter, name: str) -> Parameter:
-    """The same tensor under another name."""
+    """The tensor with another name."""
     return Parameter(name, tensor.shape, tensor.component, tensor.is_buffer, tensor.is_linear)
