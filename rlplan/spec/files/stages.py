@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
+from rlplan.frameworks.profile import merge_mappings
 from rlplan.spec.algorithms import ALGORITHMS
 from rlplan.spec.base import shorten
 
@@ -54,7 +55,7 @@ def stages_of(data: Any, where: str) -> tuple[Stage, ...]:
             rule = "a mapping with a `name` of its own: letters, digits, - and _, at most 32"
             raise _wrong(f"stages[{number}]: {shorten(own)}", where, rule)
         stages[name] = _stage(
-            name, _merged(common, own), str(common.get("name", "job")), stages, f"{where}: stages.{name}"
+            name, merge_mappings(common, own), str(common.get("name", "job")), stages, f"{where}: stages.{name}"
         )
     return tuple(stages.values())
 
@@ -158,19 +159,6 @@ def _find_base(source: str, key: str, before: Mapping[str, Stage], where: str) -
             way_out="name another stage",
         )
     return before[source].base
-
-
-def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage says over what all say, mapping by mapping.
-
-    >>> _merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "d": [2]})
-    {'a': {'b': 1, 'c': 3}, 'd': [2]}
-    """
-    found = dict(common)
-    for key, value in own.items():
-        below = found.get(key)
-        found[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return found
 
 
 def _unknown_stage(name: str, known: Mapping[str, Stage], where: str) -> SpecError:
