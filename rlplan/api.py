@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
+from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_clusters
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Listener
 from rlplan.planner.plan import Plan, is_run_folder
-from rlplan.reading import explaining_paths
+from rlplan.reading import explain_path_errors
 from rlplan.results import (
     EmitResult,
     EstimateResult,
@@ -32,7 +32,7 @@ from rlplan.results import (
     SolveResult,
     StepResult,
 )
-from rlplan.sources import JobWords, Question, is_made, read_question
+from rlplan.sources import JobWords, Question, is_plan_path, read_question
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 
@@ -48,7 +48,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """Dotted keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`."""
 
 
-@explaining_paths()
+@explain_path_errors()
 def estimate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -69,7 +69,7 @@ def estimate(
     return EstimateResult(question.answer())
 
 
-@explaining_paths()
+@explain_path_errors()
 def plan(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -83,7 +83,7 @@ def plan(
     return PlanResult(_build_question("plan", job, overrides, (model, algorithm, gpus), objective).answer())
 
 
-@explaining_paths()
+@explain_path_errors()
 def explain(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -107,7 +107,7 @@ def explain(
     )
 
 
-@explaining_paths()
+@explain_path_errors()
 def explain_step(
     measured: str | Path | RunResult,
     job: JobSource | None = None,
@@ -139,7 +139,7 @@ def explain_step(
     return StepResult(report.plan, report)
 
 
-@explaining_paths()
+@explain_path_errors()
 def solve(
     key: str,
     job: JobSource | None = None,
@@ -161,7 +161,7 @@ def solve(
     return SolveResult(solution.plan, solution)
 
 
-@explaining_paths()
+@explain_path_errors()
 def simulate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -189,7 +189,7 @@ def simulate(
     return SimulateResult(best, simulate_plan(best, num_steps=steps, seed=seed))
 
 
-@explaining_paths()
+@explain_path_errors()
 def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
     """Write the bundle that runs; with a target, the files that start another framework or a cluster.
 
@@ -221,7 +221,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     return EmitResult(out, tuple(files))
 
 
-@explaining_paths()
+@explain_path_errors()
 def load_run(folder: str | Path) -> RunResult:
     """Read a run's folder, whether or not the run has finished. Raises: SpecError where it is not one, or is
     damaged.
@@ -232,7 +232,7 @@ def load_run(folder: str | Path) -> RunResult:
     return RunResult(run.plan, run)
 
 
-@explaining_paths()
+@explain_path_errors()
 def compare(
     *sources: JobSource,
     overrides: Overrides = (),
@@ -249,15 +249,15 @@ def compare(
     """
     if not sources:
         raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
-    clusters = Clusters.of(hardware, prices, budget_per_hour)
+    clusters = Clusters.parse(hardware, prices, budget_per_hour)
     if not clusters.is_asked:
         return CompareResult(tuple(_find_result(source, overrides) for source in sources), clusters)
-    return plan_on(clusters, [_bind_job(source, overrides) for source in sources], listen)
+    return plan_clusters(clusters, [_bind_job(source, overrides) for source in sources], listen)
 
 
 def _bind_job(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
     """A function from a cluster to a source's job on it."""
-    if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_made(Path(source))):
+    if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_plan_path(Path(source))):
         source = _find_result(source, ())
     if isinstance(source, OfPlan | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked

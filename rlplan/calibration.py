@@ -56,7 +56,7 @@ def calibrated(words: Sequence[str], out: Path) -> Calibration:
             points = read_points(path)
             gpus = {gpu.name for point in points if (gpu := gpu_of(point)) is not None}
             if len(gpus) == 1:
-                path_of(gpus.pop(), out)
+                reserve_profile_path(gpus.pop(), out)
             usable, others = samples_of(points)
             samples += usable
             unused |= {why: unused.get(why, 0) + num for why, num in others.items()}
@@ -74,7 +74,7 @@ def _sample_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, plan: 
             way_out="rlplan profiles measure",
         )
     gpu = profile.gpu if isinstance(profile, NodeProfile) else profile.name
-    path_of(gpu, out)
+    reserve_profile_path(gpu, out)
     gaps = {gap.phase: gap for gap in explain_step(job, step, plan).gaps}
     return [
         Sample(f"{path}:{phase.value}", group, gpu, job.policy.path, gap.measured_s, gap.predicted_s)
@@ -83,7 +83,7 @@ def _sample_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, plan: 
     ]
 
 
-def path_of(name: str, folder: Path) -> Path:
+def reserve_profile_path(name: str, folder: Path) -> Path:
     """The file of a profile. Raises: SpecError if it exists, since profiles are never overwritten silently."""
     path = folder / f"{name}.yaml"
     if path.exists():
@@ -100,7 +100,7 @@ def write_profile(profile: GpuProfile, folder: Path) -> Path:
     """Write a profile under its own name, used wherever RLPLAN_PROFILES names the folder. Raises: SpecError if it
     exists.
     """
-    path = path_of(profile.name, folder)
+    path = reserve_profile_path(profile.name, folder)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")  # JSON is YAML
     return path

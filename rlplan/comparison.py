@@ -38,7 +38,7 @@ class Clusters:
     """Whether clusters or a budget were named."""
 
     @staticmethod
-    def of(hardware: str | Sequence[str], prices: PriceSources, budget: float | None) -> "Clusters":
+    def parse(hardware: str | Sequence[str], prices: PriceSources, budget: float | None) -> "Clusters":
         """Parse clusters, prices and a budget. Raises: SpecError where one is invalid, or the budget rents no
         cluster.
         """
@@ -133,7 +133,7 @@ class CompareResult(Result):
         }
 
 
-def plan_on(
+def plan_clusters(
     clusters: Clusters, jobs: Sequence[Callable[[str], JobSpec]], listen: Listener | None = None
 ) -> CompareResult:
     """The best plan of each job on each cluster. jobs: functions from a cluster to the job on it.

@@ -41,18 +41,18 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         way_out = "check the path; paths in a job are relative to the job file"
         raise _error(path, f"{what} is missing", "the file must exist", way_out) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
-        raise unreadable(path, what, error) from None
+        raise describe_read_error(path, what, error) from None
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _error(path, f"{what} is a pipe or a device", "a regular file", "write it into a file")
         try:
             yield file
         except OSError as error:
-            raise unreadable(path, what, error) from None
+            raise describe_read_error(path, what, error) from None
 
 
 @contextmanager
-def explaining_paths() -> Iterator[None]:
+def explain_path_errors() -> Iterator[None]:
     """Turn errors about a path that a user named into a message. Raises: SpecError.
 
     `Path.exists`, `Path.is_dir` and `Path.resolve` raise OSError for a name that is too long, a loop of links, or a
@@ -202,7 +202,7 @@ def check_values(text: str | bytes) -> None:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")
 
 
-def unreadable(path: Path, what: str, error: Exception) -> SpecError:
+def describe_read_error(path: Path, what: str, error: Exception) -> SpecError:
     """The message for an error while a file is opened or read. error: an OSError, or a ValueError for an invalid
     path.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlplan.planner.serving import Served, ServedLoad
 
 
-MAKES_WHAT_RUNS = ("emit", "run")
+RUNNING_VERBS = ("emit", "run")
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
             raise _nothing_asked(verb, text)
         return Question(job_from(named, words, fetch=fetch))
     path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in named.items())
-    if is_made(path):
+    if is_plan_path(path):
         _refuse_changes(path, (*overrides, *asks))
         plan = _read_plan(path)
         return Question(plan.asked, plan)
-    if verb in MAKES_WHAT_RUNS:
+    if verb in RUNNING_VERBS:
         check_inputs(path, overrides)
     return Question(load_job(path, (*overrides, *asks), fetch=fetch))
 
 
-def is_made(path: Path) -> bool:
+def is_plan_path(path: Path) -> bool:
     """Whether a path is a plan or a bundle, which overrides cannot change."""
     return path.is_dir() or path.suffix == ".json" or _is_json_by_content(path)
 

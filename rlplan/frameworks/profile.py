@@ -131,7 +131,7 @@ class FrameworkRelease:
         """
         return self.name if self.is_rlplan else f"{self.name}@{self.version}"
 
-    def backend_for(self, *, has_experts: bool) -> Backend:
+    def choose_backend(self, *, has_experts: bool) -> Backend:
         """The default trainer. Mixtures of experts use Megatron-Core if the framework has it."""
         return "megatron" if has_experts and "megatron" in self.backends else self.backends[0]
 

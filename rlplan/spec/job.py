@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
 from rlplan.spec.declaration import NUM_GIVEN
-from rlplan.spec.files.hub_data import HUB_DATA, hub_data
+from rlplan.spec.files.hub_data import HUB_DATA, find_hub_address
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
@@ -318,7 +318,7 @@ class JobSpec(JobRoles):
             )
         return self
 
-    def with_paths(
+    def map_paths(
         self,
         change: Callable[[str], str],
         change_model: Callable[[str], str] | None = None,
@@ -335,15 +335,15 @@ class JobSpec(JobRoles):
         policy = self.policy.model_copy(update={"path": move_model(self.policy.path)})
         file, _, name = (self.algorithm.path or "").rpartition(":")
         algorithm = self.algorithm.model_copy(update={"path": f"{change(file)}:{name}" if file else None})
-        roles = self.roles.with_paths(move_model, change)
+        roles = self.roles.map_paths(move_model, change)
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
         if (lora := self.training.lora) is not None and lora.path is not None:
             moved = lora.model_copy(update={"path": change(lora.path)})
             changed["training"] = self.training.model_copy(update={"lora": moved})
         if self.data is not None:
-            changed["data"] = self.data.with_paths(move_data)
+            changed["data"] = self.data.map_paths(move_data)
         changed["rewards"] = tuple(_move_reward(reward, change) for reward in self.rewards)
-        rollout: dict[str, object] = {"environment": self.rollout.environment.with_paths(change)}
+        rollout: dict[str, object] = {"environment": self.rollout.environment.map_paths(change)}
         if self.rollout.base_path is not None:
             rollout["base_path"] = move_model(self.rollout.base_path)
         changed["rollout"] = self.rollout.model_copy(update=rollout)
@@ -362,11 +362,11 @@ class JobSpec(JobRoles):
             is_id = path in load_catalogue() and not (root / path).exists()
             return place(f"{MODELS}/{path}" if is_id else str(Path(path).expanduser()))
 
-        return self.with_paths(place, place_of_model, lambda path: hub_data(path, root) or place(path))
+        return self.map_paths(place, place_of_model, lambda path: find_hub_address(path, root) or place(path))
 
     def relative_to(self, folder: Path) -> Self:
         """A copy with paths relative to `folder`, for writing the job into it."""
-        return self.with_paths(lambda path: os.path.relpath(path, folder.resolve()))
+        return self.map_paths(lambda path: os.path.relpath(path, folder.resolve()))
 
 
 def _move_reward(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:

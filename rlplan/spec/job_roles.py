@@ -18,13 +18,13 @@ from rlplan.spec.model import (
     load_model,
     load_scalar_base,
     model_from_config,
-    with_positions,
+    replace_positions,
 )
 from rlplan.spec.models.adapters import adapted_modules, lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.adapter_files import check_same_adapter, held_beside, read_adapter
-from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
-from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, with_scalar_head
+from rlplan.spec.parts.rewards import Evaluation, list_evaluations, list_ranking_evaluations, runs_elsewhere
+from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, replace_head
 from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend, Role
@@ -110,8 +110,8 @@ class JobRoles(JobParts):
         work = self.workload
         heldout_sets = ("",) if self.data is None else tuple(self.data.heldout_sets) or ("",)
         if self.algorithm.declaration.trains_scalar:
-            return ranking_evaluations(heldout_sets)
-        return evaluations_of(
+            return list_ranking_evaluations(heldout_sets)
+        return list_evaluations(
             self.rewards,
             has_environment=self.rollout.environment.has_environment,
             heldout_sets=heldout_sets,
@@ -153,9 +153,9 @@ class JobRoles(JobParts):
             model = _parse_model(json.dumps(self.policy.config, sort_keys=True))
         else:
             model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
-        model = with_scalar_head(model) if is_scalar else model
+        model = replace_head(model) if is_scalar else model
         if self.policy.max_position_embeddings is not None:
-            model = with_positions(model, self.policy.max_position_embeddings)
+            model = replace_positions(model, self.policy.max_position_embeddings)
         if self.workload.max_seq_len > model.max_position_embeddings:
             raise self._too_long(model.max_position_embeddings)
         self.adapter_parameters(model)
@@ -290,7 +290,7 @@ class JobRoles(JobParts):
             return asked
         release = self.release
         has_experts = len(release.backends) > 1 and self.load_model().experts is not None
-        return release.backend_for(has_experts=has_experts)
+        return release.choose_backend(has_experts=has_experts)
 
     @property
     def is_for_rlplan(self) -> bool:

@@ -20,7 +20,7 @@ from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.family import FAMILIES
 from rlplan.spec.models.families.image_sizes import takes_images
-from rlplan.spec.models.families.towers import tower_tensors
+from rlplan.spec.models.families.towers import list_tower_tensors
 from rlplan.spec.models.language_part import is_vision_language, language_config
 from rlplan.spec.models.parts import (
     FULL,
@@ -36,7 +36,7 @@ from rlplan.spec.models.parts import (
 )
 from rlplan.spec.models.quantization import QuantizationSpec
 from rlplan.spec.models.reading import MAX_POSITIONS, known_architecture, model_fields
-from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
+from rlplan.spec.models.tensors import Component, Parameter, add_prefix, list_tensors, rename_tensor
 
 __all__ = [
     "FAMILIES",
@@ -180,16 +180,16 @@ class ModelSpec(Spec):
             kind = conditions | self._layer_conditions(layer)
             if kind not in by_kind:
                 by_kind[kind] = list_tensors(family.layer, sizes, kind)
-            tensors += with_prefix(f"{family.prefix}{layer}.", by_kind[kind])
+            tensors += add_prefix(f"{family.prefix}{layer}.", by_kind[kind])
         if has_last:
             tensors += list_tensors(family.after, sizes, conditions if has_first else conditions - {"tied"})
         for old, new in family.wrapper:
             tensors = [
-                renamed(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
+                rename_tensor(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
                 for tensor in tensors
             ]
         towers = [tower for tower in (self.vision, self.audio) if tower and has_first]
-        return (*(tensor for tower in towers for tensor in tower_tensors(tower)), *tensors)
+        return (*(tensor for tower in towers for tensor in list_tower_tensors(tower)), *tensors)
 
     @cached_property
     def _conditions(self) -> frozenset[str]:
@@ -293,7 +293,7 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
-def with_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
+def replace_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
     """The same decoder with another maximum length. A table of learned positions has that many rows."""
     return type(model)(**{**model.model_dump(), "max_position_embeddings": max_position_embeddings})
 

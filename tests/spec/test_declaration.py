@@ -157,16 +157,18 @@ def test_a_wrong_count_of_given_answers_is_told_the_right_one() -> None:
 
 
 def test_nothing_outside_of_their_file_names_an_algorithm() -> None:
-    """As a whole string, outside of docstrings. What others published under such names (accuracy/) is not ours."""
-    found = set()
+    """No other file has an algorithm's name as a whole string outside docstrings. Names in published data (accuracy/)
+    are exempt.
+    """
+    places = set()
     for path in sources():
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith("rlplan/") or place.startswith(("rlplan/spec/algorithms/", "rlplan/accuracy/")):
             continue
         strings = {n.value for n in nodes(path) if isinstance(n, ast.Constant)}
         if strings & set(ALGORITHMS):
-            found.add(place)
-    assert found == set()
+            places.add(place)
+    assert places == set()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 """Endings of data files; a name with one of them is a local file."""
 
 
-def hub_data(place: str, folder: Path) -> str | None:
+def find_hub_address(place: str, folder: Path) -> str | None:
     """The address of `ORG/NAME` or `ORG/NAME:PART`, where PART is a file or folder in it; None for a local path.
 
     folder: the folder that paths are relative to. A place is local if its first folder exists or it ends like a file.
 
-    >>> hub_data("openai/gsm8k:main", Path("/")), hub_data("data/train.jsonl", Path("/")), hub_data("../a/b", Path("/"))
-    ('hf://datasets/openai/gsm8k/main', None, None)
+    >>> find_hub_address("openai/gsm8k:main", Path("/"))
+    'hf://datasets/openai/gsm8k/main'
+    >>> find_hub_address("data/train.jsonl", Path("/")) is find_hub_address("../a/b", Path("/")) is None
+    True
     """
     match = _ID.fullmatch(place)
     if match is None or match[2].endswith(FILES) or (folder / match[1]).exists() or ".." in place:

@@ -12,7 +12,7 @@ from rlplan.errors import MisspeltError, SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
-from rlplan.spec.files.stages import CHOICE, KEY, one_job
+from rlplan.spec.files.stages import CHOICE, KEY, select_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
@@ -41,7 +41,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     """
     contents = read_yaml(path, "the job file")
     _refuse_stage_overrides(contents, overrides, path)
-    job_data, own_overrides = one_job(contents, overrides, str(path))
+    job_data, own_overrides = select_job(contents, overrides, str(path))
     data = apply_overrides(JobSpec.long_form(job_data), own_overrides)
     _read_algorithm_file(data, path.parent, own_overrides)
     try:
@@ -90,7 +90,7 @@ def _locate(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
     """The job with absolute paths, and with models fetched that are not on disk."""
     if fetch is not None:
         keys = {name: key.removeprefix("policy.path") or "policy" for key, name in _models_on_disk(job).items()}
-        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
+        job = job.map_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
     return job.resolved(folder)
 
 

@@ -66,14 +66,14 @@ def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
     text, *links = _OVER.split(text, maxsplit=1)
     pools = parse_pools(text, where=where)
     named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]
-    link = {"link": link_of(links[0], where)} if links else {}
+    link = {"link": expand_link(links[0], where)} if links else {}
     return named[0] | ({"generation": named[1]} if len(named) > 1 else {}) | link
 
 
-def link_of(text: str, where: str = "hardware") -> dict[str, Any]:
+def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:
     """The long form of a slow link. Raises: SpecError for words that do not describe a link.
 
-    >>> link_of("590Mb/s 40ms 0.1% 8 places")
+    >>> expand_link("590Mb/s 40ms 0.1% 8 places")
     {'bandwidth': '590Mb/s', 'latency_s': 0.04, 'loss': 0.001, 'num_places': 8}
     """
     bandwidth, _, rest = text.strip().partition(" ")

@@ -60,7 +60,7 @@ def stages_of(data: Any, where: str) -> tuple[Stage, ...]:
     return tuple(stages.values())
 
 
-def one_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, list[str]]:
+def select_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, list[str]]:
     """The data of one job and the overrides that apply to it. With several stages, `stage=NAME` chooses one.
 
     Raises: SpecError where a file has several and none is chosen.

@@ -51,7 +51,7 @@ def profile_paths() -> dict[str, Path]:
 
     Raises: SpecError where two of one folder have one name, or RLPLAN_PROFILES names no folder.
     """
-    bundled, own = _paths_in(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
+    bundled, own = _list_paths(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
     if not own:
         return bundled
     if not Path(own).is_dir():
@@ -61,12 +61,12 @@ def profile_paths() -> dict[str, Path]:
             rule="a folder with profiles of your own, each in a .yaml file named like it",
             way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
         )
-    own_paths = _paths_in(Path(own).resolve())
+    own_paths = _list_paths(Path(own).resolve())
     return {name: path for name, path in bundled.items() if name not in own_paths} | own_paths
 
 
 @cache
-def _paths_in(folder: Path) -> dict[str, Path]:
+def _list_paths(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     files = [path for pattern in ("*.yaml", "gpu/*.yaml", "node/*.yaml") for path in folder.glob(pattern)]
     for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):

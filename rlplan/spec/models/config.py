@@ -39,7 +39,7 @@ class Config:
         """The value in the file, else the library's default, else None."""
         return self.data[key] if key in self.data else self.defaults.get(key)
 
-    def count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int:
+    def read_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int:
         """An integer. Raises: SpecError where it is missing, not an integer, or out of bounds."""
         value = self.get(key)
         if value is None:
@@ -48,11 +48,11 @@ class Config:
             self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def optional_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int | None:
+    def read_optional_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int | None:
         """An integer, or None if the file has null or nothing. Raises: SpecError."""
-        return None if self.get(key) is None else self.count(key, maximum=maximum, minimum=minimum)
+        return None if self.get(key) is None else self.read_count(key, maximum=maximum, minimum=minimum)
 
-    def flag(self, key: str, *, default: bool) -> bool:
+    def read_flag(self, key: str, *, default: bool) -> bool:
         """A boolean, or the default if the file has none. Raises: SpecError."""
         value = self.data.get(key, self.defaults.get(key, default))
         if value is None:
@@ -61,7 +61,7 @@ class Config:
             self.refuse(key, value, "true or false")
         return value
 
-    def words(self, key: str, allowed: Sequence[str], *, length: int) -> tuple[str, ...] | None:
+    def read_words(self, key: str, allowed: Sequence[str], *, length: int) -> tuple[str, ...] | None:
         """One word per layer, or None if the file has none. Raises: SpecError."""
         value = self.get(key)
         if value is None:
@@ -73,7 +73,7 @@ class Config:
             self.refuse(key, f"{len(value)} layers", f"one word for each of the {length} layers")
         return tuple(value)
 
-    def indices(self, key: str) -> tuple[int, ...]:
+    def read_indices(self, key: str) -> tuple[int, ...]:
         """A list of layer numbers, empty if the file has none. Raises: SpecError."""
         value = self.get(key)
         if value is None:
@@ -82,7 +82,7 @@ class Config:
             self.refuse(key, value, f"a list of layer numbers from 0 to {MAX_LAYERS - 1}")
         return tuple(value)
 
-    def child(self, key: str, *, defaults: Mapping[str, Any] | None = None) -> "Config":
+    def read_child(self, key: str, *, defaults: Mapping[str, Any] | None = None) -> "Config":
         """A nested level. Raises: SpecError where it is missing or not an object."""
         value = self.get(key)
         if value is None:

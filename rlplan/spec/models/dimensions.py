@@ -48,7 +48,7 @@ def sizes_of(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:
 def _numbers(model: "ModelSpec", layout: Layout) -> dict[str, int]:
     tp = layout.tp
     heads = _cut(model.num_heads, tp, "num_heads")
-    kv_heads = held_kv_heads(model.num_kv_heads, tp)
+    kv_heads = count_kv_heads(model.num_kv_heads, tp)
     rows = ceil_div(model.vocab_size, layout.vocab_multiple) * layout.vocab_multiple
     numbers = {
         "h": model.hidden_size,
@@ -61,17 +61,17 @@ def _numbers(model: "ModelSpec", layout: Layout) -> dict[str, int]:
         "q": heads * model.head_dim,
         "kv": kv_heads * model.head_dim,
     }
-    for add in (_experts, _latent, _linear, _global):
+    for add in (_add_experts, _add_latent, _add_linear, _add_global):
         add(model, layout, heads, numbers)
     return numbers
 
 
-def held_kv_heads(num_kv_heads: int, tp: int) -> int:
+def count_kv_heads(num_kv_heads: int, tp: int) -> int:
     """Key heads per rank: its share, or one head that several ranks replicate if there are fewer heads than ranks.
 
     Source: vLLM 0.25 QKVParallelLinear, Megatron-Core 0.14 attention.py.
 
-    >>> held_kv_heads(8, 4), held_kv_heads(8, 16)
+    >>> count_kv_heads(8, 4), count_kv_heads(8, 16)
     (2, 1)
     """
     if tp <= num_kv_heads:
@@ -81,7 +81,7 @@ def held_kv_heads(num_kv_heads: int, tp: int) -> int:
     return 1
 
 
-def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.experts:
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
         num_shards = layout.etp or (layout.tp if layout.ep == 1 else 1)
@@ -91,7 +91,7 @@ def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, 
         numbers["Is"] = _cut(spec.shared_intermediate_size, num_shards, "experts.shared_intermediate_size")
 
 
-def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.latent_attention:
         numbers |= {"rq": spec.q_rank, "rkv": spec.kv_rank, "dr": spec.rope_head_dim}
         numbers["qm"] = heads * (spec.nope_head_dim + spec.rope_head_dim)
@@ -101,7 +101,7 @@ def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
         numbers |= {"ix": index.num_heads * index.head_dim, "ia": index.num_heads, "id": index.head_dim}
 
 
-def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.linear_attention:
         keys = _cut(spec.num_key_heads, layout.tp, "linear_attention.num_key_heads")
         values = _cut(spec.num_value_heads, layout.tp, "linear_attention.num_value_heads")
@@ -109,11 +109,11 @@ def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
         numbers |= {"dl": spec.value_head_dim, "K": spec.conv_kernel}
 
 
-def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if extra := model.per_layer_input:
         numbers |= {"Vp": extra.vocab_size, "p": extra.width, "pl": extra.width * model.num_layers}
     if spec := model.global_attention:
-        kv_heads = held_kv_heads(spec.num_kv_heads, layout.tp)
+        kv_heads = count_kv_heads(spec.num_kv_heads, layout.tp)
         numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}
 
 

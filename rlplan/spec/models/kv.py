@@ -9,7 +9,7 @@ Symbols: k key heads, d head_dim, rkv and dr MLA's latent and rotary parts, t te
 from dataclasses import dataclass
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.dimensions import Layout, held_kv_heads, sizes_of
+from rlplan.spec.models.dimensions import Layout, count_kv_heads, sizes_of
 from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
 
 
@@ -76,8 +76,8 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
         return LayerCache(kind, latent.kv_rank + latent.rope_head_dim, window, index)
     if kind == FULL and model.global_attention:
         sizes = model.global_attention
-        return LayerCache(kind, 2 * held_kv_heads(sizes.num_kv_heads, tp) * sizes.head_dim)
-    return LayerCache(kind, 2 * held_kv_heads(model.num_kv_heads, tp) * model.head_dim, window)
+        return LayerCache(kind, 2 * count_kv_heads(sizes.num_kv_heads, tp) * sizes.head_dim)
+    return LayerCache(kind, 2 * count_kv_heads(model.num_kv_heads, tp) * model.head_dim, window)
 
 
 def _linear_cache(model: ModelSpec, tp: int) -> LayerCache:

@@ -46,7 +46,7 @@ def read_quantization(*levels: Config) -> QuantizationSpec | None:
     """
     for level in levels:
         if level.get("quantization_config") is not None:
-            return _read(level.child("quantization_config"))
+            return _read(level.read_child("quantization_config"))
     return None
 
 

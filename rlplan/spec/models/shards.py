@@ -41,7 +41,7 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def head_in_layers(model: ModelSpec) -> float:
+def count_head_layers(model: ModelSpec) -> float:
     """Cost of the head in layers, by the matmuls of a token: V h over the active parameters of an average layer."""
     counts = model.numel_by_component
     layers = sum(counts.get(component, 0) for component in _IN_LAYERS)
@@ -78,7 +78,7 @@ def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple
     even = stage_layers(num_layers, pp)
     if pp == 1:
         return even
-    extra, most = head_in_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
+    extra, most = count_head_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
 
     def badness(last: int) -> tuple[bool, float, int]:
         largest = ceil_div(num_layers - last, pp - 1)

@@ -152,11 +152,11 @@ def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Pa
     ]
 
 
-def with_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
+def add_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
     """The tensors with a prefix before their names."""
-    return (renamed(tensor, prefix + tensor.name) for tensor in tensors)
+    return (rename_tensor(tensor, prefix + tensor.name) for tensor in tensors)
 
 
-def renamed(tensor: Parameter, name: str) -> Parameter:
+def rename_tensor(tensor: Parameter, name: str) -> Parameter:
     """The tensor with another name."""
     return Parameter(name, tensor.shape, tensor.component, tensor.is_buffer, tensor.is_linear)

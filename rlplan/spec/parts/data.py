@@ -89,7 +89,7 @@ class DataSpec(Spec):
             *(("data.heldout", path) for path in self.heldout_sets.values()),
         )
 
-    def with_paths(self, change: Callable[[str], str]) -> Self:
+    def map_paths(self, change: Callable[[str], str]) -> Self:
         """A copy with every path passed through `change`."""
         prompts, heldout = self.prompts, self.heldout
         moved = {

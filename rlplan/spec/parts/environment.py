@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rlplan.spec.base import Spec
-from rlplan.spec.parts.rewards import pattern_with_group
+from rlplan.spec.parts.rewards import check_group
 from rlplan.vocabulary import TOKEN_VARIABLE
 
 PATH_PATTERN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
@@ -93,7 +93,7 @@ class EnvironmentSpec(Spec):
     weight: float = 1.0
     """Weight of the environment's reward."""
 
-    _pattern_has_group = field_validator("call_pattern")(pattern_with_group)
+    _pattern_has_group = field_validator("call_pattern")(check_group)
 
     @field_validator("tools")
     @classmethod
@@ -137,7 +137,7 @@ class EnvironmentSpec(Spec):
         files += [("mcp", place) for place in self.mcp if "://" not in place]
         return tuple((f"rollout.environment.{key}", file) for key, file in files)
 
-    def with_paths(self, change: Callable[[str], str]) -> Self:
+    def map_paths(self, change: Callable[[str], str]) -> Self:
         """A copy with every file's path passed through `change`."""
 
         def move(path: str) -> str:

@@ -73,7 +73,7 @@ class HardwareSpec(Spec):
     """Whether processes on a CPU host keep freed memory for reuse: faster passes, higher peaks."""
 
     @model_validator(mode="after")
-    def _every_host_has_a_device(self) -> "HardwareSpec":
+    def _hosts_have_devices(self) -> "HardwareSpec":
         if self.num_hosts != "auto" and self.num_hosts > self.num_devices:
             raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
         return self

@@ -24,7 +24,7 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-def pattern_with_group(pattern: str) -> str:
+def check_group(pattern: str) -> str:
     """A regular expression with at least one group. Raises: ValueError."""
     if re.compile(_compiles(pattern)).groups < 1:
         raise ValueError("the pattern needs one (group) that holds the answer")
@@ -56,7 +56,7 @@ class AnswerMatcherSpec(_Reward):
     timeout_s: float = Field(default=5.0, gt=0, le=600)
     """Timeout in seconds of one mathematical comparison."""
 
-    _pattern_has_group = field_validator("pattern")(pattern_with_group)
+    _pattern_has_group = field_validator("pattern")(check_group)
 
 
 class FormatCheckerSpec(_Reward):
@@ -88,7 +88,7 @@ class CodeExecutorSpec(_Reward):
     max_processes: int = Field(default=32, ge=4, le=4096)
     """Process limit of the sandbox."""
 
-    _pattern_has_group = field_validator("pattern")(pattern_with_group)
+    _pattern_has_group = field_validator("pattern")(check_group)
 
     @field_validator("template")
     @classmethod
@@ -161,7 +161,7 @@ class Evaluation:
         return EVALUATION_PREFIX + self.name
 
 
-def evaluations_of(
+def list_evaluations(
     rewards: Iterable[RewardSpec], *, has_environment: bool, heldout_sets: Iterable[str] = ("",), num_samples: int = 0
 ) -> tuple[Evaluation, ...]:
     """Evaluations per data set: the answer matcher first, then the other rewards in order, the environment last.
@@ -177,7 +177,7 @@ def evaluations_of(
     return tuple(_add_prefix(evaluation, name) for name in heldout_sets for evaluation in evaluations)
 
 
-def ranking_evaluations(heldout_sets: Iterable[str]) -> tuple[Evaluation, ...]:
+def list_ranking_evaluations(heldout_sets: Iterable[str]) -> tuple[Evaluation, ...]:
     """Evaluations of a model that scores pairs, per data set."""
     evaluation = Evaluation(PAIR_ACCURACY, PAIR_ACCURACY, "pair accuracy", is_share=True)
     return tuple(_add_prefix(evaluation, name) for name in heldout_sets)

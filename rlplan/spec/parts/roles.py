@@ -155,7 +155,7 @@ class RolesSpec(Spec):
         named = {Role.REFERENCE: self.reference.adapter, Role.TEACHER: self.teacher.adapter}
         return {role: folder for role, folder in named.items() if folder not in (None, NO_ADAPTER, START_ADAPTER)}
 
-    def with_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
+    def map_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
         """A copy with every model path changed by `of_model` and every adapter folder by `of_adapter`."""
         places = {role: {"path": of_model(path)} for role, path in self.paths.items()}
         places |= {role: {"adapter": of_adapter(folder)} for role, folder in self.adapters.items()}
@@ -169,7 +169,7 @@ class ScalarHeadModel(ModelSpec):
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("meta-llama/Llama-3.1-8B")
-    >>> model.num_parameters - with_scalar_head(model).num_parameters  # 128255 * 4096
+    >>> model.num_parameters - replace_head(model).num_parameters  # 128255 * 4096
     525332480
     """
 
@@ -187,7 +187,7 @@ class ScalarHeadModel(ModelSpec):
 
 
 @lru_cache(maxsize=64)
-def with_scalar_head(model: ModelSpec) -> ScalarHeadModel:
+def replace_head(model: ModelSpec) -> ScalarHeadModel:
     """The same decoder with a scalar head. A tied table then serves only as the embedding."""
     return ScalarHeadModel(**{**model.model_dump(), "has_tied_embeddings": False})
 
@@ -198,7 +198,7 @@ def load_role_model(role: Role, path: str, *, needs_tokens: int, where: str) -> 
     needs_tokens: length of the longest sequence that the model reads.
     """
     has_scalar_head = role in (Role.VALUE, Role.REWARD)
-    model = with_scalar_head(load_scalar_base(Path(path))) if has_scalar_head else load_model(Path(path))
+    model = replace_head(load_scalar_base(Path(path))) if has_scalar_head else load_model(Path(path))
     if needs_tokens > model.max_position_embeddings:
         raise SpecError(
             f"the {role} reads up to {needs_tokens} tokens, its model's limit is {model.max_position_embeddings}",

@@ -38,7 +38,7 @@ def test_an_override_is_for_every_stage_or_for_one() -> None:
 
 def still_open(name: str, *overrides: str) -> dict[str, str]:
     stages = stages_of(read_yaml(FILE, "the job file"), "")
-    return open_inputs(next(one for one in stages if one.name == name), overrides, stages)
+    return open_inputs(next(stage for stage in stages if stage.name == name), overrides, stages)
 
 
 def test_what_a_run_has_left_takes_the_place_of_a_stage() -> None:

@@ -33,10 +33,10 @@ def test_what_is_typed_comes_before_a_file_and_a_file_before_the_bundled_list(tm
     file.write_text("h100: 2.1\nl40s: {dollars: 0.7, source: our cluster, date: 2026-11-01}\n")
     prices = read_prices(["h100=$1.5"], [file], today=TODAY)
     named = [prices.of(gpu) for gpu in ("h100-sxm", "l40s", "h200-sxm")]
-    assert [one and one.dollars for one in named] == [1.5, 0.7, 4.59]
-    assert [one and one.source.partition(",")[0] for one in named] == ["your own", "our cluster", "RunPod"]
+    assert [price and price.dollars for price in named] == [1.5, 0.7, 4.59]
+    assert [price and price.source.partition(",")[0] for price in named] == ["your own", "our cluster", "RunPod"]
     job = prices.of("h200-sxm", 3.0), prices.of("h100-sxm", 3.0)
-    assert [one and one.dollars for one in job] == [3.0, 1.5]  # a job's own stands between typed and bundled
+    assert [price and price.dollars for price in job] == [3.0, 1.5]  # a job's own stands between typed and bundled
     assert prices.of("h20") is None
 
 

@@ -41,11 +41,11 @@ def test_a_file_of_the_library_is_read_exactly(tmp_path: Path) -> None:
         "empty": torch.zeros(0, 7, dtype=torch.int64),
     }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = {tensor.name: tensor for tensor in read_checkpoint(tmp_path)}
-    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in found.items()} == {
+    stored = {tensor.name: tensor for tensor in read_checkpoint(tmp_path)}
+    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in stored.items()} == {
         name: (tuple(tensor.shape), tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()
     }
-    assert [found[name].dtype for name in tensors] == ["BF16", "F8_E4M3", "F32", "I64"]
+    assert [stored[name].dtype for name in tensors] == ["BF16", "F8_E4M3", "F32", "I64"]
 
 
 def test_shards_are_joined_by_their_index(tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ def takes_images(config: Mapping[str, Any]) -> bool:
 def rule_of(folder: Path, max_pixels: int) -> ImageRule:
     """The resizing rule of a model's folder. Raises: SpecError where a file is missing or not a JSON object."""
     processor = read_json(folder / "preprocessor_config.json", "the image processor", limit=MAX_CONFIG_BYTES)
-    return image_rule(read_config(folder / "config.json"), processor, max_pixels)
+    return build_image_rule(read_config(folder / "config.json"), processor, max_pixels)
 
 
-def image_rule(config: Mapping[str, Any], processor: Mapping[str, Any], max_pixels: int) -> ImageRule:
+def build_image_rule(config: Mapping[str, Any], processor: Mapping[str, Any], max_pixels: int) -> ImageRule:
     """The resizing rule of a model's configs. max_pixels: the job's limit, which may be lower than the processor's.
 
-    >>> image_rule({"vision_config": {}}, {"max_pixels": 12845056}, 50176)
+    >>> build_image_rule({"vision_config": {}}, {"max_pixels": 12845056}, 50176)
     ImageRule(patch=14, merge=2, min_pixels=3136, max_pixels=50176)
     """
     tower, size = config.get("vision_config") or {}, processor.get("size") or {}

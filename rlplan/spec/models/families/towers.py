@@ -16,7 +16,7 @@ from typing import Any
 
 from rlplan.spec.models.config import MAX_LAYERS, Config
 from rlplan.spec.models.parts import VisionSpec
-from rlplan.spec.models.tensors import Parameter, Sizes, list_tensors, with_prefix
+from rlplan.spec.models.tensors import Parameter, Sizes, add_prefix, list_tensors
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def read_tower(name: str, config: Config, text_hidden: int) -> VisionSpec:
     tower = TOWERS[name]
     for key, allowed in tower.fixed.items():
         config.refuse_unless(key, allowed)
-    switches = ((word, config.flag(key, default=default)) for key, (default, word) in tower.switches.items())
+    switches = ((word, config.read_flag(key, default=default)) for key, (default, word) in tower.switches.items())
     return VisionSpec(
         tower=name,
         sizes={symbol: _size(config, text, text_hidden) for symbol, text in tower.sizes.items()},
-        num_layers=config.count(_first_present(config, tower.layers), maximum=MAX_LAYERS),
+        num_layers=config.read_count(_first_present(config, tower.layers), maximum=MAX_LAYERS),
         conditions=tuple(word for word, is_on in switches if is_on),
-        num_mergers=len(config.indices(tower.mergers)) if tower.mergers else 0,
+        num_mergers=len(config.read_indices(tower.mergers)) if tower.mergers else 0,
     )
 
 
@@ -75,7 +75,7 @@ def _factor(config: Config, text: str, text_hidden: int) -> int:
         dividend, divisor = (_factor(config, part, text_hidden) for part in text.split("//"))
         return dividend // divisor
     key = _first_present(config, text)
-    return text_hidden if key == "text" else int(key) if key.isdecimal() else config.count(key)
+    return text_hidden if key == "text" else int(key) if key.isdecimal() else config.read_count(key)
 
 
 def _first_present(config: Config, keys: str) -> str:
@@ -84,7 +84,7 @@ def _first_present(config: Config, keys: str) -> str:
     return next((key for key in others if config.get(key) is not None), last)
 
 
-def tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
+def list_tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
     """Every tensor of a tower, including those that connect it to the language model."""
     tower, sizes = TOWERS[vision.tower], Sizes(vision.sizes, vision.sizes)
     conditions = frozenset(vision.conditions)
@@ -95,7 +95,7 @@ def tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
     yield from tensors(tower.before)
     layer = tensors(tower.layer)
     for index in range(vision.num_layers):
-        yield from with_prefix(f"{tower.prefix}{index}.", layer)
+        yield from add_prefix(f"{tower.prefix}{index}.", layer)
     yield from tensors(tower.after)
     for index in range(vision.num_mergers):
-        yield from with_prefix(f"{tower.merger_prefix}{index}.", tensors(tower.merger))
+        yield from add_prefix(f"{tower.merger_prefix}{index}.", tensors(tower.merger))
