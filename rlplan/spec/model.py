@@ -16,6 +16,7 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten
+from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.family import FAMILIES
@@ -304,8 +305,6 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     So a job can be planned where its models do not lie. Raises: SpecError.
     """
     if not folder.exists():
-        from rlplan.spec.models.catalogue import load_catalogue  # it is made of what stands here
-
         entry = load_catalogue().get("/".join(folder.parts[-2:]))
         if entry is not None:
             return entry.config

@@ -25,7 +25,6 @@ from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
-from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import LossName, TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import GIB, MIB, ceil_div
@@ -354,15 +353,9 @@ def settle(job: JobSpec) -> SettledJob:
         seqs = job.rollout.max_num_seqs
         least = max(job.workload.max_seq_len, 0 if seqs == "auto" else seqs)
         values["rollout"]["max_num_batched_tokens"] = max(least, RULES["rollout.max_num_batched_tokens"]["cpu"])
-    parts: dict[str, type[Spec]] = {
-        "hardware": SettledHardware,
-        "training": SettledTraining,
-        "rollout": SettledRollout,
-        "placement": SettledPlacement,
-    }
-    settled = _narrow(job, SettledJob, parts, values)
-    settings = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
-    if job.algorithm.importance == "auto":
+    settled = _narrow(job, SettledJob, values)
+    settings = dict(settled.algorithm)
+    if settings["importance"] == "auto":  # resolved last, since it depends on the settled data types
         settings["importance"] = _importance(settled)
     algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
@@ -447,16 +440,8 @@ def _importance(job: SettledJob) -> Literal["none", "truncate"]:
 
 def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:
     """The job with `values`, by part and key, in place of open choices."""
-    parts: dict[str, type[Spec]] = {
-        "workload": ResolvedWorkload,
-        "training": ResolvedTraining,
-        "rollout": ResolvedRollout,
-        "scoring": ScoringSpec,
-        "placement": ResolvedPlacement,
-        "limits": ResolvedLimits,
-    }
     deadlines = {key: least for key, least in LEAST_SECONDS.items() if getattr(job.limits, key) == "auto"}
-    return _narrow(job, ResolvedJob, parts, {"limits": deadlines, **values})
+    return _narrow(job, ResolvedJob, {"limits": deadlines, **values})
 
 
 def on_a_cpu_host(job: JobSpec) -> ResolvedJob:
@@ -497,13 +482,12 @@ def _num_hosts(job: JobSpec, kind: Kind) -> int:
     return 1 if node is None else ceil_div(job.hardware.num_devices, node.num_gpus)
 
 
-def _narrow(
-    job: JobSpec, kind: type[SpecKind], parts: dict[str, type[Spec]], values: dict[str, dict[str, Any]]
-) -> SpecKind:
+def _narrow(job: JobSpec, kind: type[SpecKind], values: dict[str, dict[str, Any]]) -> SpecKind:
     """The job as a narrower kind of job. It is not validated again, since values come from rules and the planner."""
     fields: dict[str, Any] = {name: getattr(job, name) for name in type(job).model_fields}
-    for name, part_kind in parts.items():
-        part = fields[name]
-        known = {key: getattr(part, key) for key in type(part).model_fields} | values.get(name, {})
-        fields[name] = part_kind.model_construct(part.model_fields_set | set(values.get(name, {})), **known)
+    for name, field in kind.model_fields.items():
+        part, part_kind, changed = fields[name], field.annotation, values.get(name, {})
+        if isinstance(part, Spec) and isinstance(part_kind, type) and (changed or type(part) is not part_kind):
+            known = {key: getattr(part, key) for key in type(part).model_fields} | changed
+            fields[name] = part_kind.model_construct(part.model_fields_set | set(changed), **known)
     return kind.model_construct(job.model_fields_set | set(values), **fields)

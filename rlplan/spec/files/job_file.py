@@ -111,8 +111,8 @@ def job_from(
 
     where: the source of the answers, for messages. Raises: SpecError.
     """
-    given = {key: value for key, value in answers.items() if value is not None}
-    data = apply_overrides(JobSpec.long_form(given), overrides)
+    keys = {key: value for key, value in answers.items() if value is not None}
+    data = apply_overrides(JobSpec.long_form(keys), overrides)
     for key, (what, option) in OPTIONS.items():
         if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
             raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)

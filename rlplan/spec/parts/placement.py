@@ -98,7 +98,7 @@ class HardwareSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Which roles share devices, and how weights are synchronized."""
+    """Device sharing of roles, and synchronization of weights."""
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
     """colocated: roles take turns on the same devices. hybrid: roles stay on the same devices side by side.
@@ -122,7 +122,7 @@ class PlacementSpec(Spec):
     offload: Literal["auto", "none", "host", "disk"] = "auto"
     """Where idle roles are offloaded to."""
     offload_roles: Literal["auto", "all", "frozen"] = "auto"
-    """Which idle roles are offloaded: all (colocated only), or only the frozen ones."""
+    """Idle roles that are offloaded: all (colocated only), or only the frozen ones."""
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
@@ -131,8 +131,7 @@ class PlacementSpec(Spec):
     """`one`: one trainer rank sends to all engines. `each`: every rank sends to the engine on its own device (required
     for CUDA IPC)."""
     sync_content: SyncContent | Auto = "auto"
-    """What a sync sends: all weights, the changes since the last sync, or only adapters. `auto` may send adapters on
-    GPUs."""
+    """Contents of a sync: all weights, changes since the last one, or adapters only. On GPUs `auto` may mean adapters."""
     sync_bucket: Annotated[ByteCount, Field(ge=0)] | Auto = "auto"
     """Bytes in flight during a sync; 0 sends each tensor on its own (verl without a checkpoint engine)."""
     sync_verification: Literal["first", "every"] = "first"

@@ -190,7 +190,7 @@ class TrainingSpec(Spec):
     persistence_threshold: int = Field(default=100_000, ge=0)
     """Size in elements up to which ZeRO-3 keeps a tensor whole on every rank."""
     recomputed: Literal["layers", "every_other_layer", "selective"] | tuple[RecomputedModule, ...] = "layers"
-    """What gradient checkpointing recomputes: whole layers, every other layer, all but every second matmul
+    """Scope of gradient checkpointing: whole layers, every other layer, all but every second matmul
     (torchtitan's `selective`), or modules of a layer by Megatron's names."""
     reduce_dtype: Literal["auto", Dtype.FLOAT32, Dtype.BFLOAT16] = "auto"
     """Data type in which gradients are accumulated and reduced (FSDP2, Megatron); `auto`: the trainer's default."""
