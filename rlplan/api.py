@@ -290,8 +290,8 @@ def _build_question(
             raise SpecError(
                 f"'{change}' cannot change a plan",
                 where=f"rlplan.{verb}",
-                rule="overrides and names are for jobs; a plan is not changed",
-                way_out="give the job file, or rlplan.explain(plan, changes=[...]) asks what it would bring",
+                rule="overrides and names apply to jobs, not to plans",
+                way_out="give the job file; rlplan.explain(plan, changes=[...]) shows the effect of a change",
             )
         plan = job if isinstance(job, Plan) else job.plan
         return Question(plan.asked, plan)

@@ -41,7 +41,7 @@ def calibrated(words: Sequence[str], out: Path) -> Calibration:
                 f"{path} occurs twice",
                 where="rlplan calibrate",
                 rule="each measurement counts once",
-                way_out="name it once, and measure other settings beside it",
+                way_out="name it once; other settings need measurements of their own",
             )
         taken.add(path.resolve())
         if path.is_dir():

@@ -105,8 +105,8 @@ def missing_extra(package: str) -> HostError:
     return HostError(
         f"package '{package}' is missing",
         where="this Python environment",
-        rule=f"what was asked needs the extra '{EXTRAS[package]}'",
-        way_out=f"{way_out}; `rlplan doctor` says what else is missing",
+        rule=f"this command needs the extra '{EXTRAS[package]}'",
+        way_out=f"{way_out}; `rlplan doctor` lists everything that is missing",
     )
 
 

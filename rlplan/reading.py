@@ -79,7 +79,7 @@ def path_refusal(error: BaseException) -> SpecError | None:
 
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EILSEQ)
 MAX_SHOWN_PATH = 120
-PATH_RULE = "a path that the file system can hold and that may be looked at: mostly at most 255 bytes a name"
+PATH_RULE = "a path that the file system supports and permissions allow: usually at most 255 bytes per name"
 PATH_WAY_OUT = "check the path and its permissions, or name another place"
 
 
@@ -153,7 +153,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
             damage = SpecError(
                 f"{what} is damaged: not a record ({type(error).__name__}: {str(error)[:120]})",
                 where=f"{path}, line {number}",
-                rule="one whole JSON record a line; only the last line may be torn",
+                rule="one complete JSON record per line; only the last line may be incomplete",
                 way_out="remove that line, or run the job again",
             )
             if line.endswith(b"}"):

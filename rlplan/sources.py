@@ -75,9 +75,9 @@ class Question:
         if self.serves:
             clients = self.job.workload.num_concurrent_requests
             raise SpecError(
-                f"framework is {self.job.framework}: an engine alone, which has no step",
+                f"framework is {self.job.framework}: a standalone engine, which has no step",
                 where="framework",
-                rule="rlplan estimate and rlplan simulate answer for an engine alone; all else needs a step",
+                rule="only rlplan estimate and rlplan simulate support a standalone engine",
                 way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:
@@ -153,10 +153,10 @@ def check_inputs(path: Path, overrides: Sequence[str]) -> None:
     for stage in (stage for stage in stages if stage.name == chosen_stage(overrides)):
         for key, name in open_inputs(stage, overrides, stages).items():
             raise SpecError(
-                f"{key} is what stage {name} leaves, which is not there yet",
+                f"{key} is the model of stage {name}, which has not run yet",
                 where=str(path),
-                rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
-                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy takes what a run left",
+                rule="a run needs every model; an estimate or a plan needs only its shape",
+                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy uses that of a run",
             )
 
 
@@ -165,15 +165,15 @@ def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
         raise SpecError(
             f"override '{changes[0]}' cannot change the bundle {path}",
             where="command line",
-            rule="overrides are for job files; a bundle runs as it stands",
+            rule="overrides apply to job files; a bundle runs unchanged",
             way_out="run the job with the override, or emit a new bundle",
         )
     if changes:
         raise SpecError(
             f"override '{changes[0]}' cannot change the plan {path}",
             where="command line",
-            rule="overrides are for job files; a plan is not changed",
-            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} asks what it would bring",
+            rule="overrides apply to job files, not to plans",
+            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} shows its effect",
         )
 
 
@@ -205,7 +205,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _nothing_asked(verb: str, override: str | None) -> SpecError:
     return SpecError(
-        f"nothing to {verb}" if override is None else f"'{override}' changes a job, and none is named",
+        f"nothing to {verb}" if override is None else f"'{override}' changes a job, but no job is named",
         where="command line",
         rule="a job file, a plan or a bundle, or --model and --gpus",
         way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",

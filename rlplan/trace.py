@@ -103,7 +103,7 @@ def _record(row: dict[str, Any]) -> Span | MemorySample | str:
         if not isinstance(value, _TYPES[record.__annotations__[name]]) or isinstance(value, bool):
             raise ValueError(f"{name} is a {type(value).__name__}")
         if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # written so that NaN fails
-            raise ValueError(f"{name} is no number up to {MAX_INTEGER}")
+            raise ValueError(f"{name} is not a number up to {MAX_INTEGER}")
     return record(**row)
 
 

@@ -176,10 +176,10 @@ def split_label(label: str) -> tuple[str, str]:
     if name not in NAMES:
         near = did_you_mean(name, NAMES)
         instead = near.split("'")[1] if near else "verl"
-        raise UnknownFrameworkError(f"no framework is named {word!r}: {', '.join(NAMES)}.{near}", instead)
+        raise UnknownFrameworkError(f"unknown framework {word!r}: {', '.join(NAMES)}.{near}", instead)
     if version and not re.fullmatch(r"v?\d+(\.\d+){0,3}(\.?(a|b|rc|post|dev)\d*)*", version):
         newest = known_versions(name)[-1]
-        raise UnknownFrameworkError(f"{version!r} is no version: write {name}@{newest}, or {name} alone", name)
+        raise UnknownFrameworkError(f"{version!r} is not a version: write {name}@{newest}, or only {name}", name)
     return name, version.removeprefix("v")
 
 

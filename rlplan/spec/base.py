@@ -75,7 +75,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
         raise _as_spec_error(error, kind, data, file, way_out) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
-            f"{kind.__name__} holds what JSON cannot: {shorten(str(error), 120)}",
+            f"{kind.__name__} holds a value that JSON cannot represent: {shorten(str(error), 120)}",
             where=file,
             rule="keys are strings, values are numbers, strings, lists and mappings",
             way_out=way_out or "write plain keys and values",
@@ -96,7 +96,7 @@ def _refuse_large_numbers(data: Any, kind: type[Spec], file: str) -> None:
             raise SpecError(
                 f"{named} of {kind.__name__} is a whole number of {value.bit_length()} bits",
                 where=f"{file}: {named}",
-                rule=f"whole numbers have at most {MAX_INTEGER.bit_length()} bits, so that they lie from "
+                rule=f"whole numbers have at most {MAX_INTEGER.bit_length()} bits, from "
                 f"{-MAX_INTEGER} to {MAX_INTEGER}",
                 way_out="write a smaller number",
             )
@@ -110,7 +110,7 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
     if first["type"] == "extra_forbidden":
         what = f"unknown key '{_shorten_key(first['loc'][-1])}'"
         rule = f"allowed here: {', '.join(known)}." + did_you_mean(_shorten_key(first["loc"][-1]), known)
-        way_out = way_out or f"remove it; `rlplan docs {_shorten_key(first['loc'][-1])}` looks a word up"
+        way_out = way_out or f"remove it; `rlplan docs {_shorten_key(first['loc'][-1])}` searches the documentation"
     elif first["type"] == "missing":
         what, rule = f"required key '{first['loc'][-1]}' is missing", "this key has no default"
         way_out = way_out or f"add `{first['loc'][-1]}:` there"
@@ -256,7 +256,7 @@ def writing(path: Path) -> Iterator[None]:
         raise SpecError(
             f"{path} cannot be written: {error.strerror}",
             where=str(error.filename or path),
-            rule="a place where files can be made",
+            rule="a writable place",
             way_out="name another place, or change its permissions",
         ) from None
 

@@ -55,7 +55,7 @@ class Algorithm(Spec):
     @classmethod
     def _has_known_roles(cls, roles: tuple[Role, ...]) -> tuple[Role, ...]:
         if roles not in (POLICY_ALONE, (Role.POLICY, Role.VALUE)):
-            raise ValueError("the policy is trained, and a value model beside it or none")
+            raise ValueError("trained_roles is the policy, optionally followed by the value model")
         return roles
 
     @model_validator(mode="after")
@@ -120,14 +120,14 @@ def _parse(path: Path) -> ast.Module:
         return ast.parse(read_text(path, "the algorithm's file"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _wrong(
-            f"{path} is not Python: {str(error) or type(error).__name__}", "a Python file", "mend the file"
+            f"{path} is not Python: {str(error) or type(error).__name__}", "a Python file", "correct the file"
         ) from None
 
 
 def _keywords(call: ast.expr, where: str) -> dict[str, Any]:
     """The keywords of `Algorithm(...)`: literals, or members of Role."""
     if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] != "Algorithm" or call.args:
-        raise _wrong(where, "a call of Algorithm with keywords alone", "write NAME = Algorithm(name=..., ...)")
+        raise _wrong(where, "a call of Algorithm with only keyword arguments", "write NAME = Algorithm(name=..., ...)")
     try:
         return {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:

@@ -103,7 +103,7 @@ def _explaining_files() -> Iterator[None]:
             f"the model's files cannot be read: {error.strerror}",
             where=str(error.filename),
             rule="a readable Hugging Face folder",
-            way_out="mend the file's permissions, or name another folder",
+            way_out="correct the file's permissions, or name another folder",
         ) from None
 
 

@@ -79,7 +79,7 @@ class JobSpec(JobRoles):
         if warmup > end - decays:
             raise ValueError(
                 f"algorithm.lr_warmup_steps = {warmup} of a {kind} schedule of {end} steps: the warm-up must be "
-                f"shorter. algorithm.lr_warmup_ratio says it as a part of the run"
+                f"shorter. algorithm.lr_warmup_ratio sets it as a fraction of the run"
             )
         return self
 
@@ -110,9 +110,9 @@ class JobSpec(JobRoles):
             return self
         if not self.has_rollouts:
             raise ValueError(
-                f"roles.teacher with {self.algorithm.name}, which is given its answers: distillation estimates "
-                f"KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns from a "
-                f"teacher's answers without roles.teacher"
+                f"roles.teacher with {self.algorithm.name}, which learns from answers in the data: distillation "
+                f"estimates KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns "
+                f"from a teacher's answers without roles.teacher"
             )
         if not self.algorithm.weighs_rollouts:
             raise PydanticCustomError(
@@ -127,7 +127,7 @@ class JobSpec(JobRoles):
     def _scorer_is_not_judged(self) -> Self:
         if self.algorithm.declaration.trains_scalar and (self.rewards or self.roles.paths or self.training.lora):
             raise ValueError(
-                f"{self.algorithm.name} learns from pairs alone and saves a whole model: rewards, roles with paths "
+                f"{self.algorithm.name} learns only from pairs and saves a full model: rewards, roles with paths "
                 f"and training.lora do not apply"
             )
         return self
@@ -224,11 +224,13 @@ class JobSpec(JobRoles):
                     f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
                 )
         if checkpoints.exports_policy and not checkpoints.every:
-            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that nothing is exported")
+            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that there is nothing to export")
         if checkpoints.best_metric is None:
             return self
         if not checkpoints.every:
-            raise ValueError("checkpoints.best_metric: checkpoints.every is 0, so that there is none to keep")
+            raise ValueError(
+                "checkpoints.best_metric: checkpoints.every is 0, so that there are no checkpoints to keep"
+            )
         if checkpoints.best_metric != REWARD_MEAN and self.workload.evaluate_every % checkpoints.every:
             raise ValueError(
                 f"checkpoints.best_metric: workload.evaluate_every = {self.workload.evaluate_every} must be a multiple "
@@ -249,8 +251,8 @@ class JobSpec(JobRoles):
         for role in (Role.REFERENCE, Role.TEACHER):
             if self.training.lora is None and getattr(self.roles, role).adapter is not None:
                 raise ValueError(
-                    f"roles.{role}.adapter: adapters of roles stand on the frozen base of training.lora, and there is "
-                    f"none. training.lora={{rank: 16}} trains one on it, roles.{role}.path=FOLDER is a model of its own"
+                    f"roles.{role}.adapter: adapters of roles need the frozen base of training.lora, and there is "
+                    f"none. training.lora={{rank: 16}} trains one, roles.{role}.path=FOLDER is a separate model"
                 )
         return self
 
@@ -285,7 +287,7 @@ class JobSpec(JobRoles):
             named = f"training.backend = {backend}" if framework == "auto" else f"framework = {framework}"
             raise PydanticCustomError(
                 "value_error",
-                "{named}: on a CPU host rlplan's own runtime alone trains; hardware.profile is {profile}",
+                "{named}: on a CPU host only rlplan's own runtime trains; hardware.profile is {profile}",
                 {
                     "named": named,
                     "profile": self.hardware.profile,

@@ -122,7 +122,7 @@ def suggest_value(kind: type[BaseModel], error: ErrorDetails, path: str) -> str:
     """A value to write instead; if the rule is all that is known, a pointer to the key's documentation."""
     written = "" if re.search(r"\.\d", path) else f"{path}="
     suggestion = _suggest_by_type(kind, error, path, written) or error.get("ctx", {}).get("way_out", "")
-    return suggestion or f"what the rule asks for; `rlplan docs {re.sub(r'[.][0-9].*', '', path)}` says more"
+    return suggestion or f"a value that meets the rule; see `rlplan docs {re.sub(r'[.][0-9].*', '', path)}`"
 
 
 def _suggest_by_type(kind: type[BaseModel], error: ErrorDetails, path: str, written: str) -> str:
@@ -148,7 +148,7 @@ def _suggest_by_type(kind: type[BaseModel], error: ErrorDetails, path: str, writ
     if error["type"] in ("bool_type", "bool_parsing"):
         return f"{written}true or {written}false"
     if error["type"] in ("model_type", "model_attributes_type"):
-        return f"it is a part with keys of its own: {path}.KEY=VALUE; `rlplan docs {path}` has them"
+        return f"set its keys: {path}.KEY=VALUE; `rlplan docs {path}` lists them"
     if error["type"] in ("tuple_type", "list_type"):
         return f"a list in brackets: '{written}[...]'"
     return f"{written}WORD" if error["type"] in ("string_type", "string_too_short") else ""

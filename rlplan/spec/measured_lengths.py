@@ -43,7 +43,7 @@ def lengths_of_run(folder: Path) -> tuple[str, ...]:
             f"{folder} holds no lengths",
             where="--lengths",
             rule="a run folder with data.json (lengths of prompts) or lengths.json (of responses)",
-            way_out="name the folder of a run that has ended; `rlplan run` says where it is",
+            way_out="name the folder of a finished run, which `rlplan run` prints",
         )
     workload: dict[str, Any] = {}
     if "data.json" not in missing:

@@ -327,7 +327,7 @@ def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
         (
             "architectures",
             model.linear_attention is not None,
-            "attention: states would run on through packed sequences",
+            "attention: recurrent states would leak between packed sequences",
         ),
         ("architectures", model.indexer is not None, "attention to every token, or to a window"),
         ("layer_types", "chunked" in model.attention_kinds, "attention to every token, or to a window"),

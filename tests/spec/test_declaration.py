@@ -132,7 +132,7 @@ TWO = {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}
         ({"algorithm.name": "online_dpo", "workload.mini_batch_size": 2}, "must be a multiple"),
         ({"algorithm.value_warmup_steps": 1}, "has no value model"),
         ({"algorithm.name": "sft"}, "must be 1"),
-        ({"algorithm.name": "reward_modeling", **TWO}, "learns from pairs alone"),
+        ({"algorithm.name": "reward_modeling", **TWO}, "learns only from pairs"),
         ({"algorithm.name": "reward_modeling", "algorithm.kl_coef": 0.1}, "trains no distribution"),
         (
             {"algorithm.name": "ppo", "algorithm.value_warmup_steps": 1, "roles.value.shares_backbone": True},

@@ -353,7 +353,7 @@ def test_ppo_has_a_value_model_with_processes_of_its_own_or_the_policys() -> Non
         ({"roles.reference.path": "other", "algorithm.kl_coef": 0}, "nothing reads the reference"),
         (
             {"algorithm.name": "ppo", "roles.value": {"path": "other", "shares_backbone": True}},
-            "has no path of its own",
+            "cannot have a path",
         ),
     ],
 )

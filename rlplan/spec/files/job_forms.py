@@ -85,9 +85,9 @@ def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:
             rest = rest.replace(match[0], "", 1)
     if rest.strip():
         raise SpecError(
-            f"'{shorten(rest.strip())[1:-1]}' says nothing of a link",
+            f"'{shorten(rest.strip())[1:-1]}' does not describe a link",
             where=where,
-            rule="bandwidth, then any of latency one way in ms, loss in %, places that generate, TCP connections",
+            rule="bandwidth, then any of one-way latency in ms, loss in %, generation places, TCP connections",
             way_out="such as 16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections",
         )
     return link

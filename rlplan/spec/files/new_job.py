@@ -61,7 +61,7 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
             f"algorithm '{answers.algorithm}' is unknown",
             where="--algorithm",
             rule=f"one of {', '.join(ALGORITHMS)}." + did_you_mean(answers.algorithm, ALGORITHMS),
-            way_out="`rlplan docs algorithms` says what each is for",
+            way_out="`rlplan docs algorithms` describes them",
         )
     profile = hardware_of(answers.hardware, "--gpus")["profile"]  # raises SpecError for unknown hardware
     on_cpu = is_cpu_host(profile, where="--gpus")

@@ -60,7 +60,7 @@ class _ForeignComposer(_PlainComposer):
         if not isinstance(event, AliasEvent):
             self.sizes.pop(event.anchor, None)  # until its end is reached it stands for nothing
         elif event.anchor not in self.sizes:
-            raise ComposerError(None, None, f"'*{event.anchor}' stands for nothing before it", event.start_mark)
+            raise ComposerError(None, None, f"'*{event.anchor}' has no anchor before it", event.start_mark)
         else:
             self.num_nodes += self.sizes[event.anchor]
 

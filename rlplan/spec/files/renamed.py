@@ -31,7 +31,7 @@ def refuse_old_keys(data: Any) -> None:
         raise SpecError(
             "schema_version is 1",
             where="schema_version",
-            rule="this rlplan reads jobs of version 2; CHANGELOG.md says what was renamed",
+            rule="this rlplan reads jobs of version 2; CHANGELOG.md lists renamed keys",
             way_out="schema_version: 2, or leave it out",
         )
 

@@ -50,9 +50,9 @@ def stages_of(data: Any, where: str) -> tuple[Stage, ...]:
     for number, own in enumerate(listed):
         name = own.get("name") if isinstance(own, dict) else None
         if isinstance(name, str) and name in stages:
-            raise _wrong(f"two stages are named {shorten(name, 40)}", where, "each stage has a name of its own")
+            raise _wrong(f"two stages are named {shorten(name, 40)}", where, "stage names are unique")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            rule = "a mapping with a `name` of its own: letters, digits, - and _, at most 32"
+            rule = "a mapping with a unique `name`: letters, digits, - and _, at most 32"
             raise _wrong(f"stages[{number}]: {shorten(own)}", where, rule)
         stages[name] = _stage(
             name, merge_mappings(common, own), str(common.get("name", "job")), stages, f"{where}: stages.{name}"
@@ -71,9 +71,9 @@ def select_job(data: Any, overrides: Sequence[str], where: str) -> tuple[Any, li
     name = chosen_stage(overrides)
     if name is None:
         raise SpecError(
-            f"the file has {len(stages)} stages, and one job is asked for",
+            f"the file has {len(stages)} stages, but the command needs one job",
             where=where,
-            rule=f"one of {', '.join(stages)}; estimate, plan and run alone take all of them",
+            rule=f"one of {', '.join(stages)}; only estimate, plan and run accept all stages at once",
             way_out=f"stage={next(iter(stages))}",
         )
     if name not in stages:
@@ -153,9 +153,9 @@ def _find_base(source: str, key: str, before: Mapping[str, Stage], where: str) -
     if before[source].trains_scalar != wants_scalar and key != "roles.value":
         kinds = ("a policy", "a reward model")
         raise SpecError(
-            f"stage {source} leaves {kinds[before[source].trains_scalar]}, {key} takes {kinds[wants_scalar]}",
+            f"stage {source} saves {kinds[before[source].trains_scalar]}, {key} needs {kinds[wants_scalar]}",
             where=where,
-            rule="roles.reward takes what reward modeling leaves, policy, reference and teacher what the others do",
+            rule="roles.reward needs the model of a reward_modeling stage; other roles need a policy",
             way_out="name another stage",
         )
     return before[source].base
@@ -163,7 +163,7 @@ def _find_base(source: str, key: str, before: Mapping[str, Stage], where: str) -
 
 def _unknown_stage(name: str, known: Mapping[str, Stage], where: str) -> SpecError:
     return SpecError(
-        f"there is no stage {shorten(name, 40)} here",
+        f"unknown stage {shorten(name, 40)}",
         where=where,
         rule=f"the file's stages are {', '.join(known)}.{did_you_mean(name, known)}",
         way_out=f"stage={next(iter(known))}",

@@ -35,14 +35,14 @@ def parse_yaml(text: str, *, where: str, what: str, may_repeat: bool = False) ->
             f"{what} is not YAML: {error.problem or error.context}",
             where=place,
             rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
-            way_out="mend that line",
+            way_out="correct that line",
         ) from None
     except (YAMLError, RecursionError, ValueError) as error:
         raise SpecError(
             f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             where=where,
             rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
-            way_out="mend the file",
+            way_out="correct the file",
         ) from None
 
 
@@ -83,7 +83,7 @@ def _set_key(data: Any, keys: list[str], value: Any, override: str) -> Any:
         raise SpecError(
             f"override '{override}' leads through {shorten(data)}, which has no keys",
             where="command line",
-            rule="a dotted path through mappings; a list is given whole, as one value",
+            rule="a dotted path through mappings; a list is set as a whole",
             way_out=f"{override.partition('=')[0].removesuffix('.' + '.'.join(keys))}='[{{...}}]', or in the job file",
         )
     inner = value if len(keys) == 1 else _set_key(data.get(keys[0], {}), keys[1:], value, override)

@@ -56,9 +56,9 @@ def profile_paths() -> dict[str, Path]:
         return bundled
     if not Path(own).is_dir():
         raise SpecError(
-            f"{FOLDER_VARIABLE} is {shorten(own)}, which is no folder",
+            f"{FOLDER_VARIABLE} is {shorten(own)}, which is not a folder",
             where="environment",
-            rule="a folder with profiles of your own, each in a .yaml file named like it",
+            rule="a folder with hardware profiles, each in a .yaml file of the profile's name",
             way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
         )
     own_paths = _list_paths(Path(own).resolve())
@@ -136,7 +136,7 @@ def find_profile(name: str, *, where: str) -> Profile:
             f"hardware profile '{shorten(name)[1:-1]}' is unknown",
             where=where,
             rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
-            way_out="`rlplan profiles list` shows them; hardware_profiles/README.md says how to add one",
+            way_out="`rlplan profiles list` lists them; hardware_profiles/README.md shows how to add one",
         )
     return _load(paths[wanted])
 
@@ -193,7 +193,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
         raise SpecError(
             f"'{shorten(text)[1:-1]}' has two numbers",
             where=where,
-            rule="all GPUs of the cluster and their kind; their hosts are hardware.num_hosts",
+            rule="the number of all GPUs and their profile; the number of hosts is hardware.num_hosts",
             way_out=f"{count * inner[0]}x{inner[1]} hardware.num_hosts={count}",
         )
     if count < 1:
@@ -201,7 +201,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
         raise SpecError(
             f"'{shorten(text)[1:-1]}' names no GPUs" + ", for it does not say how many" * is_alone,
             where=where,
-            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 are read too",
+            rule="COUNTxPROFILE with a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 also work",
             way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
         )
     profile, gpu = find_profile(name, where=where), get_gpu(name, where=where)
@@ -248,6 +248,6 @@ def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:
     return SpecError(
         f"hardware profile '{profile.name}' is of kind {profile.kind}",
         where=where,
-        rule=f"here a profile of kind {wanted} is needed",
+        rule=f"a profile of kind {wanted} is needed here",
         way_out="`rlplan profiles list` shows the kind of each profile",
     )

@@ -23,7 +23,7 @@ MAX_DOLLARS = 1e6
 """Limit of a price in dollars per GPU and hour, equal to that of `hardware.price_per_gpu_hour`."""
 OLD_DAYS = 90
 """Age in days above which a price is reported as old: on-demand prices have moved by 10 % and more within a quarter."""
-WAY_OUT = "--price h100=2.1 types one, --prices FILE reads a file; hardware_profiles/README.md shows its form"
+WAY_OUT = "--price h100=2.1 sets a price, --prices FILE reads a file; hardware_profiles/README.md shows its format"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _parse_option(text: str) -> tuple[str, Price]:
         dollars = float(_dollars(float(number.strip().removeprefix("$"))))
     except ValueError:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' is no price",
+            f"'{shorten(text)[1:-1]}' is not a price",
             where="command line: --price",
             rule=f"GPU=DOLLARS for one GPU and one hour, above 0 and at most {MAX_DOLLARS:g}",
             way_out="for example --price h100=2.1",

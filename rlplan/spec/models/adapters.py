@@ -78,7 +78,7 @@ def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tu
         known = sorted({_module(tensor) for tensor in layers})
         for name in sorted(names - set(known)):
             raise SpecError(
-                f"target {name!r} is no linear layer of {model.architecture}",
+                f"target {name!r} is not a linear layer of {model.architecture}",
                 where="targets",
                 rule=f"{ALL_LINEAR}, or some of {', '.join(known)}." + did_you_mean(name, known),
                 way_out="name modules that the model has",

@@ -81,7 +81,7 @@ def check_checkpoint(model: ModelSpec, folder: Path) -> None:
     if stored not in (model.num_parameters, model.num_parameters + table):
         _refuse(
             folder / files[0],
-            f"the checkpoint holds {stored:,} parameters, config.json says {model.num_parameters:,}",
+            f"the checkpoint holds {stored:,} parameters, config.json describes {model.num_parameters:,}",
             "both describe the same model",
         )
 
@@ -95,7 +95,7 @@ def _is_extra(name: str, model: ModelSpec) -> bool:
 
 MAX_NAME = 255
 """Limit on the characters of a file name, as in common file systems."""
-_ONE_PLACE = "each tensor of the index lies in the one file that it names"
+_ONE_PLACE = "each tensor of the index is in the file that the index names, and only there"
 
 
 def has_weights(folder: Path) -> bool:
@@ -147,7 +147,7 @@ def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            _refuse(path, f"the header is said to have {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
+            _refuse(path, f"the header's length is {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
         raw = file.read(length)
     try:
         text = raw.decode("utf-8")

@@ -102,7 +102,7 @@ def check_tensors(adapter: LoraSpec, model: ModelSpec, *, where: str) -> None:
             has = f"has {name} of {shape_in_file}" if shape_in_file else f"lacks {name}"
             _refuse_tensors(where, file, f"{has}, {shape} is needed")
     if stored:
-        _refuse_tensors(where, file, f"has {shorten(next(iter(stored)))}, which stands beside no layer of the policy")
+        _refuse_tensors(where, file, f"has {shorten(next(iter(stored)))}, which belongs to no layer of the policy")
 
 
 def _refuse_tensors(where: str, file: Path, what: str) -> NoReturn:
@@ -116,7 +116,7 @@ def _another(stored: LoraSpec, what: str, way_out: str) -> SpecError:
     return SpecError(
         f"the adapter in {stored.path} has {what}",
         where="training.lora.path",
-        rule="training goes on with the adapter that it starts from: rank, alpha and layers stay the same",
+        rule="training continues the adapter that it starts from, with the same rank, alpha and layers",
         way_out=f"{way_out}, or another adapter",
     )
 
@@ -126,5 +126,5 @@ def _refuse(where: str, file: Path, key: str, value: Any, rule: str) -> NoReturn
         f"{key} is {shorten(value)}",
         where=f"{where}: {file}: {key}",
         rule=f"{key}: {rule}",
-        way_out="name an adapter that PEFT saved with plain LoRA, or merge this one into a model of its own",
+        way_out="name an adapter that PEFT saved with plain LoRA, or merge this one into a model",
     )

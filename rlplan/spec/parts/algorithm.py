@@ -145,7 +145,7 @@ class AlgorithmSpec(Spec):
         if self.has_kl_in_reward and not self.weighs_rollouts:
             raise PydanticCustomError(
                 "value_error",
-                f"algorithm.kl_in: {self.name} learns from no reward of a token, so no KL can be taken off one",
+                f"algorithm.kl_in: {self.name} has no rewards per token from which a KL could be subtracted",
                 {"way_out": "algorithm.kl_in=loss"},
             )
         return self
@@ -154,7 +154,9 @@ class AlgorithmSpec(Spec):
     def _schedule_is_one(self) -> "AlgorithmSpec":
         kind = self.lr_scheduler_type
         if self.lr_warmup_steps and self.lr_warmup_ratio:
-            raise ValueError("algorithm.lr_warmup_steps and algorithm.lr_warmup_ratio say the same: give one of them")
+            raise ValueError(
+                "algorithm.lr_warmup_steps and algorithm.lr_warmup_ratio set the same value: give one of them"
+            )
         if self.min_lr_ratio and kind != "cosine":
             raise ValueError(f"algorithm.min_lr_ratio: a {kind} schedule has no minimum; a cosine one has")
         if self.lr_decay_steps is not None and kind == "constant":

@@ -60,7 +60,7 @@ class DataSpec(Spec):
         if isinstance(prompts, tuple) and not labels:
             raise ValueError("at least one data set")
         if len(set(labels)) < len(labels):
-            raise ValueError(f"each data set has a name of its own, these are {', '.join(labels)}: give them `name`")
+            raise ValueError(f"data set names are unique, these are {', '.join(labels)}: set `name`")
         return prompts
 
     @model_validator(mode="after")

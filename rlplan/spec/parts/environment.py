@@ -22,7 +22,7 @@ PATH_PATTERN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
 
 def _names_something(path: str) -> str:
     if not PATH_PATTERN.fullmatch(path):
-        raise ValueError(f"'{path}' names no function; the form is file.py:function")
+        raise ValueError(f"'{path}' does not name a function as file.py:function")
     return path
 
 
@@ -44,12 +44,13 @@ def _is_safe(address: str) -> str:
         parts = urlsplit(address)
         host, _ = parts.hostname or "", parts.port
     except ValueError:
-        raise ValueError(f"'{address}' is no address") from None
+        raise ValueError(f"'{address}' is not an address") from None
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise ValueError(f"'{address}' is neither https://HOST… nor http:// on this machine (127.0.0.1, localhost)")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            f"an address has no user, password, query or fragment: a token is given in {TOKEN_VARIABLE}, not in files"
+            f"an address has no user, password, query or fragment: a token goes into the environment variable "
+            f"{TOKEN_VARIABLE}"
         )
     return address
 
@@ -100,7 +101,7 @@ class EnvironmentSpec(Spec):
     def _names_differ(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
         names = [tool.rpartition(":")[2] for tool in tools]
         if len(set(names)) < len(names):
-            raise ValueError(f"each tool has a name of its own, these are {', '.join(names)}")
+            raise ValueError(f"tool names are unique, these are {', '.join(names)}")
         return tools
 
     @model_validator(mode="after")

@@ -131,7 +131,7 @@ class PlacementSpec(Spec):
     """`one`: one trainer rank sends to all engines. `each`: every rank sends to the engine on its own device (required
     for CUDA IPC)."""
     sync_content: SyncContent | Auto = "auto"
-    """Contents of a sync: all weights, changes since the last one, or adapters only. On GPUs `auto` may mean adapters."""
+    """Contents of a sync: all weights, changes since the last one, or adapters. On GPUs `auto` may mean adapters."""
     sync_bucket: Annotated[ByteCount, Field(ge=0)] | Auto = "auto"
     """Bytes in flight during a sync; 0 sends each tensor on its own (verl without a checkpoint engine)."""
     sync_verification: Literal["first", "every"] = "first"

@@ -32,7 +32,7 @@ OnBase = TypeVar("OnBase", "ReferenceSpec", "TeacherSpec")
 def _either(spec: OnBase, role: Role) -> OnBase:
     if spec.path is not None and spec.adapter is not None:
         raise ValueError(
-            f"roles.{role}.path is a model of its own, roles.{role}.adapter one on the policy's base: drop one"
+            f"roles.{role}.path is a separate model, roles.{role}.adapter an adapter on the policy's base: drop one"
         )
     return spec
 
@@ -104,7 +104,7 @@ class ValueSpec(Spec):
     @model_validator(mode="after")
     def _one_backbone(self) -> "ValueSpec":
         if self.path is not None and self.shares_backbone:
-            raise ValueError("a value head on the policy's backbone has no path of its own: drop one of the two keys")
+            raise ValueError("a value head on the policy's backbone cannot have a path: drop one of the two keys")
         if self.shares_backbone and self.training != ValueTrainingSpec.by_default():
             raise ValueError("a value head on the policy's backbone is trained with it: drop roles.value.training")
         return self

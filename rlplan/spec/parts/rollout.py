@@ -92,7 +92,7 @@ class RolloutSpec(Spec):
         if self.gpu_memory_utilization is not None and self.kv_cache_memory != "auto":
             raise ValueError(
                 f"rollout.kv_cache_memory = {self.kv_cache_memory} and rollout.gpu_memory_utilization = "
-                f"{self.gpu_memory_utilization} both say how large the KV cache is: give one of them"
+                f"{self.gpu_memory_utilization} both set the size of the KV cache: give one of them"
             )
         return self
 

@@ -55,10 +55,10 @@ class Combination(NamedTuple):
         stage = f"training.zero_stage {self.zero_stage}"
         key = "training.offloads_optimizer"
         if self.offloads_optimizer and self.optimizer != "adamw":
-            rule = "on the host DeepSpeed steps with its own CPU Adam, which has fp32 moments"
+            rule = "DeepSpeed's CPU Adam only supports fp32 moments"
             yield Contradiction(f"{key} with training.optimizer {self.optimizer}", key, rule, f"{key}=false")
         if self.offloads_optimizer and self.zero_stage in (0, 1):
-            rule = "an offloaded optimizer needs partitions, which ZeRO has from stage 2 on"
+            rule = "an offloaded optimizer needs partitions, that is, ZeRO stage 2 or 3"
             yield Contradiction(f"{key} with {stage}", key, rule, "training.zero_stage=2")
         key = "training.offloads_parameters"
         if self.offloads_parameters and self.zero_stage in (0, 1, 2):
@@ -71,9 +71,13 @@ class Combination(NamedTuple):
 
     def _find_tensor_parallel_conflicts(self, stage: str) -> Iterator[Contradiction]:
         conflicts = (
-            (self.ulysses > 1, f"training.ulysses {self.ulysses}", "DeepSpeed has one group beside data parallelism"),
+            (
+                self.ulysses > 1,
+                f"training.ulysses {self.ulysses}",
+                "DeepSpeed supports one group besides data parallelism",
+            ),
             (self.zero_stage == 3, stage, "AutoTP goes with ZeRO 0 to 2"),
-            (self.trains_adapters, "training.lora", "AutoTP cuts plain linear layers, none that PEFT has wrapped"),
+            (self.trains_adapters, "training.lora", "AutoTP shards plain linear layers, not those wrapped by PEFT"),
             (self.offloads_optimizer, "training.offloads_optimizer", "AutoTP was never tried with it"),
         )
         for holds, what, rule in conflicts:
@@ -279,11 +283,26 @@ def sharing_refusals(model: ModelSpec, ulysses: int, tp: int) -> Iterator[Contra
     """
     heads, keys = model.num_heads, model.num_kv_heads
     problems = (
-        (heads % ulysses > 0, "ulysses", f"{heads} attention heads", "every rank takes as many whole heads"),
-        (keys % ulysses > 0 and ulysses % keys > 0, "ulysses", f"{keys} key heads", "as many for each rank, or ranks"),
-        (keys % tp > 0, "tp", f"{keys} key heads", "every rank has as many whole key heads"),
+        (
+            heads % ulysses > 0,
+            "ulysses",
+            f"{heads} attention heads",
+            "every rank computes the same number of whole heads",
+        ),
+        (
+            keys % ulysses > 0 and ulysses % keys > 0,
+            "ulysses",
+            f"{keys} key heads",
+            "a multiple of the ranks, or a divisor",
+        ),
+        (keys % tp > 0, "tp", f"{keys} key heads", "every rank has the same number of whole key heads"),
         (tp > 1 and not _is_cut_whole(model), "tp", "layers that AutoTP does not cut", "q, k, v, o, gate, up and down"),
-        (model.intermediate_size % tp > 0, "tp", f"an MLP {model.intermediate_size} wide", "every rank has as much"),
+        (
+            model.intermediate_size % tp > 0,
+            "tp",
+            f"an MLP {model.intermediate_size} wide",
+            "every rank has an equal part",
+        ),
     )
     for holds, key, what, rule in problems:
         if holds:

@@ -67,7 +67,7 @@ def test_one_job_is_asked_for_and_none_is_chosen() -> None:
 
 @pytest.mark.parametrize("verb", ["emit", "run"])
 def test_what_will_run_needs_the_models_of_earlier_stages(verb: str) -> None:
-    with pytest.raises(SpecError, match=r"policy\.path is what stage sft leaves, which is not there yet"):
+    with pytest.raises(SpecError, match=r"policy\.path is the model of stage sft, which has not run yet"):
         read_question(verb, JobWords(str(FILE), ["stage=ppo"]))
     assert read_question("plan", JobWords(str(FILE), ["stage=ppo"])).job.algorithm.name == "ppo"
     assert read_question(verb, JobWords(str(FILE), ["stage=sft"])).job.algorithm.name == "sft"
@@ -110,7 +110,7 @@ def test_weights_that_are_drawn_are_those_of_the_first_stage_alone() -> None:
 
 
 def test_a_stage_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="there is no stage 'pop' here") as caught:
+    with pytest.raises(SpecError, match="unknown stage 'pop'") as caught:
         load_job(FILE, ["stage=pop"])
     assert "Did you mean 'ppo'" in str(caught.value)
     assert caught.value.way_out == "stage=sft"

@@ -139,7 +139,7 @@ def test_adapters_have_rank_times_in_plus_out(name: str, rank: int, targets: str
 
 @pytest.mark.parametrize("targets", [["q_prj"], "k", ["q_proj", "lm_head"], ["embed_tokens"]])
 def test_a_target_that_is_no_linear_layer_is_refused(targets: str | list[str]) -> None:
-    with pytest.raises(SpecError, match="is no linear layer of Qwen2ForCausalLM"):
+    with pytest.raises(SpecError, match="is not a linear layer of Qwen2ForCausalLM"):
         lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), 8, targets)
 
 

@@ -112,7 +112,7 @@ def test_a_file_with_other_tensors_than_it_says_is_refused(folder: Path) -> None
     with pytest.raises(SpecError, match="is needed"):
         check_tensors(read_adapter(folder, where="here"), model, where="here")
     change(folder, r=4, target_modules=["q_proj"])
-    with pytest.raises(SpecError, match="stands beside no layer"):
+    with pytest.raises(SpecError, match="belongs to no layer"):
         check_tensors(read_adapter(folder, where="here"), model, where="here")
 
 
