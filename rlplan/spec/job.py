@@ -111,8 +111,8 @@ class JobSpec(JobRoles):
         if not self.has_rollouts:
             raise ValueError(
                 f"roles.teacher with {self.algorithm.name}, which learns from answers in the data: distillation "
-                f"estimates KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns "
-                f"from a teacher's answers without roles.teacher"
+                f"estimates KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft "
+                "learns from a teacher's answers without roles.teacher"
             )
         if not self.algorithm.weighs_rollouts:
             raise PydanticCustomError(
