@@ -110,6 +110,10 @@ def missing_extra(package: str) -> HostError:
     )
 
 
+FAR = 0.7
+"""Minimum similarity of words that begin with different letters."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` if a known word is similar, else "".
 
@@ -123,15 +127,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     lower, names = word.lower(), {name.lower(): name for name in known}
     near = difflib.get_close_matches(lower, list(names), n=3, cutoff=0.6)
     near = [
-        name for name in near if name[:1] == lower[:1] or name in lower or lower in name or _ratio(name, lower) > FAR
+        name
+        for name in near
+        if name[:1] == lower[:1]
+        or name in lower
+        or lower in name
+        or difflib.SequenceMatcher(None, name, lower).ratio() > FAR
     ]
     near.sort(key=lambda name: sorted(name) != sorted(lower))  # transposed letters first
     return f" Did you mean '{names[near[0]]}'?" if near else ""
-
-
-FAR = 0.7
-"""Minimum similarity of words that begin with different letters."""
-
-
-def _ratio(word: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, word, other).ratio()

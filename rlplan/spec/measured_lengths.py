@@ -47,7 +47,8 @@ def lengths_of_run(folder: Path) -> tuple[str, ...]:
         )
     workload: dict[str, Any] = {}
     if "data.json" not in missing:
-        prompt_len = _read_key(files["data.json"], "prompt_len")
+        facts = read_json(files["data.json"], "the facts about the data")
+        prompt_len = facts.get("prompt_len") if isinstance(facts, dict) else facts
         workload["mean_prompt_len"] = math.ceil(
             validate(PromptLengths, prompt_len, file=f"{files['data.json']}: prompt_len").mean
         )
@@ -112,8 +113,3 @@ def _fit_median(mean: float, cap: int, sigma: float) -> str:
 
 def _as_override(lengths: LogNormalLengths) -> str:
     return f"workload.response_lengths={{kind: lognormal, median: {lengths.median:.4g}, sigma: {lengths.sigma:.3g}}}"
-
-
-def _read_key(file: Path, key: str) -> Any:
-    data = read_json(file, "the facts about the data")
-    return data.get(key) if isinstance(data, dict) else data

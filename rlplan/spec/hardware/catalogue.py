@@ -113,9 +113,7 @@ def _read_data(path: Path) -> Any:
     return read_yaml(path, "the hardware profile")
 
 
-@cache
-def _load(path: Path) -> Profile:
-    return read_profile(path)
+_load = cache(read_profile)
 
 
 def load_profiles() -> dict[str, Profile]:
@@ -199,7 +197,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
     if count < 1:
         is_alone = _normalize(text) in profile_paths()
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' names no GPUs" + ", for it does not say how many" * is_alone,
+            f"'{shorten(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
             where=where,
             rule="COUNTxPROFILE with a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 also work",
             way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",

@@ -265,7 +265,7 @@ def test_a_name_may_stand_before_its_number_where_that_means_one_thing(text: str
 def test_gpus_that_could_mean_two_things_or_are_not_counted_are_refused_with_what_to_write():
     with pytest.raises(SpecError, match="names no GPUs"):
         parse_gpus("4090x3090", where="--gpus")
-    with pytest.raises(SpecError, match="does not say how many") as caught:
+    with pytest.raises(SpecError, match="their number is missing") as caught:
         parse_gpus("4090", where="--gpus")
     assert caught.value.way_out == "write 1x4090"
 
