@@ -244,7 +244,7 @@ def compare(
     """Compare jobs, plans, simulations and runs (or their folders), with their costs.
 
     hardware: clusters (`8xH100,16xL40S`), on each of which every source is planned. budget_per_hour: dollars; clusters
-    beyond it are left out. A GPU without a number (`H100`, or every priced GPU) stands for as many as it buys. prices:
+    beyond it are left out. A GPU without a number (`H100`) means as many as it buys. prices:
     dollars per GPU-hour by GPU, or a file. listen: called for each cluster. Raises: as `plan` and `load_run`.
     """
     if not sources:

@@ -117,7 +117,7 @@ FAR = 0.7
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` if a known word is similar, else "".
 
-    Capitals do not count. Of words that are as near, one with the same letters in another order comes first.
+    Case is ignored. Among equally similar words, an anagram of the word comes first.
 
     >>> did_you_mean("plicy", ["policy", "reward"]), did_you_mean("GPRO", ["gspo", "grpo"])
     (" Did you mean 'policy'?", " Did you mean 'grpo'?")

@@ -136,7 +136,7 @@ def read_lines(path: Path, what: str, *, limit: int, max_line: int = MAX_LINE_BY
 
 
 def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit: int) -> Iterator[Record]:
-    """Results of `take` for the JSON of each line. A torn last line, left by a killed process, is skipped.
+    """Results of `take` for the parsed JSON of each line. A torn last line, left by a killed process, is skipped.
 
     Raises: SpecError with the number of a line that is not JSON, or for which `take` raises ValueError, KeyError,
     TypeError, AttributeError or OverflowError.
@@ -196,7 +196,9 @@ def read_number(value: object) -> float:
 
 
 def check_values(text: str | bytes) -> None:
-    """Refuse JSON texts before parsing whose objects would take far more memory than the text. Raises: ValueError."""
+    """Refuse, before parsing, a JSON text whose objects would take far more memory than the text. Raises:
+    ValueError.
+    """
     marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
     if sum(map(text.count, marks)) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")

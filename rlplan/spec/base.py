@@ -190,7 +190,7 @@ def _shorten_key(part: int | str) -> str:
 
 
 def _known_keys(kind: type[Spec], loc: tuple[Any, ...]) -> list[str]:
-    """The keys allowed beside the last part of `loc`, as far as nested models determine them."""
+    """The keys allowed at the level of the last part of `loc`, as far as nested models determine them."""
     current: Any = kind
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)

@@ -89,7 +89,7 @@ def is_model_of(folder: Path, fingerprint: str) -> bool:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the weight files that a model is loaded from, as far as they exist. Raises: SpecError."""
+    """Names of the existing weight files that a model is loaded from. Raises: SpecError."""
     names = {WEIGHTS, *(read_index(folder / INDEX).values() if (folder / INDEX).is_file() else ())}
     return sorted(name for name in names if os.path.lexists(folder / name))
 

@@ -298,7 +298,7 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _trainer_can_combine(self) -> Self:
-        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/trainers.py says where
+        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/trainers.py reports it with the key
             for contradiction in self.training.combination().contradictions():
                 raise ValueError(contradiction.reason)
         return self

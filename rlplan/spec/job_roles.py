@@ -89,8 +89,8 @@ class JobRoles(JobParts):
 
     @property
     def max_refills(self) -> int:
-        """How often zero-variance groups are replaced. 0 where rules alone cannot detect them: with a reward model or
-        turns.
+        """How often zero-variance groups are replaced. 0 with a reward model or multiple turns, where rules cannot
+        detect them.
         """
         return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
 
@@ -131,7 +131,7 @@ class JobRoles(JobParts):
 
     @property
     def has_reward_processes(self) -> bool:
-        """Whether rewards run in processes of their own besides the driver."""
+        """Whether rewards run in separate processes."""
         return any(runs_elsewhere(reward) for reward in self.rewards)
 
     @property

@@ -302,7 +302,7 @@ def replace_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSp
 def _read_folder(folder: Path) -> dict[str, Any]:
     """The config in a folder or file. A missing folder `models/ORG/NAME` stands for the bundled model of that id.
 
-    So a job can be planned where its models do not lie. Raises: SpecError.
+    So a job can be planned on a machine without its models. Raises: SpecError.
     """
     if not folder.exists():
         entry = load_catalogue().get("/".join(folder.parts[-2:]))

@@ -58,7 +58,7 @@ class _ForeignComposer(_PlainComposer):
 
     def _check_anchor(self, event: Any) -> None:
         if not isinstance(event, AliasEvent):
-            self.sizes.pop(event.anchor, None)  # until its end is reached it stands for nothing
+            self.sizes.pop(event.anchor, None)  # an alias inside its own anchor is an error
         elif event.anchor not in self.sizes:
             raise ComposerError(None, None, f"'*{event.anchor}' has no anchor before it", event.start_mark)
         else:

@@ -71,7 +71,7 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
 
 
 def _as_override(path: str, text: str) -> str:
-    """The override that was probably meant: `/` or `:` may stand in place of `.` and `=`."""
+    """The override that was probably meant: `/` or `:` may have been typed instead of `.` and `=`."""
     key, _, value = path.strip().partition(":")
     dotted = key.replace("/", ".")
     is_meant = dotted.count(".") < MAX_DEPTH and re.fullmatch(r"\w{1,60}(\.\w{1,60})+", dotted) is not None

@@ -3,7 +3,7 @@
 In: `hardware_profiles/gpu/` and `node/*.yaml`, and the folder named by the environment variable RLPLAN_PROFILES. File
 names are profile names; a file there replaces the bundled profile of its name. Out: frozen profiles, or a SpecError.
 
-Parsing a profile takes about ten milliseconds, so that names come from the folder listing alone.
+Parsing a profile takes about ten milliseconds, so that names come from the folder listing.
 """
 
 import difflib
@@ -183,7 +183,7 @@ def usual_node(gpu: GpuProfile) -> NodeProfile | None:
 def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
     """The number of GPUs, their profile, and the node if the text names one: `2xdgx-h100` are sixteen GPUs.
 
-    Raises: SpecError where it has another form or the profile is unknown or of another kind.
+    Raises: SpecError for another form, or a profile that is unknown or of another kind.
     """
     count, name = count_and_name(text) or (0, text)
     inner = count_and_name(name) if count and _normalize(name) not in profile_paths() else None
@@ -224,7 +224,7 @@ def count_and_name(text: str) -> tuple[int, str] | None:
 def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
     """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`, two groups that share no devices. See `parse_gpus`.
 
-    Raises: SpecError where there are more than two, or one of them is not as it should be.
+    Raises: SpecError for more than two groups, or an invalid one.
     """
     parts = text.split("+")
     if len(parts) > MAX_POOLS:

@@ -43,8 +43,8 @@ def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
 def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR) -> tuple[Parameter, ...]:
     """The trained adapters: A of r by in, B of out by r, for every named linear layer. Raises: SpecError.
 
-    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` beside them for all
-    routed experts, whose pairs are one tensor a layer and matrix.
+    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` adds all routed
+    experts, with one pair of tensors per layer and matrix.
     Source: LoRA, arXiv 2106.09685, section 4.1; PEFT 0.18 tuners/lora/layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model

@@ -43,7 +43,7 @@ class StoredTensor:
 def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
     """Every tensor of a folder's safetensors files, or of one file. Raises: SpecError.
 
-    With an index, exactly the files that it names are read, and each tensor must lie where the index says.
+    With an index, exactly the files that it names are read, and each tensor must be in the file that it names.
     """
     if not path.is_dir():
         return read_header(path)

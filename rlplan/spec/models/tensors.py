@@ -1,8 +1,8 @@
-"""Tables of tensors: how a model family writes down its parameters, and how the table becomes names and shapes.
+"""Tables of tensors: the notation in which a model family lists its parameters, and its expansion to names and shapes.
 
 In: a table (text) and the sizes of one model. Out: `Parameter`s. Left out: values, dtypes, gradients.
 
-A table has one tensor a line, in the order of the Hugging Face module, under a section that names its component:
+A table has one tensor per line, in the order of the Hugging Face module, under a section that names its component:
 
     [attention]
     self_attn.q_proj.weight   q h
@@ -10,13 +10,13 @@ A table has one tensor a line, in the order of the Hugging Face module, under a 
     [router]
     mlp.gate.weight           =E h
 
-Each further word is a dimension: a symbol, or a sum of products of symbols and numbers (`q+2*kv`). A symbol is also
-what is cut: `q`, `kv`, `I`, `E`, `V` ... shrink on a tensor- or expert-parallel rank, `h` and `d` do not, and `=q` is
-held whole by every rank. So a rank's shapes are the same table, read with the rank's sizes. After `?` stand the
-conditions (all must hold; `!` negates); a section's own conditions follow its name.
+Each word after the name is a dimension: a symbol, or a sum of products of symbols and numbers (`q+2*kv`). Symbols also
+express sharding: `q`, `kv`, `I`, `E`, `V` and others shrink on a tensor- or expert-parallel rank, `h` and `d` do not,
+and `=q` is whole on every rank. A rank's shapes follow from the same table with the rank's sizes. Conditions come after
+`?` (all must hold; `!` negates); those of a whole section follow its name.
 
-A matrix `….weight` of attention, an MLP, a shared expert or a tower is a linear layer's. A section's mark says
-otherwise: `[vision plain]` holds none, `[router linear]` does, `[router buffer]` holds what no gradient reaches.
+A matrix `….weight` of attention, an MLP, a shared expert or a tower belongs to a linear layer. A section's mark changes
+that: `[vision plain]` has no linear layers, `[router linear]` has some, `[router buffer]` has tensors without gradient.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

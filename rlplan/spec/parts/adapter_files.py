@@ -76,7 +76,8 @@ def check_same_adapter(model: ModelSpec, trained: LoraSpec, stored: LoraSpec) ->
 
 
 def held_beside(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Parameter, ...]:
-    """The parameters of adapters beside a model's linear layers. adapters: by name, which is in theirs.
+    """The parameters of frozen adapters on a model's linear layers. adapters: by name, which becomes part of tensor
+    names.
 
     Raises: SpecError.
 

@@ -22,7 +22,7 @@ LrScheduler = Literal["constant", "linear", "cosine"]
 
 
 class AlgorithmSpec(Spec):
-    """The `algorithm:` part of a job. An algorithm's own defaults stand in its declaration."""
+    """The `algorithm:` part of a job. Defaults of an algorithm are in its declaration."""
 
     path: str | None = None
     """`file.py:NAME` of a user-defined algorithm declaration."""

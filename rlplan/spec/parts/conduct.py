@@ -64,8 +64,8 @@ class CheckpointsSpec(Spec):
     best_mode: Mode = "max"
     """Whether higher or lower values of best_metric are better."""
     writes: Literal["auto", "beside", "waiting"] = "auto"
-    """`beside`: copies the trained states and writes the copy while training continues. `waiting`: the trainer waits
-    for the disk. `auto`: `beside`, except where phases time-share memory."""
+    """When checkpoints are written. `beside`: from a copy of the trained states, while training continues. `waiting`:
+    the trainer waits for the disk. `auto`: `beside`, except where phases time-share memory."""
 
 
 class EarlyStoppingSpec(Spec):

@@ -51,7 +51,7 @@ class DataSpec(Spec):
     difficulty_column: str | None = None
     """Numeric column for a curriculum: each epoch of each data set starts with the smallest values."""
     system_prompt: str | None = Field(default=None, max_length=100_000)
-    """System prompt for prompts without one of their own. Prompts then are rendered as chats, whatever their layout."""
+    """System prompt for prompts without one of their own. All prompts are then rendered as chats."""
 
     @field_validator("prompts")
     @classmethod

@@ -86,7 +86,7 @@ class EnvironmentSpec(Spec):
     max_observation_len: int = Field(default=64, ge=1)
     """Limit on the tokens of an answer; longer ones are truncated at their end."""
     at_context_limit: Literal["end", "mask"] = "end"
-    """A rollout whose next turn does not fit the context either ends there, or is masked from the loss."""
+    """Handling of rollouts whose next turn exceeds the context: they end there, or are masked from the loss."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
     """Timeout in seconds of one answer or one tool call."""
     num_workers: int = Field(default=2, ge=1, le=256)

@@ -1,4 +1,4 @@
-"""Roles: the models beside the policy, where they come from, and which processes compute them.
+"""Roles: the models besides the policy, where they come from, and which processes compute them.
 
 In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape of a role's model. Left out: which roles
 an algorithm trains (algorithm.py), and how a role computes (runtime/workers).

@@ -76,7 +76,8 @@ class RolloutSpec(Spec):
     """Sleep level of a colocated engine on GPUs. 0: stays awake; 1: offloads weights to the host; 2: discards
     weights."""
     kv_cache_memory: Annotated[ByteCount, AfterValidator(_holds_tokens)] | Auto = "auto"
-    """KV cache size in bytes per rank. `auto`: the 99th percentile of what the rollouts need, or what is free."""
+    """KV cache size in bytes per rank. `auto`: the 99th percentile of the rollouts' demand, or the free memory if that
+    is less."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Share of a GPU's total memory for the engine, as in vLLM. The KV cache gets what weights, activations and graphs
     leave of it. None: follows kv_cache_memory."""
@@ -98,5 +99,5 @@ class RolloutSpec(Spec):
 
     @property
     def generates_in_trainer(self) -> bool:
-        """Whether the trainer generates by itself, without an engine beside it."""
+        """Whether the trainer generates without a separate engine."""
         return self.engine == "transformers"

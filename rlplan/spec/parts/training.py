@@ -122,8 +122,8 @@ class LoraSpec(Spec):
     """Data type of an nf4 base's unquantized tensors and of the residual stream. `auto`: the compute type; `float32`:
     as after PEFT's `prepare_model_for_kbit_training`."""
     dtype: Literal["auto", "float32"] = "auto"
-    """Data type of the adapters; `auto`: the compute type. PEFT keeps them in `float32` beside 16-bit weights, where
-    each adapter reads a copy of its input."""
+    """Data type of the adapters; `auto`: the compute type. PEFT keeps them in `float32` with a 16-bit base, where each
+    adapter reads a copy of its input."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapters' inputs; with dropout each adapter reads a copy of its input."""
     path: str | None = None
@@ -146,8 +146,7 @@ class TrainingSpec(Spec):
     """Settings of the trainer. `auto` is decided by the planner, or by a rule in resolved.py."""
 
     dtype: Dtype | Auto = "auto"
-    """Compute type of weights and activations. Beside 16-bit weights, master weights and moments are fp32 by
-    default."""
+    """Compute type of weights and activations. With 16 bits, master weights and moments are fp32 by default."""
     backend: Backend | Auto = "auto"
     """Trainer backend; `auto`: the framework's default. A framework with several takes Megatron-Core for
     mixture-of-experts models."""
@@ -170,7 +169,7 @@ class TrainingSpec(Spec):
     offloads_activations: bool = False
     """Whether the inputs kept by gradient checkpointing are offloaded to the host."""
     master_dtype: Literal[Dtype.FLOAT32, Dtype.BFLOAT16] = Dtype.FLOAT32
-    """Data type of master weights and moments beside 16-bit weights."""
+    """Data type of master weights and moments, if weights have 16 bits."""
     ulysses: Ranks = "auto"
     """Ulysses sequence-parallel size: ranks that split the tokens of a micro-batch."""
     tp: Ranks = "auto"
