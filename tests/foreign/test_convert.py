@@ -203,7 +203,7 @@ def test_what_megatron_does_otherwise_for_verl_is_said(tmp_path: Path) -> None:
     given = {"actor_rollout_ref.actor.megatron.use_megatron_fsdp": True}
     found = imported(tmp_path, given, preset="ppo_megatron_trainer.yaml")
     assert (found.data["training"]["backend"], found.data["training"]["zero_stage"]) == ("megatron", 1)
-    assert any("Megatron's FSDP is counted as its distributed optimizer" in one for one in found.notes)
+    assert any("Megatron's FSDP is predicted as its distributed optimizer" in one for one in found.notes)
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, True), ({"sequence_parallel": False}, False)])

@@ -86,7 +86,7 @@ def test_a_reward_model_has_gpus_of_its_own_which_no_policy_has(nodes: int, coun
     of_all = convert(read_source(write_yaml(tmp_path, settings), None), f"{8 * nodes}xH100", None)
     assert of_all.data["hardware"]["num_devices"] == counted
     assert any(
-        "of the reward model" in note and "whether it fits there is not answered" in note for note in found.notes
+        "of the reward model" in note and "whether it fits there is not predicted" in note for note in found.notes
     )
 
 
@@ -139,7 +139,7 @@ MEGATRON = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.activation
         ({"policy.megatron_cfg.recompute_granularity": "selective"}, "selective recomputation"),
         (
             {"policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp": True},
-            "Megatron's FSDP is counted as",
+            "Megatron's FSDP is predicted as",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def test_ranks_that_share_a_sequence_share_a_batch(kind: str, axis: str, more: s
 
 def test_what_is_not_counted_of_accelerate_s_parallelism_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(PARALLEL.format("FSDP", "tp", FSDP2))
-    with pytest.raises(SpecError, match="tensor parallelism of accelerate is not counted"):
+    with pytest.raises(SpecError, match="tensor parallelism of accelerate is not supported"):
         job(tmp_path, "accelerate launch --config_file own.yaml train.py")
 
 
