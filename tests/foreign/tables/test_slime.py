@@ -44,7 +44,7 @@ def test_slime_shares_rows_where_its_flag_is_given(tmp_path: Path) -> None:
 def test_a_context_that_slime_bounds_leaves_prompts_what_responses_do_not_take(tmp_path: Path) -> None:
     found = slime(tmp_path, "--rollout-max-context-len 3072")
     assert found.data["workload"]["max_prompt_len"] == 2048
-    assert not any("sets prompts no limit" in note for note in found.notes)
+    assert not any("does not limit prompts" in note for note in found.notes)
     as_long_as_responses = slime(tmp_path, "--rollout-max-context-len 1024")
     assert as_long_as_responses.data["workload"]["max_prompt_len"] == 1024
 
