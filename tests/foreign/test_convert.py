@@ -184,7 +184,7 @@ def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_an
 def test_weights_that_are_offloaded_without_the_optimizer_are_said_to_be_counted_as_there(tmp_path: Path) -> None:
     found = imported(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
     assert flat(found.data)["placement.offload"] == "none"
-    assert any("weights alone are offloaded" in note for note in found.notes)
+    assert any("only the weights are offloaded" in note for note in found.notes)
 
 
 def test_an_optimizer_of_8_bits_in_verl_is_counted_as_one(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "muon": ({"training": {"optimizer": "muon"}}, "the runtime has AdamW"),
     "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
-    "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
+    "another loss": ({"training": {"logits": "chunked"}}, "row-chunked loss"),
     "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
     "data-parallel attention": (
         {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200", "rollout": {"attention_dp": 4}},

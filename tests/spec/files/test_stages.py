@@ -92,9 +92,9 @@ SFT, REWARD = stage("sft", algorithm="sft"), stage("reward", algorithm={"name": 
         ([SFT, stage("two", policy="stage:sfd")], "no earlier stage is named 'sfd'"),
         (
             [SFT, REWARD, stage("ppo", policy="stage:reward")],
-            "stage reward leaves a reward model, policy takes a policy",
+            "stage reward saves a reward model, policy needs a policy",
         ),
-        ([SFT, stage("ppo", roles={"reward": {"path": "stage:sft"}})], "stage sft leaves a policy, roles.reward takes"),
+        ([SFT, stage("ppo", roles={"reward": {"path": "stage:sft"}})], "stage sft saves a policy, roles.reward needs"),
     ],
 )
 def test_stages_that_will_not_do_are_refused(stages: Any, what: str) -> None:
