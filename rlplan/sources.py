@@ -92,7 +92,7 @@ def read_question(verb: str, asked: JobWords, objective: str | None = None, fetc
 
     Raises: SpecError, HostError.
     """
-    fetch = fetch or fetched
+    fetch = fetch or fetched  # configs are enough to plan
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     keys["framework"] = asked.framework
     named = {key: value for key, value in keys.items() if value is not None}

@@ -215,6 +215,7 @@ def _find_release(name: str, version: str) -> FrameworkRelease:
     profile = _read_profile(name)
     asked, merged = _as_numbers(version), dict[str, Any]()
     for index, entry in enumerate(profile["releases"]):
+        # a version older than the first entry is treated as the first entry
         if index and version and _as_numbers(str(entry["version"])) > asked:
             break
         merged = merge_mappings(merged, entry)

@@ -96,7 +96,7 @@ class RuleBook:
         if not self._rules:
             return True
         key = tuple(chosen.items())
-        if key not in self._known:
+        if key not in self._known:  # a search asks for the same choices many times
             self._known[key] = next(self.find_broken(chosen), None) is None
         return self._known[key]
 

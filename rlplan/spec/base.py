@@ -70,6 +70,7 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
     data = kind.long_form(data)
     _refuse_large_numbers(data, kind, file)
     try:
+        # default=str: a YAML date becomes text, so that pydantic reports it with its key
         return kind.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise _as_spec_error(error, kind, data, file, way_out) from None

@@ -139,6 +139,7 @@ def _keywords(call: ast.expr, where: str) -> dict[str, Any]:
 def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Tuple | ast.List):
         return [_literal(element) for element in node.elts]
+    # literal_eval accepts no attributes, so that members of Role are resolved here
     if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "Role":
         return Role[node.attr].value
     return ast.literal_eval(node)

@@ -118,5 +118,6 @@ def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
     digest.update(f"{path.name}\0{size}\0".encode())
     with opened(path, path.name) as file:
         for index in range(NUM_PIECES):
+            # the last piece ends with the file; in a file shorter than a piece all of them are the whole file
             file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))
             digest.update(file.read(PIECE_BYTES))

@@ -230,6 +230,7 @@ class JobRoles(JobParts):
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths or Role.TEACHER in self.roles.adapters,
         }
+        # roles that the framework's profile does not list come last
         order = (*step.order, *(role for role in wanted if role not in step.order))
         return tuple(role for role in order if wanted.get(role))
 

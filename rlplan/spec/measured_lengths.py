@@ -95,7 +95,7 @@ def fitted_lengths(
         return LogNormalLengths(kind="lognormal", median=median, sigma=sigma)
 
     low, high = 0.02, 4.0  # a wider distribution with the same tail has a smaller mean
-    for _ in range(24):
+    for _ in range(24):  # to a deviation within 4 / 2^24
         middle = (low + high) / 2
         low, high = (middle, high) if Lengths(lengths(middle), cap).mean > mean else (low, middle)
     return _as_override(lengths(high))
@@ -105,7 +105,7 @@ def _fit_median(mean: float, cap: int, sigma: float) -> str:
     """The override of log-normal lengths with deviation `sigma` whose mean, once capped at `cap`, is `mean`."""
     low, high = 1.0, 1e3 * cap
     for _ in range(60):
-        median = math.sqrt(low * high)
+        median = math.sqrt(low * high)  # bisection of the logarithm: the range spans several orders of magnitude
         is_short = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=sigma), cap).mean < mean
         low, high = (median, high) if is_short else (low, median)
     return _as_override(LogNormalLengths(kind="lognormal", median=min(float(MAX_LEN), high), sigma=sigma))

@@ -179,7 +179,7 @@ class ModelSpec(Spec):
         by_kind: dict[frozenset[str], list[Parameter]] = {}
         for layer in layers if layers is not None else range(self.num_layers):
             kind = conditions | self._layer_conditions(layer)
-            if kind not in by_kind:
+            if kind not in by_kind:  # layers of one kind share their tensors: a model may have 10,000 layers
                 by_kind[kind] = list_tensors(family.layer, sizes, kind)
             tensors += add_prefix(f"{family.prefix}{layer}.", by_kind[kind])
         if has_last:

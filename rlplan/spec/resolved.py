@@ -334,7 +334,7 @@ def settle(job: JobSpec) -> SettledJob:
     if isinstance(job, SettledJob):
         return job
     release, kind = job.release, job.device_kind
-    if "@" not in job.framework:
+    if "@" not in job.framework:  # a plan states the release that it was made for
         job = job.model_copy(update={"framework": release.label})
     values: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
     backend = _backend(job)

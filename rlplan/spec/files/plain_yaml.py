@@ -70,7 +70,7 @@ def load(text: str, max_depth: int, *, may_repeat: bool = False) -> Any:
 
     Raises: MarkedYAMLError, YAMLError, RecursionError, ValueError.
     """
-    yaml = YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe", pure=True)  # pure: the C parser would bypass our composer
     composer: Any = _ForeignComposer if may_repeat else _PlainComposer
     yaml.Composer, yaml.max_depth = composer, max_depth
     return yaml.load(text)

@@ -68,6 +68,7 @@ def profile_paths() -> dict[str, Path]:
 @cache
 def _list_paths(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
+    # a user's folder may hold profiles directly, without gpu/ and node/
     files = [path for pattern in ("*.yaml", "gpu/*.yaml", "node/*.yaml") for path in folder.glob(pattern)]
     for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):
         if path.stem in paths:

@@ -101,7 +101,7 @@ def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today:
     unknown.
     """
     own = {gpu: price for file in files for gpu, price in _read(file, today).items()}
-    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", dt.date.max)
+    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", dt.date.max)  # valid whatever this machine's clock
     return Prices({**own, **dict(_parse_option(text) for text in typed)}, bundled, today)
 
 

@@ -54,6 +54,7 @@ class Config:
 
     def read_flag(self, key: str, *, default: bool) -> bool:
         """A boolean, or the default if the file has none. Raises: SpecError."""
+        # not self.get(): an explicit null is an error here, not a missing key
         value = self.data.get(key, self.defaults.get(key, default))
         if value is None:
             self.refuse_missing(key)

@@ -174,6 +174,7 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
 
 
 def _are_numbers(value: Any) -> TypeGuard[list[int]]:
+    # type() and not isinstance(): True and False are integers too
     return isinstance(value, list) and all(type(number) is int and 0 <= number < MAX_NUMBER for number in value)
 
 

@@ -50,7 +50,7 @@ def read_adapter(folder: Path, *, where: str) -> LoraSpec:
         if data.get(key) not in plain:
             _refuse(where, file, key, data[key], "left out: the runtime has plain adapters, scaled by alpha / rank")
     rank, alpha, targets = data.get("r"), data.get("lora_alpha"), data.get("target_modules")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:  # True is an integer too
         _refuse(where, file, "r", rank, f"a whole number from 1 to {MAX_RANK}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
         _refuse(where, file, "lora_alpha", alpha, "a number above 0")

@@ -68,7 +68,7 @@ class LogNormalLengths(Spec):
 
     def quantile(self, share: float) -> float:
         """Number of tokens that a fraction `share` of the responses does not exceed."""
-        clipped = min(max(share, 1e-12), 1 - 1e-12)
+        clipped = min(max(share, 1e-12), 1 - 1e-12)  # inv_cdf is infinite at 0 and 1
         return math.exp(math.log(self.median) + self.sigma * _STANDARD.inv_cdf(clipped))
 
 

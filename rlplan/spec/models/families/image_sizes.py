@@ -51,6 +51,7 @@ class ImageRule:
             raise ValueError(f"one side is more than {MAX_RATIO} times the other")
         side = self.side
         rows, columns = round(height / side), round(width / side)
+        # rounded down above the limit and up below it, as in smart_resize, so that the result lies within the limits
         if rows * columns * side**2 > self.max_pixels:
             scale = math.sqrt(height * width / self.max_pixels)
             rows, columns = (max(1, math.floor(length / scale / side)) for length in (height, width))
