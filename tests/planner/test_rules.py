@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
     "two kinds of GPUs": (
         {"hardware": "8xH100 + 8xL40S", "placement": {"placement": "disaggregated", "num_generation_devices": 8}},
-        "GPUs of one kind",
+        "one kind of GPUs",
     ),
     "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
     "the disk": ({"training": {"offload_device": "nvme", "offloads_optimizer": True}}, "offload_device nvme"),
