@@ -43,7 +43,7 @@ class AlgorithmSpec(Spec):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate of a cosine schedule, as a fraction of learning_rate."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW weight decay."""
+    """Weight decay of the optimizer."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay rate of the optimizer's first moment."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
