@@ -99,7 +99,10 @@ def test_a_file_without_a_declaration_is_refused(file: Path, place: str, rule: s
         ("M = Algorithm(name='a', source='', advantage='x', loss='y', defaults={[]: 1})", "unhashable"),
         ("M = " + "-" * 70_000 + "1", "is not Python: ."),
         *(
-            (f"M = Algorithm(name='a', source='', advantage='x', loss='y', trained_roles=({roles}))", "trained_roles is the policy")
+            (
+                f"M = Algorithm(name='a', source='', advantage='x', loss='y', trained_roles=({roles}))",
+                "trained_roles is the policy",
+            )
             for roles in ("", "Role.VALUE,", "Role.REWARD,", "Role.POLICY, Role.POLICY", "Role.POLICY, Role.REFERENCE")
         ),
     ],
