@@ -29,7 +29,9 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """An import binds a submodule in its package: `emit` and `simulate` are folders too, and stay functions."""
+    """Keeps public functions in place: importing a submodule such as `rlplan.emit` would otherwise replace the
+    function.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):
@@ -40,7 +42,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """A public function, imported when it is first used."""
+    """A public function, imported on first use."""
     if name == "errors":
         return import_module("rlplan.errors")
     if name not in __all__:

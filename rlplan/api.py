@@ -1,12 +1,13 @@
-"""The Python API, all of it: what `import rlplan` gives. A function does what the verb of that name does.
+"""The complete Python API: the functions of `import rlplan`, each named after its command.
 
-In: a job file, a plan, a bundle or a job as a mapping; or a model, an algorithm and GPUs by name. Out: frozen results,
-(results.py), each with its values, `as_json()` (what `--json` prints), `to_frame()` (needs the extra `report`) and a
-view for notebooks. Left out: starting a run (`rlplan run`), which takes over the process.
+In: a job file, a plan, a bundle or a job as a mapping; or a model, an algorithm and GPUs by name. Out: frozen results
+(results.py) with values, `as_json()` (the output of `--json`), `to_frame()` (needs the extra `report`) and a view for
+notebooks. Left out: starting a run (`rlplan run`), which takes over the process.
 
-A job is relative to its file; a mapping and a model's name to the working directory. A job that does not fit is an
-answer: `verdict` says so, and only what needs a plan that fits (`simulate`, `emit`) raises. Bytes are integers of one
-device, or of the host whose memory all devices share; seconds are floats. Errors are those of rlplan.errors.
+Paths in a job file are relative to it; those of a mapping or a model's name are relative to the working directory. A
+job that does not fit is an answer: `verdict` states it, and only `simulate` and `emit` raise, since they need a plan
+that fits. Bytes are integers per device, or per host if all devices share its memory; seconds are floats. Errors are
+those of rlplan.errors.
 """
 
 import json
@@ -14,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_on
+from rlplan.comparison import Clusters, CompareResult, PriceSources, plan_clusters
 from rlplan.errors import SpecError
 from rlplan.planner.answers.changes import Listener
 from rlplan.planner.plan import Plan, is_run_folder
-from rlplan.reading import explaining_paths
+from rlplan.reading import explain_path_errors
 from rlplan.results import (
     EmitResult,
     EstimateResult,
@@ -31,7 +32,7 @@ from rlplan.results import (
     SolveResult,
     StepResult,
 )
-from rlplan.sources import JobWords, Question, is_made, read_question
+from rlplan.sources import JobWords, Question, is_plan_path, read_question
 from rlplan.spec.files.job_file import changed
 from rlplan.spec.job import JobSpec
 
@@ -42,12 +43,12 @@ __all__ = [
 ]  # fmt: skip
 
 JobSource = str | Path | Mapping[str, Any] | Plan | OfPlan | ServingResult
-"""A job file (.yaml), a plan file, a bundle; a job as a mapping; a plan, or a result that holds one."""
+"""Job file (.yaml), plan file or bundle; a job as a mapping; a plan, or a result that holds one."""
 Overrides = Sequence[str] | Mapping[str, Any]
-"""`["rollout.tp=2"]` or `{"rollout.tp": 2}`: dotted keys of the job."""
+"""Dotted keys of the job: `["rollout.tp=2"]` or `{"rollout.tp": 2}`."""
 
 
-@explaining_paths()
+@explain_path_errors()
 def estimate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -56,19 +57,19 @@ def estimate(
     algorithm: str | None = None,
     gpus: str | None = None,
 ) -> EstimateResult | ServingResult:
-    """Bytes per phase, process and kind of the best layout; of a job that serves, of its engine.
+    """Memory of the best layout by phase, process and kind; for a standalone engine, the engine's memory.
 
     Raises: SpecError, NoFeasiblePlanError, HostError.
 
-    model: a hub id, a folder or a config.json; gpus: `8xH100`. Either these or a job; with a job they change it.
+    model: a hub id, a folder or a config.json; gpus: `8xH100`. They describe a job or change the given one.
     """
-    question = _asked("estimate", job, overrides, (model, algorithm, gpus))
+    question = _build_question("estimate", job, overrides, (model, algorithm, gpus))
     if question.serves:
         return ServingResult(question.job, question.served())
     return EstimateResult(question.answer())
 
 
-@explaining_paths()
+@explain_path_errors()
 def plan(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -78,11 +79,11 @@ def plan(
     gpus: str | None = None,
     objective: str | None = None,
 ) -> PlanResult:
-    """Choose a layout. objective: step_time (usual), tokens_per_s, cost or gpus. Raises: as `estimate`."""
-    return PlanResult(_asked("plan", job, overrides, (model, algorithm, gpus), objective).answer())
+    """Choose a layout. objective: step_time (default), tokens_per_s, cost or gpus. Raises: as `estimate`."""
+    return PlanResult(_build_question("plan", job, overrides, (model, algorithm, gpus), objective).answer())
 
 
-@explaining_paths()
+@explain_path_errors()
 def explain(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -93,18 +94,20 @@ def explain(
     changes: Overrides = (),
     more_gpus: bool = False,
 ) -> ExplainResult:
-    """What binds, and what each change would bring: each is a search of its own. Raises: as `estimate`.
+    """Explain the bottleneck of a plan and the effect of changes, each found by its own search. Raises: as `estimate`.
 
-    changes: what if, each alone and all together. more_gpus: with 2, 4, 8 and 16 times the devices too.
+    changes: overrides to try, one by one and all together. more_gpus: whether to try 2, 4, 8 and 16 times the devices.
     """
     from rlplan.planner.answers.changes import check_changes
     from rlplan.planner.answers.explain import explain as explained
 
-    found = _asked("explain", job, overrides, (model, algorithm, gpus)).answer()
-    return ExplainResult(found, explained(found, check_changes(found.asked, _typed(changes)), more_devices=more_gpus))
+    best = _build_question("explain", job, overrides, (model, algorithm, gpus)).answer()
+    return ExplainResult(
+        best, explained(best, check_changes(best.asked, _format_overrides(changes)), more_devices=more_gpus)
+    )
 
 
-@explaining_paths()
+@explain_path_errors()
 def explain_step(
     measured: str | Path | RunResult,
     job: JobSource | None = None,
@@ -115,10 +118,11 @@ def explain_step(
     gpus: str | None = None,
     fields: Sequence[str] = (),
 ) -> StepResult:
-    """Is a measured step normal? measured: a run, its folder, or a log of verl, TRL, OpenRLHF, slime or NeMo-RL.
+    """Compare a measured step with its prediction. measured: a run, its folder, or a log of verl, TRL, OpenRLHF, slime
+    or NeMo-RL.
 
-    job: that wrote the log; a run knows its own. fields: what a log's own names mean, `rollout=gen_ms:ms`.
-    Raises: as `estimate` and `load_run`; NoFeasiblePlanError where the job does not fit where it ran.
+    job: the job that wrote the log; a run knows its own. fields: meanings of a log's own names, `rollout=gen_ms:ms`.
+    Raises: as `estimate` and `load_run`; NoFeasiblePlanError if the job does not fit on its hardware.
     """
     from rlplan.foreign.logs.read import read_log
     from rlplan.planner.answers.measured_step import explain_step as explained
@@ -127,15 +131,15 @@ def explain_step(
         measured = load_run(measured)
     if isinstance(measured, RunResult):
         own = measured.plan.asked
-        asked = changed(own, _typed(overrides)) if overrides else own
+        asked = changed(own, _format_overrides(overrides)) if overrides else own
         report = explained(asked, measured.run.measured_step, measured.plan)
     else:
         step = read_log(Path(measured), fields)
-        report = explained(_asked("explain", job, overrides, (model, algorithm, gpus)).job, step)
+        report = explained(_build_question("explain", job, overrides, (model, algorithm, gpus)).job, step)
     return StepResult(report.plan, report)
 
 
-@explaining_paths()
+@explain_path_errors()
 def solve(
     key: str,
     job: JobSource | None = None,
@@ -145,7 +149,7 @@ def solve(
     algorithm: str | None = None,
     gpus: str | None = None,
 ) -> SolveResult:
-    """The largest value of a key that still fits. key: max_response_len, num_samples_per_prompt or max_num_seqs.
+    """Find the largest value of a key that fits. key: max_response_len, num_samples_per_prompt or max_num_seqs.
 
     Raises: as `estimate`; NoFeasiblePlanError where no value fits.
     """
@@ -153,11 +157,11 @@ def solve(
     from rlplan.planner.answers.solve import solve as solved
 
     dotted = dotted_key(key)
-    found = solved(_asked("solve", job, overrides, (model, algorithm, gpus)).job, dotted)
-    return SolveResult(found.plan, found)
+    solution = solved(_build_question("solve", job, overrides, (model, algorithm, gpus)).job, dotted)
+    return SolveResult(solution.plan, solution)
 
 
-@explaining_paths()
+@explain_path_errors()
 def simulate(
     job: JobSource | None = None,
     overrides: Overrides = (),
@@ -168,30 +172,30 @@ def simulate(
     steps: int = 20,
     seed: int = 0,
 ) -> SimulateResult | ServingResult:
-    """Play the steps with sampled response lengths; the same seed samples the same.
+    """Simulate steps with sampled response lengths; the same seed samples the same lengths.
 
-    Of a job that serves (`framework: vllm`): latencies of `workload.num_concurrent_requests` in flight.
+    For a standalone engine (`framework: vllm`): latencies at `workload.num_concurrent_requests`.
 
-    Raises: as `estimate`; NoFeasiblePlanError or EmitError where the plan does not fit or is refused.
+    Raises: as `estimate`; NoFeasiblePlanError or EmitError where the plan does not fit or its framework cannot run it.
     """
     from rlplan.planner.answers.simulated_plan import simulate_plan
     from rlplan.planner.executable import check_fits
 
-    question = _asked("simulate", job, overrides, (model, algorithm, gpus))
+    question = _build_question("simulate", job, overrides, (model, algorithm, gpus))
     if question.serves:
         return ServingResult(question.job, question.served(), question.served_load())
-    found = question.answer()
-    check_fits(found)
-    return SimulateResult(found, simulate_plan(found, num_steps=steps, seed=seed))
+    best = question.answer()
+    check_fits(best)
+    return SimulateResult(best, simulate_plan(best, num_steps=steps, seed=seed))
 
 
-@explaining_paths()
+@explain_path_errors()
 def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, target: str | None = None) -> EmitResult:
-    """Write the bundle that will run; with a target, what another stack or a cluster is started with.
+    """Write the bundle that runs; with a target, the files that start another framework or a cluster.
 
-    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay; by default the framework of
-    the plan. A job that leaves its framework open is planned for the target. Raises: EmitError for what the target
-    cannot say, NoFeasiblePlanError, SpecError.
+    target: verl, trl, openrlhf, slime, nemo-rl, vllm, deepspeed, slurm, skypilot, kuberay; by default the plan's
+    framework. A job that leaves its framework open is planned for the target. Raises: EmitError where the target cannot
+    express the plan, NoFeasiblePlanError, SpecError.
     """
     from rlplan.emit.bundle import write_bundle
     from rlplan.emit.launchers import LAUNCHERS, write_launcher
@@ -199,7 +203,7 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     from rlplan.planner.executable import check_fits, check_memory, executable_plan
     from rlplan.planner.search import best_plan
 
-    question, out = _asked("emit", job, overrides), Path(folder)
+    question, out = _build_question("emit", job, overrides), Path(folder)
     stack = ""
     if target is not None and target not in LAUNCHERS:
         stack = check_stack(target, LAUNCHERS)
@@ -217,16 +221,18 @@ def emit(job: JobSource, folder: str | Path, overrides: Overrides = (), *, targe
     return EmitResult(out, tuple(files))
 
 
-@explaining_paths()
+@explain_path_errors()
 def load_run(folder: str | Path) -> RunResult:
-    """What a run left in its folder, finished or not. Raises: SpecError where it is none or a file is damaged."""
+    """Read a run's folder, whether or not the run has finished. Raises: SpecError where it is not one, or is
+    damaged.
+    """
     from rlplan.report.run_folder import read_run_folder
 
     run = read_run_folder(Path(folder))
     return RunResult(run.plan, run)
 
 
-@explaining_paths()
+@explain_path_errors()
 def compare(
     *sources: JobSource,
     overrides: Overrides = (),
@@ -235,31 +241,31 @@ def compare(
     budget_per_hour: float | None = None,
     listen: Listener | None = None,
 ) -> CompareResult:
-    """Lay jobs, plans, simulations and runs (their folders too) side by side, with what each costs.
+    """Compare jobs, plans, simulations and runs (or their folders), with their costs.
 
-    hardware: clusters (`8xH100,16xL40S`); then each source is planned anew on each. budget_per_hour: dollars; clusters
-    beyond it are left out, a kind alone (`H100`, or every kind with a price) is as many as it buys. prices: dollars of
-    a GPU-hour by GPU, or a file of them. listen: told of each cluster. Raises: as `plan` and `load_run`.
+    hardware: clusters (`8xH100,16xL40S`), on each of which every source is planned. budget_per_hour: dollars; clusters
+    beyond it are left out. A GPU without a number (`H100`) means as many as it buys. prices:
+    dollars per GPU-hour by GPU, or a file. listen: called for each cluster. Raises: as `plan` and `load_run`.
     """
     if not sources:
-        raise _nothing_to("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
-    clusters = Clusters.of(hardware, prices, budget_per_hour)
+        raise _missing_subject("compare", "rlplan.compare('job.yaml', hardware='8xH100,16xL40S')")
+    clusters = Clusters.parse(hardware, prices, budget_per_hour)
     if not clusters.is_asked:
-        return CompareResult(tuple(_result_of(source, overrides) for source in sources), clusters)
-    return plan_on(clusters, [_job_on(source, overrides) for source in sources], listen)
+        return CompareResult(tuple(_find_result(source, overrides) for source in sources), clusters)
+    return plan_clusters(clusters, [_bind_job(source, overrides) for source in sources], listen)
 
 
-def _job_on(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
-    """From a cluster to the job of a source on it."""
-    if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_made(Path(source))):
-        source = _result_of(source, ())
+def _bind_job(source: JobSource, overrides: Overrides) -> Callable[[str], JobSpec]:
+    """A function from a cluster to a source's job on it."""
+    if isinstance(source, str | Path) and (is_run_folder(Path(source)) or is_plan_path(Path(source))):
+        source = _find_result(source, ())
     if isinstance(source, OfPlan | Plan):
         asked = (source if isinstance(source, Plan) else source.plan).asked
-        return lambda cluster: changed(asked, [f"hardware={cluster}", *_typed(overrides)])
-    return lambda cluster: _asked("compare", source, overrides, (None, None, cluster)).job
+        return lambda cluster: changed(asked, [f"hardware={cluster}", *_format_overrides(overrides)])
+    return lambda cluster: _build_question("compare", source, overrides, (None, None, cluster)).job
 
 
-def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
+def _find_result(source: JobSource, overrides: Overrides) -> OfPlan:
     if isinstance(source, OfPlan) and not overrides:
         return source
     if isinstance(source, str | Path) and is_run_folder(Path(source)) and not overrides:
@@ -267,37 +273,38 @@ def _result_of(source: JobSource, overrides: Overrides) -> OfPlan:
     return plan(source, overrides)
 
 
-def _asked(
+def _build_question(
     verb: str,
     job: JobSource | None,
     overrides: Overrides,
     named: tuple[str | None, str | None, str | None] = (None, None, None),
     objective: str | None = None,
 ) -> Question:
-    """The question that a function's arguments ask. named: model, algorithm, gpus. Raises: SpecError, HostError."""
-    typed = _typed(overrides)
+    """The question for a function's arguments. named: model, algorithm, gpus. Raises: SpecError, HostError."""
+    typed = _format_overrides(overrides)
     if isinstance(job, ServingResult):
         return Question(changed(job.job, typed) if typed else job.job)
     if isinstance(job, OfPlan | Plan):
         if typed or any((*named, objective)):
+            change = next(iter(typed), None) or next(name for name in (*named, objective) if name)
             raise SpecError(
-                f"'{next(iter(typed), None) or next(one for one in (*named, objective) if one)}' cannot change a plan",
+                f"'{change}' cannot change a plan",
                 where=f"rlplan.{verb}",
-                rule="overrides and names are for jobs; a plan is not changed",
-                way_out="give the job file, or rlplan.explain(plan, changes=[...]) asks what it would bring",
+                rule="overrides and names apply to jobs, not to plans",
+                way_out="give the job file; rlplan.explain(plan, changes=[...]) shows the effect of a change",
             )
-        found = job if isinstance(job, Plan) else job.plan
-        return Question(found.asked, found)
+        plan = job if isinstance(job, Plan) else job.plan
+        return Question(plan.asked, plan)
     if job is None and not any(named):
-        raise _nothing_to(verb, f"rlplan.{verb}(model='Qwen/Qwen2.5-7B', algorithm='grpo', gpus='8xH100')")
+        raise _missing_subject(verb, f"rlplan.{verb}(model='Qwen/Qwen2.5-7B', algorithm='grpo', gpus='8xH100')")
     source = str(job) if isinstance(job, Path) else job
     return read_question(verb, JobWords(source, typed, *named), objective)
 
 
-def _typed(overrides: Overrides) -> list[str]:
-    """Overrides as they stand on a command line.
+def _format_overrides(overrides: Overrides) -> list[str]:
+    """Overrides as typed on a command line.
 
-    >>> _typed({"rollout.tp": 2, "training.zero_stage": "auto"}), _typed("seed=1")
+    >>> _format_overrides({"rollout.tp": 2, "training.zero_stage": "auto"}), _format_overrides("seed=1")
     (['rollout.tp=2', 'training.zero_stage="auto"'], ['seed=1'])
     """
     if isinstance(overrides, Mapping):
@@ -305,7 +312,7 @@ def _typed(overrides: Overrides) -> list[str]:
     return [overrides] if isinstance(overrides, str) else list(overrides)
 
 
-def _nothing_to(verb: str, example: str) -> SpecError:
+def _missing_subject(verb: str, example: str) -> SpecError:
     return SpecError(
         f"nothing to {verb}",
         where=f"rlplan.{verb}",

@@ -1,7 +1,7 @@
-"""`rlplan calibrate`: measurements of one's own, of whichever form, as samples; and the profile that they give.
+"""`rlplan calibrate`: a hardware profile fitted to a user's own measurements.
 
-In: words of a command line: run folders, logs of other stacks each followed by the job that wrote it, files of points.
-Out: a Calibration, and its profile as a file. Left out: the fit (accuracy/calibrate.py).
+In: command-line words: run folders, logs of other frameworks each followed by its job, files of points. Out: a
+Calibration, and its profile as a file. Left out: the fit (accuracy/calibrate.py).
 """
 
 from collections.abc import Sequence
@@ -21,50 +21,50 @@ from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import Phase
 
 OF_PHASE = {Phase.TRAIN: TRAINING, Phase.ROLLOUT: SERVING}
-"""Phases whose seconds follow a group's constants."""
+"""Phases whose seconds follow a group of fitted constants."""
 JOBS = (".yaml", ".yml")
 
 
 def calibrated(words: Sequence[str], out: Path) -> Calibration:
-    """What measurements say of a profile. out: the folder that it is for.
+    """Fit a profile to measurements. out: the folder for the profile.
 
-    Raises: SpecError, also before anything is predicted where the folder has the profile already; NoFeasiblePlanError.
+    Raises: SpecError, raised before any prediction if the folder already has the profile; NoFeasiblePlanError.
     """
     sources, overrides = split_words(words)
     samples: list[Sample] = []
     unused: dict[str, int] = {}
-    rest, taken = list(sources), set[Path]()
-    while rest:
-        path = Path(rest.pop(0))
+    remaining, taken = list(sources), set[Path]()
+    while remaining:
+        path = Path(remaining.pop(0))
         if path.resolve() in taken:
             raise SpecError(
                 f"{path} occurs twice",
                 where="rlplan calibrate",
                 rule="each measurement counts once",
-                way_out="name it once, and measure other settings beside it",
+                way_out="name it once; other settings need measurements of their own",
             )
         taken.add(path.resolve())
         if path.is_dir():
             from rlplan.report.run_folder import read_run_folder
 
             run = read_run_folder(path)
-            samples += _of_step(run.plan.asked, run.measured_step, path, out, run.plan)
-        elif is_log(path) and rest and rest[0].endswith(JOBS):
-            job = read_question("calibrate", JobWords(rest.pop(0), list(overrides))).job
-            samples += _of_step(job, read_log(path), path, out)
+            samples += _sample_step(run.plan.asked, run.measured_step, path, out, run.plan)
+        elif is_log(path) and remaining and remaining[0].endswith(JOBS):
+            job = read_question("calibrate", JobWords(remaining.pop(0), list(overrides))).job
+            samples += _sample_step(job, read_log(path), path, out)
         else:
             points = read_points(path)
             gpus = {gpu.name for point in points if (gpu := gpu_of(point)) is not None}
             if len(gpus) == 1:
-                path_of(gpus.pop(), out)
-            found, others = samples_of(points)
-            samples += found
+                reserve_profile_path(gpus.pop(), out)
+            usable, others = samples_of(points)
+            samples += usable
             unused |= {why: unused.get(why, 0) + num for why, num in others.items()}
     return calibrate(samples, lambda name: get_gpu(name, where="the measurements"), unused)
 
 
-def _of_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, made: Plan | None = None) -> list[Sample]:
-    """A sample of each phase that was measured and predicted. Raises: SpecError where the step ran on no GPU."""
+def _sample_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, plan: Plan | None = None) -> list[Sample]:
+    """Samples of each phase that was both measured and predicted. Raises: SpecError for a step without GPUs."""
     profile = find_profile(job.hardware.profile, where=f"{path}: hardware.profile")
     if isinstance(profile, CpuProfile):
         raise SpecError(
@@ -74,8 +74,8 @@ def _of_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, made: Plan
             way_out="rlplan profiles measure",
         )
     gpu = profile.gpu if isinstance(profile, NodeProfile) else profile.name
-    path_of(gpu, out)
-    gaps = {gap.phase: gap for gap in explain_step(job, step, made).gaps}
+    reserve_profile_path(gpu, out)
+    gaps = {gap.phase: gap for gap in explain_step(job, step, plan).gaps}
     return [
         Sample(f"{path}:{phase.value}", group, gpu, job.policy.path, gap.measured_s, gap.predicted_s)
         for phase, group in OF_PHASE.items()
@@ -83,8 +83,8 @@ def _of_step(job: JobSpec, step: MeasuredStep, path: Path, out: Path, made: Plan
     ]
 
 
-def path_of(name: str, folder: Path) -> Path:
-    """Where a profile is written. Raises: SpecError where it is already: none is overwritten without a word."""
+def reserve_profile_path(name: str, folder: Path) -> Path:
+    """The file of a profile. Raises: SpecError if it exists, since profiles are never overwritten silently."""
     path = folder / f"{name}.yaml"
     if path.exists():
         raise SpecError(
@@ -97,11 +97,10 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def write_profile(profile: GpuProfile, folder: Path) -> Path:
-    """The profile under its own name, which holds where RLPLAN_PROFILES names the folder and nowhere else.
-
-    Raises: SpecError where it is there already.
+    """Write a profile under its own name, used wherever RLPLAN_PROFILES names the folder. Raises: SpecError if it
+    exists.
     """
-    path = path_of(profile.name, folder)
+    path = reserve_profile_path(profile.name, folder)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")  # JSON is YAML
     return path

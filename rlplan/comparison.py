@@ -1,6 +1,6 @@
-"""Plans, simulations and runs beside each other, and one job planned on several clusters: in seconds, dollars, energy.
+"""Comparison of plans, simulations and runs, or of one job planned on several clusters: time, cost and energy.
 
-In: results, or a job and clusters as they are typed; prices. Out: a CompareResult. Left out: drawing it.
+In: results, or a job and cluster descriptions; prices. Out: a CompareResult. Left out: rendering it.
 """
 
 import datetime as dt
@@ -20,29 +20,34 @@ from rlplan.spec.job import JobSpec
 
 COMPARE_SCHEMA_VERSION = 2
 PriceSource = Mapping[str, float] | str | Path
-"""Dollars of a GPU-hour by GPU, or a file of them."""
+"""Dollars per GPU-hour by GPU, or a file with them."""
 PriceSources = PriceSource | Sequence[PriceSource]
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """What is asked: clusters and what they cost."""
+    """The clusters to compare, with prices."""
 
     typed: tuple[str, ...]
-    """Each with its number of GPUs; empty where each job has its own hardware."""
+    """Descriptions of clusters with their number of GPUs; empty if each job has its own hardware."""
     left_out: Mapping[str, str]
-    """Those that the budget does not buy, with the reason."""
+    """Clusters that exceed the budget, with the reason."""
     prices: Prices
+    """Known prices of GPUs."""
     is_asked: bool
     """Whether clusters or a budget were named."""
 
     @staticmethod
-    def of(hardware: str | Sequence[str], prices: PriceSources, budget: float | None) -> "Clusters":
-        """From words. Raises: SpecError where a cluster, a price or the budget is wrong, or none can be had."""
+    def parse(hardware: str | Sequence[str], prices: PriceSources, budget: float | None) -> "Clusters":
+        """Parse clusters, prices and a budget. Raises: SpecError where one is invalid, or the budget rents no
+        cluster.
+        """
         words = [hardware] if isinstance(hardware, str) else list(hardware)
         sources = [prices] if isinstance(prices, str | Path | Mapping) else prices
-        typed_prices = [f"{gpu}={usd}" for one in sources if isinstance(one, Mapping) for gpu, usd in one.items()]
-        files = [Path(one) for one in sources if not isinstance(one, Mapping)]
+        typed_prices = [
+            f"{gpu}={usd}" for source in sources if isinstance(source, Mapping) for gpu, usd in source.items()
+        ]
+        files = [Path(source) for source in sources if not isinstance(source, Mapping)]
         known = read_prices(typed_prices, files, today=dt.datetime.now(dt.UTC).date())
         is_asked = bool(words) or budget is not None
         typed, left_out = read_clusters(words, known, budget) if is_asked else ((), {})
@@ -53,88 +58,90 @@ class Clusters:
 
 @dataclass(frozen=True)
 class NotBuilt:
-    """A cluster for which there is no plan."""
+    """A cluster on which the job cannot be planned."""
 
     cluster: str
-    """As it is typed."""
+    """Description of the cluster."""
     error: RlplanError
-    """Why."""
+    """Reason."""
 
 
 @dataclass(frozen=True, repr=False)
 class CompareResult(Result):
-    """Plans, simulations and runs beside each other. A row: one of them."""
+    """Plans, simulations and runs side by side, one per row."""
 
     results: tuple[OfPlan, ...]
-    """What is compared, in the order in which it was given."""
+    """Compared results, in the order of the arguments."""
     clusters: Clusters
-    """What was asked, and the prices."""
+    """Clusters of the comparison, and prices."""
     not_built: tuple[NotBuilt, ...] = ()
-    """Clusters for which the job contradicts itself."""
+    """Clusters for which the job is invalid."""
     bills: tuple[Bill, ...] = field(init=False)
-    """What each of `results` costs."""
+    """Costs of each result."""
 
     def __post_init__(self) -> None:
-        bills = tuple(bill_of(one.plan, self.clusters.prices, one.step_s) for one in self.results)
+        bills = tuple(bill_of(result.plan, self.clusters.prices, result.step_s) for result in self.results)
         object.__setattr__(self, "bills", bills)
 
     @property
     def front(self) -> tuple[bool, ...]:
-        """Of each of `results` whether it is on the front of time against money: planned, it fits, and it has both."""
+        """Whether each result is on the Pareto front of time and cost: a plan that fits, with both figures known."""
         points = [
-            (1 / one.plan.tokens_per_s, 1 / bill.tokens_per_dollar)
-            if isinstance(one, PlanResult) and one.fits and one.plan.tokens_per_s and bill.tokens_per_dollar
+            (1 / result.plan.tokens_per_s, 1 / bill.tokens_per_dollar)
+            if isinstance(result, PlanResult) and result.fits and result.plan.tokens_per_s and bill.tokens_per_dollar
             else None
-            for one, bill in zip(self.results, self.bills, strict=True)
+            for result, bill in zip(self.results, self.bills, strict=True)
         ]
         return pareto_front(points)
 
     def rows(self) -> list[dict[str, Any]]:
-        """name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes (always the
-        plan's) and capacity_bytes, step_interval_s and peak_interval_bytes of the plan; step_s and tokens_per_s are of
-        that kind, tokens_per_s of a simulation counts responses alone. Then what it costs (answers/clusters.py: Bill),
-        hardware as it is typed, is_on_front, why it does not fit, overrides.
+        """Rows with: name, kind (planned, simulated, measured), devices, verdict, step_s, tokens_per_s, peak_bytes and
+        capacity_bytes, step_interval_s and peak_interval_bytes, the fields of a Bill (answers/clusters.py), hardware,
+        is_on_front, why (the reason why it does not fit), overrides.
+
+        Memory and intervals are always the plan's. step_s and tokens_per_s are of the row's kind; tokens_per_s of a
+        simulation only counts responses.
         """
         return [
-            one.compared()
+            result.compared()
             | bill.as_json()
             | {
-                "hardware": hardware_words(one.plan),
+                "hardware": hardware_words(result.plan),
                 "is_on_front": is_on_front,
-                "why": next(iter(one.plan.refusals), "") or bottleneck_of(one.plan),
-                "overrides": " ".join(f"{key}={value}" for key, value in one.overrides.items()),
+                "why": next(iter(result.plan.refusals), "") or bottleneck_of(result.plan),
+                "overrides": " ".join(f"{key}={value}" for key, value in result.overrides.items()),
             }
-            for one, bill, is_on_front in zip(self.results, self.bills, self.front, strict=True)
+            for result, bill, is_on_front in zip(self.results, self.bills, self.front, strict=True)
         ]
 
     def facts(self) -> dict[str, str]:
-        """The fastest that fits, and the one that trains the most tokens for a dollar."""
-        timed = [row for row, one in zip(self.rows(), self.results, strict=True) if one.fits and row["step_s"]]
+        """The fastest result that fits, and the one that trains the most tokens per dollar."""
+        timed = [row for row, result in zip(self.rows(), self.results, strict=True) if result.fits and row["step_s"]]
         priced = [row for row in timed if row["tokens_per_dollar"]]
         best = min(timed, key=lambda row: row["step_s"], default=None)
         cheapest = max(priced, key=lambda row: row["tokens_per_dollar"], default=None)
-        said = {"fastest that fits": f"{best['name']} ({best['kind']}, {best['devices']})" if best else "none"}
-        return said | ({"most tokens for a dollar": f"{cheapest['name']} ({cheapest['devices']})"} if cheapest else {})
+        facts = {"fastest that fits": f"{best['name']} ({best['kind']}, {best['devices']})" if best else "none"}
+        return facts | ({"most tokens for a dollar": f"{cheapest['name']} ({cheapest['devices']})"} if cheapest else {})
 
     def as_json(self) -> dict[str, Any]:
-        """The rows, and what has none, with a version: as `rlplan compare --json`."""
+        """The rows, and clusters without one, as in `rlplan compare --json`."""
         return {
             "schema_version": COMPARE_SCHEMA_VERSION,
             "rows": self.rows(),
             "left_out": dict(self.clusters.left_out),
-            "not_built": [{"cluster": one.cluster, "why": one.error.what} for one in self.not_built],
+            "not_built": [{"cluster": failed.cluster, "why": failed.error.what} for failed in self.not_built],
         }
 
 
-def plan_on(
+def plan_clusters(
     clusters: Clusters, jobs: Sequence[Callable[[str], JobSpec]], listen: Listener | None = None
 ) -> CompareResult:
-    """The best plan of each job on each cluster. jobs: from a cluster to the job on it.
+    """The best plan of each job on each cluster. jobs: functions from a cluster to the job on it.
 
-    A job that contradicts itself on a cluster (more ranks than GPUs) has no plan there. Raises: RlplanError where it
-    has none on any.
+    A job that is invalid on a cluster (such as more ranks than GPUs) has no plan there. Raises: RlplanError if it has
+    none on any cluster.
     """
-    found: list[OfPlan] = []
+    results: list[OfPlan] = []
     not_built: list[NotBuilt] = []
     memo = Memo()
     questions = [(job, cluster) for job in jobs for cluster in clusters.typed]
@@ -142,9 +149,9 @@ def plan_on(
         if listen is not None:
             listen(done, len(questions), cluster)
         try:
-            found.append(PlanResult(search_of(job(cluster), memo).run(with_others=False)))
+            results.append(PlanResult(search_of(job(cluster), memo).run(with_others=False)))
         except RlplanError as error:
             not_built.append(NotBuilt(cluster, error))
-    if not found:
+    if not results:
         raise not_built[0].error
-    return CompareResult(tuple(found), clusters, tuple(not_built))
+    return CompareResult(tuple(results), clusters, tuple(not_built))

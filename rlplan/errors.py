@@ -18,16 +18,14 @@ from collections.abc import Iterable
 EXIT_BUG = 70
 EXIT_RESUMABLE = 75
 EXIT_NO_READER = 141
-"""The reader of the output has gone: what a shell says of a program that SIGPIPE ends."""
+"""Exit code when the reader of the output has gone: the code that shells report for SIGPIPE."""
 
 
 class RlplanError(Exception):
     """A failure with an explanation. `str()` gives the four parts on one to four lines.
 
-    what: what went wrong, with the value that was found.
-    where: file and key path, or the process and action.
-    rule: what must hold, with the allowed set.
-    way_out: what to do now.
+    what: the problem, with the value at fault. where: file and key path, or the process and action. rule: the condition
+    that must hold, with the allowed values. way_out: the next step for the user.
     """
 
     exit_code = EXIT_BUG
@@ -39,10 +37,10 @@ class RlplanError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the four parts when the error crosses a process boundary."""
-        return _rebuild, (type(self), self.what, self.where, self.rule, self.way_out)
+        return _create_error, (type(self), self.what, self.where, self.rule, self.way_out)
 
 
-def _rebuild(kind: type[RlplanError], what: str, where: str, rule: str, way_out: str) -> RlplanError:
+def _create_error(kind: type[RlplanError], what: str, where: str, rule: str, way_out: str) -> RlplanError:
     return kind(what, where=where, rule=rule, way_out=way_out)
 
 
@@ -53,10 +51,10 @@ class SpecError(RlplanError):
 
 
 class MisspeltError(SpecError):
-    """A key of a job that is none, or a word that is no value of its key.
+    """An unknown key of a job, or a word that is not a value of its key.
 
-    key: its dotted path, of an unknown key down to the first value below it. word: what stands there; None of a key.
-    given: `=VALUE` of an unknown key, where that is one word or number.
+    key: its dotted path, down to the first value below an unknown key. word: the wrong word; None for a key. given:
+    `=VALUE` of an unknown key, if the value is one word or number.
     """
 
     key = ""
@@ -65,13 +63,13 @@ class MisspeltError(SpecError):
 
 
 class NoFeasiblePlanError(RlplanError):
-    """Nothing that was allowed fits: an answer, not a failure."""
+    """No allowed layout fits: an answer, not a failure."""
 
     exit_code = 1
 
 
 class EmitError(RlplanError):
-    """The framework does not run the job, or the plan says something that it cannot express."""
+    """The framework cannot run the job, or cannot express the plan."""
 
     exit_code = 3
 
@@ -83,7 +81,7 @@ class HostError(RlplanError):
 
 
 class RunError(RlplanError):
-    """A launched process failed, hung past its deadline or gave an impossible result; or a disk takes no more."""
+    """A launched process failed, timed out or returned an impossible result; or a disk is full."""
 
     exit_code = 5
 
@@ -98,40 +96,43 @@ EXTRAS = {"pandas": "report", "jinja2": "report"} | dict.fromkeys(
     ("ray", "torch", "vllm", "deepspeed", "transformers", "tokenizers", "safetensors", "psutil", "regex", "filelock"),
     "cpu",
 )
-"""Packages that not every installation has, and the extra that brings them."""
+"""Packages that are not in every installation, and the extra that installs each."""
 
 
 def missing_extra(package: str) -> HostError:
-    """A package of EXTRAS is not installed."""
+    """The error for a package of EXTRAS that is not installed."""
     way_out = "run `make setup` in a checkout" if EXTRAS[package] == "cpu" else "pip install 'rlplan[report]'"
     return HostError(
         f"package '{package}' is missing",
         where="this Python environment",
-        rule=f"what was asked needs the extra '{EXTRAS[package]}'",
-        way_out=f"{way_out}; `rlplan doctor` says what else is missing",
+        rule=f"this command needs the extra '{EXTRAS[package]}'",
+        way_out=f"{way_out}; `rlplan doctor` lists everything that is missing",
     )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` when a known word is near, else nothing.
+FAR = 0.7
+"""Minimum similarity of words that begin with different letters."""
 
-    Capitals do not count. Of words that are as near, one with the same letters in another order comes first.
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` if a known word is similar, else "".
+
+    Case is ignored. Among equally similar words, an anagram of the word comes first.
 
     >>> did_you_mean("plicy", ["policy", "reward"]), did_you_mean("GPRO", ["gspo", "grpo"])
     (" Did you mean 'policy'?", " Did you mean 'grpo'?")
     >>> did_you_mean("top_p", ["stop", "tp"])
     ''
     """
-    small, names = word.lower(), {one.lower(): one for one in known}
-    near = difflib.get_close_matches(small, list(names), n=3, cutoff=0.6)
-    near = [one for one in near if one[:1] == small[:1] or one in small or small in one or _ratio(one, small) > FAR]
-    near.sort(key=lambda one: sorted(one) != sorted(small))
+    lower, names = word.lower(), {name.lower(): name for name in known}
+    near = difflib.get_close_matches(lower, list(names), n=3, cutoff=0.6)
+    near = [
+        name
+        for name in near
+        if name[:1] == lower[:1]
+        or name in lower
+        or lower in name
+        or difflib.SequenceMatcher(None, name, lower).ratio() > FAR
+    ]
+    near.sort(key=lambda name: sorted(name) != sorted(lower))  # transposed letters first
     return f" Did you mean '{names[near[0]]}'?" if near else ""
-
-
-FAR = 0.7
-"""How alike words are at least that begin with different letters."""
-
-
-def _ratio(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -1,8 +1,9 @@
-"""Reading: the one way in which an untrusted file is opened.
+"""Reading of untrusted files: the only place where they are opened.
 
-In: a path, and how many bytes are read of it at most. Out: bytes, text or lines, or a SpecError. A pipe or a device is
-refused before a byte of it is read: it may have no end, and opening one may wait for a writer for ever.
-Left out: files of this process's own making, and those of the kernel below /proc and /sys.
+In: a path, and a limit on the bytes read. Out: bytes, text or lines, or a SpecError. Left out: files written by this
+process, and those of the kernel below /proc and /sys.
+
+A pipe or a device is refused before it is read: it may have no end, and opening a pipe may wait for a writer forever.
 """
 
 import errno
@@ -17,44 +18,45 @@ from typing import Any, BinaryIO, TypeVar
 from rlplan.errors import SpecError
 
 MAX_SPEC_BYTES = 1 << 20
-"""A job or a profile is small; anything larger is a mistake or an attack."""
+"""Size limit of a job or profile: larger files are a mistake or an attack."""
 MAX_LINE_BYTES = 1 << 24
 MAX_JSON_VALUES = 4_000_000
-"""Of one text, by its commas and opening brackets: each takes up to 92 bytes as Python's objects, 370 MB together."""
+"""Limit on JSON values in one text, estimated by its commas and opening brackets. Each takes up to 92 bytes as a Python
+object, 370 MB in all."""
 MAX_INTEGER = (1 << 63) - 1
-"""Beyond it no arithmetic with fractions, and no table, takes a whole number."""
+"""Largest integer that float arithmetic and tables accept."""
 MAX_STEP = 1 << 53
-"""Steps beyond which a fraction no longer tells two of them apart."""
+"""Largest step number: floats cannot represent every integer above it."""
 MAX_RUN_BYTES = 1 << 32
-"""Of a file of a run folder that grows step by step. It is read line by line."""
+"""Size limit of a run folder's file that grows step by step. It is read line by line."""
 Record = TypeVar("Record")
 
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[BinaryIO]:
-    """A regular file, for as long as it is read. what: its name in messages. Raises: SpecError."""
+    """A regular file, open while it is read. what: its name in messages. Raises: SpecError."""
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - Path.open takes no opener
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - Path.open takes no opener
     except FileNotFoundError:
         way_out = "check the path; paths in a job are relative to the job file"
-        raise _refused(path, f"{what} is missing", "the file must exist", way_out) from None
+        raise _error(path, f"{what} is missing", "the file must exist", way_out) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no file system can hold
-        raise unreadable(path, what, error) from None
+        raise describe_read_error(path, what, error) from None
     with file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise _refused(path, f"{what} is a pipe or a device", "a regular file", "write it into a file")
+            raise _error(path, f"{what} is a pipe or a device", "a regular file", "write it into a file")
         try:
             yield file
         except OSError as error:
-            raise unreadable(path, what, error) from None
+            raise describe_read_error(path, what, error) from None
 
 
 @contextmanager
-def explaining_paths() -> Iterator[None]:
-    """Turn what the system says of a path that somebody named into a message. Raises: SpecError.
+def explain_path_errors() -> Iterator[None]:
+    """Turn errors about a path that a user named into a message. Raises: SpecError.
 
-    Whoever asks whether a path is there (`Path.exists`, `Path.is_dir`, `Path.resolve`) gets an OSError for a name that
-    is too long, for a loop of links and for a folder without permissions, and a ValueError for one with a null byte.
+    `Path.exists`, `Path.is_dir` and `Path.resolve` raise OSError for a name that is too long, a loop of links, or a
+    folder without permissions, and ValueError for a null byte.
     """
     try:
         yield
@@ -65,24 +67,24 @@ def explaining_paths() -> Iterator[None]:
 
 
 def path_refusal(error: BaseException) -> SpecError | None:
-    """The message for an error that lies in a path itself; None for any other error."""
+    """The message for an error caused by a path itself; None for any other error."""
     if isinstance(error, ValueError) and "null byte" in str(error):
-        return _refused(Path("a path"), "a path holds a null byte", PATH_RULE, PATH_WAY_OUT)
+        return _error(Path("a path"), "a path holds a null byte", PATH_RULE, PATH_WAY_OUT)
     if not isinstance(error, OSError) or error.errno not in PATH_ERRORS or error.filename is None:
         return None
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
     shown = name if len(name) <= MAX_SHOWN_PATH else f"{name[:MAX_SHOWN_PATH]}… ({len(name)} characters)"
-    return _refused(Path(shown), f"a path cannot be used: {error.strerror}", PATH_RULE, PATH_WAY_OUT)
+    return _error(Path(shown), f"a path cannot be used: {error.strerror}", PATH_RULE, PATH_WAY_OUT)
 
 
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EILSEQ)
 MAX_SHOWN_PATH = 120
-PATH_RULE = "a path that the file system can hold and that may be looked at: mostly at most 255 bytes a name"
+PATH_RULE = "a path that the file system supports and permissions allow: usually at most 255 bytes per name"
 PATH_WAY_OUT = "check the path and its permissions, or name another place"
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file, or a link to one, is there; a name that no file system can hold is none."""
+    """Whether a regular file, or a link to one, exists; false for a name that no file system can hold."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -90,7 +92,7 @@ def is_file(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything is there; a name that no file system can hold is nothing."""
+    """Whether anything exists at a path; false for a name that no file system can hold."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -98,22 +100,24 @@ def exists(path: Path) -> bool:
 
 
 def read_bytes(path: Path, what: str, *, limit: int) -> bytes:
-    """All of a file. Raises: SpecError where it is missing, no regular file, or larger than `limit` bytes."""
+    """The contents of a file. Raises: SpecError where it is missing, not a regular file, or larger than `limit`
+    bytes.
+    """
     with opened(path, what) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size) if 0 < size <= limit else b""
-        if size > limit or file.read(1):  # it grew, or is one of the kernel's, which have no size
+        if size > limit or file.read(1):  # it grew, or is a kernel file, whose size is 0
             raise _too_large(path, what, min(limit, size))
     return data
 
 
 def read_text(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> str:
-    """All of a UTF-8 file. Raises: SpecError as `read_bytes`, and where it is not UTF-8."""
+    """The contents of a UTF-8 file. Raises: SpecError as `read_bytes`, and where it is not UTF-8."""
     try:
         return read_bytes(path, what, limit=limit).decode("utf-8")
     except UnicodeDecodeError:
         way_out = "save it as UTF-8, or give the right file"
-        raise _refused(path, f"{what} is not UTF-8 text", "UTF-8 text", way_out) from None
+        raise _error(path, f"{what} is not UTF-8 text", "UTF-8 text", way_out) from None
 
 
 def read_lines(path: Path, what: str, *, limit: int, max_line: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
@@ -132,9 +136,9 @@ def read_lines(path: Path, what: str, *, limit: int, max_line: int = MAX_LINE_BY
 
 
 def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit: int) -> Iterator[Record]:
-    """What `take` makes of the JSON of each line. A torn last line, of a process that was killed, is left out.
+    """Results of `take` for the parsed JSON of each line. A torn last line, left by a killed process, is skipped.
 
-    Raises: SpecError with the number of a line that is no JSON, or that `take` refuses by a ValueError, KeyError,
+    Raises: SpecError with the number of a line that is not JSON, or for which `take` raises ValueError, KeyError,
     TypeError, AttributeError or OverflowError.
     """
     damage: SpecError | None = None
@@ -149,7 +153,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
             damage = SpecError(
                 f"{what} is damaged: not a record ({type(error).__name__}: {str(error)[:120]})",
                 where=f"{path}, line {number}",
-                rule="one whole JSON record a line; only the last line may be torn",
+                rule="one complete JSON record per line; only the last line may be incomplete",
                 way_out="remove that line, or run the job again",
             )
             if line.endswith(b"}"):
@@ -160,7 +164,7 @@ def read_records(path: Path, what: str, take: Callable[[Any], Record], *, limit:
 
 
 def check_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of numbers by name, of which `step` counts from 0, or is -1 at the end of a run.
+    """A row of numbers by name. Its `step` counts from 0, or is -1 at the end of a run.
 
     A number that overflowed when it was measured stays.
 
@@ -183,7 +187,7 @@ def check_numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float:
-    """A number that somebody else's JSON gives; 0 where it gives none, or one beyond 63 bits.
+    """A number from foreign JSON; 0 if it is not a number or exceeds 63 bits.
 
     >>> read_number(2.5), read_number("soon"), read_number(float("inf"))
     (2.5, 0.0, 0.0)
@@ -192,31 +196,33 @@ def read_number(value: object) -> float:
 
 
 def check_values(text: str | bytes) -> None:
-    """Before JSON is parsed: a text may hold far more bytes of objects than of its own. Raises: ValueError."""
+    """Refuse, before parsing, a JSON text whose objects would take far more memory than the text. Raises:
+    ValueError.
+    """
     marks: tuple[Any, ...] = (",", "[", "{") if isinstance(text, str) else (b",", b"[", b"{")
     if sum(map(text.count, marks)) > MAX_JSON_VALUES:
         raise ValueError(f"more than {MAX_JSON_VALUES} values")
 
 
-def unreadable(path: Path, what: str, error: Exception) -> SpecError:
-    """The message for what the system says of a file. error: an OSError, or a ValueError for a path that is none."""
+def describe_read_error(path: Path, what: str, error: Exception) -> SpecError:
+    """The message for an error while a file is opened or read. error: an OSError, or a ValueError for an invalid
+    path.
+    """
     why = getattr(error, "strerror", None) or error
     name = str(path)
     if len(name) > MAX_SHOWN_PATH:
         path = Path(f"{name[:MAX_SHOWN_PATH]}… ({len(name)} characters)")
-    return _refused(path, f"{what} cannot be read: {why}", "a readable file", "check the path and its permissions")
+    return _error(path, f"{what} cannot be read: {why}", "a readable file", "check the path and its permissions")
 
 
-def _without_waiting(name: str, flags: int) -> int:
-    """A pipe without a writer opens at once, and no terminal becomes this process's own."""
+def _open_without_waiting(name: str, flags: int) -> int:
+    """Open a file so that a pipe without a writer does not block and no terminal becomes the controlling one."""
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def _too_large(path: Path, what: str, limit: int) -> SpecError:
-    return _refused(
-        path, f"{what} has more than {limit} bytes", f"at most {limit} bytes are read", "give the right file"
-    )
+    return _error(path, f"{what} has more than {limit} bytes", f"at most {limit} bytes are read", "give the right file")
 
 
-def _refused(path: Path, what: str, rule: str, way_out: str) -> SpecError:
+def _error(path: Path, what: str, rule: str, way_out: str) -> SpecError:
     return SpecError(what, where=str(path), rule=rule, way_out=way_out)

@@ -1,7 +1,7 @@
-"""What the functions of api.py give back: frozen results with values, a table and a view for notebooks.
+"""Results of the functions in api.py: frozen values with a table, JSON and a view for notebooks.
 
-In: plans, explanations, simulations, runs, as the verbs of the command line have them. Out: facts in words, rows,
-JSON, dataframes, HTML. Left out: computing anything. Bytes are integers, seconds floats.
+In: plans, explanations, simulations, runs, as the commands produce them. Out: facts in words, rows, JSON, dataframes,
+HTML. Left out: computing anything. Bytes are integers, seconds floats.
 """
 
 import html
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from rlplan.spec.job import JobSpec
 
 MAX_SHOWN_ROWS = 12
-"""Of a result in a notebook; `to_frame()` has them all."""
+"""Rows of a result shown in a notebook; `to_frame()` has all."""
 
 
 class Result(ABC):
-    """What every result can do."""
+    """Methods of every result."""
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """What it says first, in words."""
+        """Key facts in words."""
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """Its table, a mapping a row."""
+        """The result's table, one mapping per row."""
 
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
-        """What the command line prints with `--json`, where it has that verb."""
+        """The output of the command with `--json`, if there is such a command."""
 
     def to_frame(self) -> "pd.DataFrame":
-        """Its table as a dataframe. Raises: HostError without pandas."""
+        """The result's table as a dataframe. Raises: HostError without pandas."""
         return _dataframes().frame(self.rows())
 
     def __repr__(self) -> str:
-        """What it says first: a plan's own repr has thousands of rows."""
+        """The key facts: the default repr of a plan has thousands of rows."""
         return f"{type(self).__name__}({'; '.join(f'{key}: {value}' for key, value in self.facts().items())})"
 
     def _repr_html_(self) -> str:
-        facts = "".join(_html_row("th", key) + _html_row("td", one) + "</tr>" for key, one in self.facts().items())
+        facts = "".join(_html_row("th", key) + _html_row("td", value) + "</tr>" for key, value in self.facts().items())
         rows = self.rows()
         head = "".join(_html_row("th", key) for key in (rows[0] if rows else ()))
         body = "".join(
-            f"<tr>{''.join(_html_row('td', one) for one in row.values())}</tr>" for row in rows[:MAX_SHOWN_ROWS]
+            f"<tr>{''.join(_html_row('td', value) for value in row.values())}</tr>" for row in rows[:MAX_SHOWN_ROWS]
         )
         more = f"<p>{MAX_SHOWN_ROWS} of {len(rows)} rows</p>" if len(rows) > MAX_SHOWN_ROWS else ""
         return f"<table>{facts.replace('<th>', '<tr><th>')}</table><table><tr>{head}</tr>{body}</table>{more}"
@@ -69,10 +69,10 @@ class Result(ABC):
 
 @dataclass(frozen=True, repr=False)
 class OfPlan(Result):
-    """A result that a plan leads to."""
+    """A result that belongs to a plan."""
 
     plan: Plan
-    """The plan itself: choice, schedule, ledger, timing (rlplan.planner.plan)."""
+    """Plan with choice, schedule, ledger and timing (rlplan.planner.plan)."""
 
     @property
     def verdict(self) -> str:
@@ -81,22 +81,22 @@ class OfPlan(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits and its framework runs it: at the high end, or as expected with `limits.accepts_oom_risk`."""
+        """Whether the plan fits and its framework can run it; with `limits.accepts_oom_risk`, if it fits on average."""
         return self.plan.fits
 
     @property
     def peak_bytes(self) -> int:
-        """The fullest moment of the device with the least room, as expected."""
+        """Expected peak of the device with the least free memory."""
         return self.plan.binding.num_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Of that device."""
+        """Memory of that device."""
         return self.plan.binding_capacity
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a usual step; None where the profile has no rates."""
+        """Seconds of a typical step; None if the profile has no rates."""
         return self.plan.seconds or None
 
     @property
@@ -106,8 +106,8 @@ class OfPlan(Result):
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Overrides each of which would make it fit, the mildest first; empty where it surely fits."""
-        return tuple(one.change for one in self.plan.remedies)
+        """Overrides, each of which would make the plan fit, mildest first; empty if it fits at the high end."""
+        return tuple(remedy.change for remedy in self.plan.remedies)
 
     def facts(self) -> dict[str, str]:
         """Model and devices, verdict, step, peak, layout."""
@@ -120,7 +120,7 @@ class OfPlan(Result):
         }
 
     def compared(self) -> dict[str, Any]:
-        """Its row where it is compared."""
+        """The result's row in a comparison."""
         asked = self.plan.asked
         return {
             "name": self.plan.model_name if asked.name == type(asked).model_fields["name"].default else asked.name,
@@ -138,34 +138,38 @@ class OfPlan(Result):
 
 @dataclass(frozen=True, repr=False)
 class EstimateResult(OfPlan):
-    """Bytes of every kind, of every process, in every action. A row: one row of the ledger."""
+    """Bytes by kind, process and action. A row: one row of the ledger."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """run_phase, action_id, phase, process, device, role, kind, space, resident_bytes, peak_bytes, provenance …"""
+        """Rows with run_phase, action_id, phase, process, device, role, kind, space, resident_bytes, peak_bytes,
+        provenance and so on.
+        """
         return [dict(row) for row in self.as_json()["rows"]]
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan estimate --json`."""
+        """The output of `rlplan estimate --json`."""
         return estimate_as_json(self.plan)
 
 
 @dataclass(frozen=True, repr=False)
 class PlanResult(OfPlan):
-    """The layout that was chosen, and the next best. A row: one layout."""
+    """The chosen layout and the runners-up. A row: one layout."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """rank (0: chosen), seconds, peak_bytes, headroom_bytes, verdict, differs (the overrides that lead to it)."""
+        """Rows with rank (0: chosen), seconds, peak_bytes, headroom_bytes, verdict, differs (overrides that lead to the
+        layout).
+        """
         plan = self.plan
         chosen = [(plan.seconds, plan.binding.num_bytes, plan.headroom_bytes, plan.fit, "")]
         chosen += [
             (
-                one.seconds,
-                one.peak_bytes,
-                one.headroom_bytes,
-                one.verdict,
-                differences(one.choice, plan.choice, plan.job, plan.asked),
+                layout.seconds,
+                layout.peak_bytes,
+                layout.headroom_bytes,
+                layout.verdict,
+                differences(layout.choice, plan.choice, plan.job, plan.asked),
             )
-            for one in plan.runners_up
+            for layout in plan.runners_up
         ]
         keys = ("seconds", "peak_bytes", "headroom_bytes", "verdict", "differs")
         return [
@@ -174,54 +178,58 @@ class PlanResult(OfPlan):
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The plan file, its paths relative to the working directory."""
+        """The contents of the plan file, with paths relative to the working directory."""
         return dict(json.loads(dump_plan(self.plan, Path.cwd())))
 
     def write(self, path: str | Path) -> Path:
-        """Write the plan as `rlplan plan -o` does. Raises: SpecError where that cannot be."""
+        """Write the plan as `rlplan plan -o` does. Raises: SpecError where that fails."""
         write_plan(self.plan, Path(path))
         return Path(path)
 
 
 @dataclass(frozen=True, repr=False)
 class ExplainResult(OfPlan):
-    """Why a plan is as it is, and what changes would bring. A row: one change."""
+    """The bottleneck of a plan, and the effect of changes. A row: one change."""
 
     explanation: "Explanation"
-    """Everything that `rlplan explain` says."""
+    """The complete output of `rlplan explain`."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; asked (by the user) first."""
+        """Rows with change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; the user's changes
+        first.
+        """
         parts = (self.explanation.asked, self.explanation.what_ifs, self.explanation.families)
-        return [one.as_json() for part in parts for one in part]
+        return [change.as_json() for part in parts for change in part]
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan explain --json`."""
+        """The output of `rlplan explain --json`."""
         return self.explanation.as_json()
 
 
 @dataclass(frozen=True, repr=False)
 class SolveResult(OfPlan):
-    """The largest value of a key that fits, and the plan with it. A row: one value that was tried."""
+    """The largest value of a key that fits, with its plan. A row: one value that was tried."""
 
     solution: "Solution"
-    """The value, what breaks at the next one, and everything that was tried."""
+    """Value, the limit that the next value breaks, and all values that were tried."""
 
     @property
     def value(self) -> int:
-        """The largest that fits."""
+        """The largest value that fits."""
         return self.solution.value
 
     def rows(self) -> list[dict[str, Any]]:
-        """change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; in the order of the search."""
-        return [one.as_json() for one in self.solution.asked]
+        """Rows with change, words, num_devices, verdict, seconds, headroom_bytes, why, way_out; in the order of the
+        search.
+        """
+        return [attempt.as_json() for attempt in self.solution.asked]
 
     def facts(self) -> dict[str, str]:
-        """The override, then the plan's."""
+        """The override, then the plan's facts."""
         return {"largest that fits": self.solution.override} | super().facts()
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan solve --json`."""
+        """The output of `rlplan solve --json`."""
         return self.solution.as_json()
 
 
@@ -230,11 +238,11 @@ class SimulateResult(OfPlan):
     """Steps in simulated time. A row: one step."""
 
     simulation: "SimulationResult"
-    """Everything that `rlplan simulate` counts."""
+    """The complete output of `rlplan simulate`."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """step (from 1), seconds."""
-        return [{"step": step, "seconds": one} for step, one in enumerate(self.simulation.step_s, 1)]
+        """Rows with step (from 1) and seconds."""
+        return [{"step": step, "seconds": seconds} for step, seconds in enumerate(self.simulation.step_s, 1)]
 
     @property
     def step_s(self) -> float | None:
@@ -242,21 +250,21 @@ class SimulateResult(OfPlan):
         return self.simulation.mean_step_s
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan simulate --json`."""
+        """The output of `rlplan simulate --json`."""
         return self.simulation.as_json()
 
     def compared(self) -> dict[str, Any]:
-        """Its row where it is compared."""
+        """The result's row in a comparison."""
         trained = self.simulation.num_tokens / self.simulation.seconds if self.simulation.seconds else None
         return super().compared() | {"kind": "simulated", "tokens_per_s": trained}
 
 
 @dataclass(frozen=True, repr=False)
 class RunResult(OfPlan):
-    """A run that was done, or is being done, and the plan that it follows. A row: one step, as its timings say."""
+    """A finished or running run and its plan. A row: one step with its timings."""
 
     run: "RunFolder"
-    """Plan, trace, metrics, timings and how it ended (rlplan.report.run_folder)."""
+    """Plan, trace, metrics, timings and final status (rlplan.report.run_folder)."""
 
     @property
     def state(self) -> str:
@@ -265,32 +273,32 @@ class RunResult(OfPlan):
 
     @property
     def step_s(self) -> float | None:
-        """Measured: the median over steps, the first apart where there are others; None before the first."""
+        """Measured seconds of a step: the median, without the first step if there are others; None before the first."""
         return self.run.measured_step.step_s
 
     def rows(self) -> list[dict[str, Any]]:
-        """The run's timings as they were written."""
+        """The run's timings as recorded."""
         return [dict(row) for row in self.run.timings]
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a step: what was learned, then seconds and memory. Raises: HostError without pandas."""
+        """A dataframe with a row per step: metrics, seconds, memory. Raises: HostError without pandas."""
         return _dataframes().steps(self.run)
 
     def memory_frame(self) -> "pd.DataFrame":
-        """Every measured sample beside its prediction, as a report has it. Raises: HostError without pandas."""
+        """Every measured memory sample with its prediction, as in a report. Raises: HostError without pandas."""
         return _dataframes().joined_memory(self.run)
 
     def facts(self) -> dict[str, str]:
-        """The plan's, and how far the run went."""
+        """The plan's facts, and the progress of the run."""
         measured = "unknown" if self.step_s is None else f"{format_seconds(self.step_s)}, measured"
         return super().facts() | {"run": f"{self.run.name}, {self.state}", "step": measured}
 
     def as_json(self) -> dict[str, Any]:
-        """How it ended, and its rows; `rlplan report --json` says more."""
+        """The final status and the rows; `rlplan report --json` has more."""
         return {"run": self.run.name, "status": asdict(self.run.status), "rows": self.rows()}
 
     def compared(self) -> dict[str, Any]:
-        """Its row where it is compared."""
+        """The result's row in a comparison."""
         rates = [row["throughput/tokens_per_sec"] for row in self.run.timings if "throughput/tokens_per_sec" in row]
         speed = median(rates[1:] or rates) if rates else None
         return super().compared() | {"name": self.run.name, "kind": "measured", "tokens_per_s": speed}
@@ -298,67 +306,67 @@ class RunResult(OfPlan):
 
 @dataclass(frozen=True, repr=False)
 class StepResult(OfPlan):
-    """A measured step beside what the hardware allows. A row: one phase."""
+    """A measured step compared with its prediction. A row: one phase."""
 
     report: "StepReport"
-    """Everything that `rlplan explain RUN|LOG` says; `plan` is what the hardware allows."""
+    """The complete output of `rlplan explain RUN|LOG`; `plan` is the prediction."""
 
     @property
     def is_normal(self) -> bool:
-        """Whether no phase takes longer than such predictions err."""
+        """Whether no phase exceeds its prediction by more than the usual error."""
         return self.report.is_normal
 
     def rows(self) -> list[dict[str, Any]]:
-        """phase, measured_s, predicted_s, gap_s, ratio, is_normal."""
-        return [one.as_json() for one in self.report.gaps]
+        """Rows with phase, measured_s, predicted_s, gap_s, ratio, is_normal."""
+        return [gap.as_json() for gap in self.report.gaps]
 
     def facts(self) -> dict[str, str]:
-        """The answer, the likeliest cause, then the plan's."""
+        """The verdict, the most likely cause, then the plan's facts."""
         cause = next(iter(self.report.causes), None)
         return {"step": self.report.words} | ({"cause": cause.words} if cause else {}) | super().facts()
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan explain RUN|LOG --json`."""
+        """The output of `rlplan explain RUN|LOG --json`."""
         return self.report.as_json()
 
 
 @dataclass(frozen=True, repr=False)
 class ServingResult(Result):
-    """An engine that serves alone (`framework: vllm`). A row: one kind of bytes of a GPU."""
+    """A standalone engine (`framework: vllm`). A row: one kind of memory on a GPU."""
 
     job: "JobSpec"
     served: "Served"
-    """Its bytes by vLLM's own arithmetic, and whether it starts."""
+    """Memory by vLLM's own arithmetic, and whether the engine starts."""
     load: "ServedLoad | None" = None
-    """Its latencies under the job's requests in flight, where these were asked for."""
+    """Latencies at the job's request concurrency, if asked for."""
 
     @property
     def verdict(self) -> str:
-        """`fits` where it starts, or `does not fit`."""
+        """`fits` if the engine starts, else `does not fit`."""
         return self.served.verdict.value
 
     @property
     def fits(self) -> bool:
-        """Whether it starts."""
+        """Whether the engine starts."""
         return self.served.fits
 
     @property
     def peak_bytes(self) -> int:
-        """Of a GPU, at the engine's peak."""
+        """Bytes per GPU at the engine's peak."""
         return self.served.num_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """Of a GPU."""
+        """Memory of a GPU."""
         return self.served.capacity
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Overrides that would make it fit: none is searched for an engine alone."""
+        """Overrides that would make it fit: none, since no search is made for a standalone engine."""
         return ()
 
     def facts(self) -> dict[str, str]:
-        """Model and GPUs, verdict, what a GPU holds, latencies."""
+        """Model and GPUs, verdict, memory per GPU, latencies."""
         served, load = self.served, self.load
         facts = {
             "engine": f"{served.model} on {served.num_gpus} of {served.num_given}x {served.gpu}",
@@ -372,16 +380,16 @@ class ServingResult(Result):
         return facts
 
     def rows(self) -> list[dict[str, Any]]:
-        """kind, bytes."""
+        """Rows with kind and bytes."""
         memory = self.served.memory
         kinds = {"weights": memory.model_bytes, "activation_peak": memory.activation_peak}
         kinds |= {"non_torch": memory.non_torch, "cuda_graphs": memory.cuda_graphs, "kv_cache": memory.kv_cache}
         return [{"kind": kind, "bytes": size} for kind, size in kinds.items()]
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan estimate --json`, and with a load as `rlplan simulate --json`."""
-        found: dict[str, Any] = {"schema_version": 1, "verdict": self.verdict, "serving": self.served.as_json()}
-        return found | ({} if self.load is None else {"load": self.load.as_json()})
+        """The output of `rlplan estimate --json`; with a load, that of `rlplan simulate --json`."""
+        output: dict[str, Any] = {"schema_version": 1, "verdict": self.verdict, "serving": self.served.as_json()}
+        return output | ({} if self.load is None else {"load": self.load.as_json()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -390,23 +398,23 @@ class EmitResult(Result):
 
     folder: Path
     files: tuple[str, ...]
-    """Relative to the folder."""
+    """Files relative to the folder."""
 
     def facts(self) -> dict[str, str]:
         """The folder."""
         return {"folder": str(self.folder)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """file, bytes."""
+        """Rows with file and bytes."""
         return [{"file": name, "bytes": (self.folder / name).stat().st_size} for name in self.files]
 
     def as_json(self) -> dict[str, Any]:
-        """As `rlplan emit --json`."""
+        """The output of `rlplan emit --json`."""
         return {"schema_version": 1, "folder": str(self.folder), "files": list(self.files)}
 
 
 def _dataframes() -> Any:
-    """rlplan.report.dataframes. Raises: HostError without pandas."""
+    """The module rlplan.report.dataframes. Raises: HostError without pandas."""
     try:
         from rlplan.report import dataframes
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What a verb speaks of: a job by its own words, as a mapping or in a file, a plan, or a bundle. Decided here only.
+"""The subject of a command: a job on the command line, as a mapping or in a file, a plan, or a bundle.
 
 In: the words of a command line, or the arguments of a function (api.py). Out: a Question. Left out: answering it.
 """
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
     from rlplan.planner.serving import Served, ServedLoad
 
 
-MAKES_WHAT_RUNS = ("emit", "run")
+RUNNING_VERBS = ("emit", "run")
 
 
 @dataclass(frozen=True)
 class JobWords:
-    """Which job is meant: a file or a mapping with overrides, or a model, an algorithm and GPUs by name."""
+    """The arguments that name a job: a file or a mapping with overrides, or a model, an algorithm and GPUs."""
 
     source: str | Mapping[str, Any] | None = None
-    """A job file, a plan, a bundle; or a job as a mapping, its paths relative to the working directory."""
+    """Job file, plan or bundle; or a job as a mapping, with paths relative to the working directory."""
     overrides: list[str] | None = None
-    """`KEY=VALUE` each."""
+    """Overrides, each `KEY=VALUE`."""
     model: str | None = None
     algorithm: str | None = None
     gpus: str | None = None
     framework: str | None = None
-    """The framework that the job is planned for, such as `verl` or `verl@0.9`."""
+    """Framework that the job is planned for, such as `verl` or `verl@0.9`."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A job that is asked about, or a plan that was read: of a file, or of a bundle."""
+    """A job to plan, or a plan read from a file or bundle."""
 
     job: JobSpec
-    """Of a plan the one that it answers."""
+    """Job; for a plan, the job that it was made for."""
     plan: "Plan | None" = None
-    """None where it is still to be found."""
+    """Plan that was read; None: it must still be found."""
 
     @property
     def serves(self) -> bool:
-        """Whether it is about an engine alone, which has no plan: `served` and `served_load` answer it."""
+        """Whether the job is a standalone engine, which has no plan: `serve` and `serve_load` answer it."""
         return self.plan is None and self.job.release.serves
 
     def served(self) -> "Served":
-        """The engine of a job that serves, whether it starts or not. Raises: SpecError."""
+        """The engine of a serving job, whether or not it starts. Raises: SpecError."""
         from rlplan.planner.serving import serve
 
         return serve(self.job)
 
     def served_load(self) -> "ServedLoad":
-        """The engine's latencies under the job's requests in flight. Raises: SpecError, NoFeasiblePlanError."""
+        """The engine's latencies at the job's request concurrency. Raises: SpecError, NoFeasiblePlanError."""
         from rlplan.planner.serving import serve_load
 
         return serve_load(self.job)
@@ -75,9 +75,9 @@ class Question:
         if self.serves:
             clients = self.job.workload.num_concurrent_requests
             raise SpecError(
-                f"framework is {self.job.framework}: an engine alone, which has no step",
+                f"framework is {self.job.framework}: a standalone engine, which has no step",
                 where="framework",
-                rule="rlplan estimate and rlplan simulate answer for an engine alone; all else needs a step",
+                rule="only rlplan estimate and rlplan simulate support a standalone engine",
                 way_out="framework=rlplan" + (" workload.num_concurrent_requests=null" if clients else ""),
             )
         if self.plan is None:
@@ -88,45 +88,48 @@ class Question:
 
 
 def read_question(verb: str, asked: JobWords, objective: str | None = None, fetch: Fetch | None = None) -> Question:
-    """The question that was asked. fetch: brings models; by default their configs. Raises: SpecError, HostError."""
-    fetch = fetch or fetched
+    """The question that the arguments ask. fetch: downloads models; by default only their configs.
+
+    Raises: SpecError, HostError.
+    """
+    fetch = fetch or fetched  # configs are enough to plan
     keys = {"policy": asked.model, "algorithm": asked.algorithm, "hardware": asked.gpus, "objective": objective}
     keys["framework"] = asked.framework
-    given = {key: value for key, value in keys.items() if value is not None}
+    named = {key: value for key, value in keys.items() if value is not None}
     if isinstance(asked.source, Mapping):
-        data = {**deepcopy(dict(asked.source)), **given}
+        data = {**deepcopy(dict(asked.source)), **named}
         return Question(job_from(data, asked.overrides or (), fetch=fetch, where="the job"))
-    words = _joined([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
+    words = _join_words([*([] if asked.source is None else [asked.source]), *(asked.overrides or ())])
     text, overrides = (words[0], words[1:]) if words else (None, [])
     if text is None or ("=" in text and not exists(Path(text))):
-        if not given:
+        if not named:
             raise _nothing_asked(verb, text)
-        return Question(job_from(given, words, fetch=fetch))
-    path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in given.items())
-    if is_made(path):
+        return Question(job_from(named, words, fetch=fetch))
+    path, asks = Path(text), tuple(f"{key}={json.dumps(value)}" for key, value in named.items())
+    if is_plan_path(path):
         _refuse_changes(path, (*overrides, *asks))
-        plan = _read(path)
+        plan = _read_plan(path)
         return Question(plan.asked, plan)
-    if verb in MAKES_WHAT_RUNS:
+    if verb in RUNNING_VERBS:
         check_inputs(path, overrides)
     return Question(load_job(path, (*overrides, *asks), fetch=fetch))
 
 
-def is_made(path: Path) -> bool:
-    """Whether a path names a plan or a bundle, which stand as they were made."""
+def is_plan_path(path: Path) -> bool:
+    """Whether a path is a plan or a bundle, which overrides cannot change."""
     return path.is_dir() or path.suffix == ".json" or _is_json_by_content(path)
 
 
 def _is_json_by_content(path: Path) -> bool:
-    """A plan, whatever `--out` called it. A job that is written as JSON is called .yaml."""
-    if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe is not read twice
+    """Whether a file is a plan, whatever its name. A job written as JSON has the ending .yaml."""
+    if path.suffix in (".yaml", ".yml") or not path.is_file():  # a pipe cannot be read twice
         return False
     with opened(path, "the file") as file:
         return file.read(1) == b"{"
 
 
-def _read(path: Path) -> "Plan":
-    """Of a plan file or a bundle. Raises: SpecError, EmitError."""
+def _read_plan(path: Path) -> "Plan":
+    """The plan in a file or a bundle. Raises: SpecError, EmitError."""
     from rlplan.planner.plan import read_plan
 
     if not path.is_dir():
@@ -138,22 +141,22 @@ def _read(path: Path) -> "Plan":
 
 
 def executable(verb: str, asked: JobWords, fetch: Fetch | None = None) -> "Plan":
-    """The plan that would run, of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
+    """The executable plan of a job, a plan or a bundle. Raises: SpecError, NoFeasiblePlanError, EmitError."""
     from rlplan.planner.executable import executable_plan
 
     return executable_plan(read_question(verb, asked, fetch=fetch).answer())
 
 
 def check_inputs(path: Path, overrides: Sequence[str]) -> None:
-    """Raises: SpecError for a stage of a job file whose models an earlier stage has still to make."""
+    """Raises: SpecError for a stage of a job file that needs a model which an earlier stage has yet to train."""
     stages = stages_of(read_yaml(path, "the job file"), str(path))
-    for stage in (one for one in stages if one.name == chosen_stage(overrides)):
+    for stage in (stage for stage in stages if stage.name == chosen_stage(overrides)):
         for key, name in open_inputs(stage, overrides, stages).items():
             raise SpecError(
-                f"{key} is what stage {name} leaves, which is not there yet",
+                f"{key} is the model of stage {name}, which has not run yet",
                 where=str(path),
-                rule="what will run needs every model; an estimate or a plan to look at needs its shape alone",
-                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy takes what a run left",
+                rule="a run needs every model; an estimate or a plan needs only its shape",
+                way_out=f"rlplan run {path} runs all stages in order; {key}=RUN/{name}/policy uses that of a run",
             )
 
 
@@ -162,47 +165,47 @@ def _refuse_changes(path: Path, changes: tuple[str, ...]) -> None:
         raise SpecError(
             f"override '{changes[0]}' cannot change the bundle {path}",
             where="command line",
-            rule="overrides are for job files; a bundle runs as it stands",
+            rule="overrides apply to job files; a bundle runs unchanged",
             way_out="run the job with the override, or emit a new bundle",
         )
     if changes:
         raise SpecError(
             f"override '{changes[0]}' cannot change the plan {path}",
             where="command line",
-            rule="overrides are for job files; a plan is not changed",
-            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} asks what it would bring",
+            rule="overrides apply to job files, not to plans",
+            way_out=f"plan the job again with it; rlplan explain {path} --set {changes[0]} shows its effect",
         )
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Words of a command line, with `KEY = VALUE` as one.
+def _join_words(words: list[str]) -> list[str]:
+    """Words of a command line, with `KEY = VALUE` joined into one.
 
-    >>> _joined(["job.yaml", "rollout.tp", "=", "2", "seed=", "1"])
+    >>> _join_words(["job.yaml", "rollout.tp", "=", "2", "seed=", "1"])
     ['job.yaml', 'rollout.tp=2', 'seed=1']
     """
-    found: list[str] = []
+    joined: list[str] = []
     for word in words:
-        if found and (word.startswith("=") or (found[-1].endswith("=") and "=" not in word)):
-            found[-1] += word
+        if joined and (word.startswith("=") or (joined[-1].endswith("=") and "=" not in word)):
+            joined[-1] += word
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words of a command line that takes several sources: (sources, overrides).
+    """(sources, overrides) of a command line with several sources.
 
     >>> split_words(["one.yaml", "seed", "=", "1", "plan.json"])
     (['one.yaml', 'plan.json'], ['seed=1'])
     """
-    joined = _joined(list(words))
+    joined = _join_words(list(words))
     overrides = [word for word in joined if "=" in word and not exists(Path(word))]
     return [word for word in joined if word not in overrides], overrides
 
 
 def _nothing_asked(verb: str, override: str | None) -> SpecError:
     return SpecError(
-        f"nothing to {verb}" if override is None else f"'{override}' changes a job, and none is named",
+        f"nothing to {verb}" if override is None else f"'{override}' changes a job, but no job is named",
         where="command line",
         rule="a job file, a plan or a bundle, or --model and --gpus",
         way_out=f"for example: rlplan {verb} --model Qwen/Qwen2.5-7B --algorithm grpo --gpus 8xH100",
@@ -210,7 +213,8 @@ def _nothing_asked(verb: str, override: str | None) -> SpecError:
 
 
 def fetched(name: str, folder: Path, key: str) -> str:
-    """The path of a hub id's config, which is fetched; a path or a bundled id as it is. key: what names it.
+    """The path of a hub id's config, after downloading it; a path or bundled id is unchanged. key: the key that names
+    it.
 
     Raises: SpecError, HostError.
     """
@@ -222,7 +226,7 @@ def fetched(name: str, folder: Path, key: str) -> str:
 
 
 def is_hub_id(name: str, folder: Path) -> bool:
-    """Whether a model's name is an id, and no path whose first folder is there, relative to a folder."""
+    """Whether a model's name is a hub id, rather than a path relative to `folder`."""
     if name in load_catalogue():
         return not (folder / name).exists()
     parts = Path(name).parts if len(name) <= MAX_ID and "\0" not in name else ()
@@ -230,4 +234,4 @@ def is_hub_id(name: str, folder: Path) -> bool:
         return False
     from rlplan.runtime.models.hub import looks_like_an_id
 
-    return looks_like_an_id(name) and not nearest_id(name)  # a bundled id in another case is what was meant
+    return looks_like_an_id(name) and not nearest_id(name)  # a bundled id in another case is a typo

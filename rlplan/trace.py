@@ -1,7 +1,7 @@
-"""Trace: ONE record for simulated and measured runs, joined with a prediction on the action's id.
+"""Trace: the common record of simulated and measured runs, joined with predictions by action id.
 
-In: spans (when an action ran) and memory samples (what a process held, by kind). Out: frozen values and JSONL.
-Left out: learning metrics, which live in their own file so that seeded runs can be compared bit for bit.
+In: spans (when an action ran) and memory samples (bytes of a process by kind). Out: frozen values and JSONL. Left out:
+learning metrics, which have a file of their own so that seeded runs can be compared bit for bit.
 """
 
 import json
@@ -21,19 +21,19 @@ class Span:
 
     action_id: str
     step: int
-    """RL step from 1; 0 while starting; -1 while finishing."""
+    """RL step from 1; 0 during start-up, -1 during shutdown."""
     process: str
     device: str
     start_s: float
-    """Since the trace began, as `end_s`."""
+    """Seconds since the trace began, as `end_s`."""
     end_s: float
     attempt: int = 1
-    """From 1."""
+    """Number of the attempt, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """Bytes that a process held at an action."""
+    """Bytes that a process held during an action."""
 
     action_id: str
     step: int
@@ -41,27 +41,27 @@ class MemorySample:
     device: str
     role: str
     kind: str
-    """A MemoryKind, or `total` for the whole process as the operating system sees it."""
+    """A MemoryKind, or `total` for the whole process as the operating system counts it."""
     statistic: str
-    """`resident` at the end of the action, `peak` inside it, `loaded` inside it before an engine on a CPU repacked its
+    """`resident` at the end of the action, `peak` during it, or `loaded`: during it, before a CPU engine repacked its
     weights."""
     num_bytes: int
     at_s: float
-    """Since the trace began."""
+    """Seconds since the trace began."""
     attempt: int = 1
 
 
 @dataclass
 class Trace:
-    """Spans and samples in the order in which they were recorded."""
+    """Spans and samples in the order of recording."""
 
     origin: str
-    """`measured` | `predicted`."""
+    """`measured` or `predicted`."""
     spans: list[Span] = field(default_factory=list)
     samples: list[MemorySample] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write the whole trace as JSONL: a header line, then one line a record."""
+        """Write the whole trace as JSONL: a header line, then one line per record."""
         with path.open("w", encoding="utf-8") as file:
             for line in self.lines():
                 file.write(line + "\n")
@@ -74,7 +74,7 @@ class Trace:
 
     @staticmethod
     def read(path: Path) -> "Trace":
-        """Read a trace; a torn last line (a killed run) is left out. Raises: SpecError for any other damage."""
+        """Read a trace; a torn last line (of a killed run) is skipped. Raises: SpecError for any other damage."""
         trace = Trace(origin="measured")
         for record in read_records(path, "the trace", _record, limit=MAX_RUN_BYTES):
             if isinstance(record, Span):
@@ -92,7 +92,7 @@ def record_line(record: Span | MemorySample) -> str:
 
 
 def _record(row: dict[str, Any]) -> Span | MemorySample | str:
-    """A span, a sample, or the origin that the header tells. Raises: ValueError, KeyError, TypeError."""
+    """A span, a sample, or the origin from the header. Raises: ValueError, KeyError, TypeError."""
     kind = row.pop("type")
     if kind == "trace":
         if row["schema_version"] != TRACE_SCHEMA_VERSION:
@@ -102,8 +102,8 @@ def _record(row: dict[str, Any]) -> Span | MemorySample | str:
     for name, value in row.items():
         if not isinstance(value, _TYPES[record.__annotations__[name]]) or isinstance(value, bool):
             raise ValueError(f"{name} is a {type(value).__name__}")
-        if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # no number is not above it either
-            raise ValueError(f"{name} is no number up to {MAX_INTEGER}")
+        if isinstance(value, int | float) and not abs(value) <= MAX_INTEGER:  # written so that NaN fails
+            raise ValueError(f"{name} is not a number up to {MAX_INTEGER}")
     return record(**row)
 
 

@@ -37,7 +37,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `64MiB`, `1.5GiB`, `80GB` or an integer; a bare `80G` is refused: it is ambiguous.
+    """Bytes from `64MiB`, `1.5GiB`, `80GB` or an integer. A bare `80G` is an error, since it is ambiguous.
 
     Raises: ValueError with the rule.
 
@@ -62,7 +62,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people: three significant figures in the unit that fits.
+    """Bytes for display: three significant figures in a fitting unit.
 
     >>> format_bytes(3 * GIB), format_bytes(1536), format_bytes(0)
     ('3.00 GiB', '1.50 KiB', '0 B')
@@ -77,7 +77,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds for display.
 
     >>> format_seconds(0.0042), format_seconds(75), format_seconds(0.9999)
     ('4.2 ms', '1 min 15 s', '1.00 s')
@@ -86,15 +86,15 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds >= 10 else f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {remainder} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
 
 
 def format_rate(per_second: float, what: str = "tokens") -> str:
-    """A rate for people.
+    """A rate for display.
 
     >>> format_rate(12345.6)
     '12,346 tokens/s'

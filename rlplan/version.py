@@ -1,3 +1,3 @@
-"""The release of rlplan, in a module that imports nothing, so that every part of the package may read it."""
+"""The release of rlplan. This module imports nothing, so that every part of the package can read it."""
 
 __version__ = "0.1.0"

@@ -1,13 +1,13 @@
-"""The project's words as enums: one spelling each, used by every layer.
+"""The project's terms as enums, with one spelling each, used by every layer.
 
-Left out: anything with behaviour; these are names only.
+Left out: anything with behaviour; these are only names.
 """
 
 from enum import StrEnum
 from typing import Literal
 
 TOKEN_VARIABLE = "RLPLAN_ENVIRONMENT_TOKEN"
-"""Environment variable with the token that goes to the addresses of a job's environment, where it is set."""
+"""Environment variable with the token sent to the addresses of a job's environment, if it is set."""
 
 
 Backend = Literal["deepspeed", "fsdp2", "megatron"]
@@ -15,20 +15,24 @@ Backend = Literal["deepspeed", "fsdp2", "megatron"]
 
 
 class Loss(StrEnum):
-    """How the loss is taken from hidden states.
+    """How the loss is computed from hidden states, which decides the logits' memory.
 
-    PLAIN: logits, upcast to fp32, cross-entropy (transformers). CHUNKED: logits whole, fp32 a chunk at a time.
-    COMPILED_CHUNKED: the same in one compiled kernel a chunk, which saves logits in the model's type (torchtune with
-    torch.compile). FUSED: head and loss in one, logits a chunk at a time (Liger). IN_PLACE: the gradient is put over
-    whole logits. BY_ROWS: rlplan's runtime on a GPU, 1,024 rows of logits at a time, taken anew in the backward pass.
-    COMPILED_ROWS: rows of logits and their upcast, in one compiled kernel, taken anew in the backward pass (AgileRL).
+    PLAIN: logits, upcast to fp32, then cross-entropy (transformers).
+    CHUNKED: whole logits, upcast to fp32 one chunk at a time.
+    COMPILED_CHUNKED: as CHUNKED, in one compiled kernel per chunk, which saves logits in the model's type (torchtune
+    with torch.compile).
+    FUSED: head and loss in one kernel, logits one chunk at a time (Liger).
+    IN_PLACE: the gradient overwrites whole logits.
+    BY_ROWS: 1,024 rows of logits at a time, recomputed in the backward pass (rlplan's runtime on a GPU).
+    COMPILED_ROWS: rows of logits and their upcast in one compiled kernel, recomputed in the backward pass (AgileRL).
     UNCAST_CHUNKED: chunks of logits in the model's type, never upcast (litgpt).
-    SHIFTED: fp32 logits that the model's output keeps, beside a copy shifted by one token (transformers before 4.45).
-    PARALLEL: a rank's share of the words, in torch's own operators (`loss_parallel`). MEGATRON: a rank's share, with
-    its gradient in place. UNCAST: logits and what they are over the temperature, in the model's type, with the gradient
-    in place (verl's FSDP). COPIED: fp32 logits and their softmax, which becomes the gradient (slime). KEPT: fp32 logits
-    that the training loop holds to the end of the backward pass, and their gradient beside (OpenRLHF). NONE: no
-    vocabulary (a value or reward head).
+    SHIFTED: fp32 logits kept by the model's output, and a copy shifted by one token (transformers before 4.45).
+    PARALLEL: a rank's share of the vocabulary, in torch's own operators (`loss_parallel`).
+    MEGATRON: a rank's share of the vocabulary, with its gradient in place.
+    UNCAST: logits and logits over the temperature, in the model's type, with the gradient in place (verl's FSDP).
+    COPIED: fp32 logits and their softmax, which becomes the gradient (slime).
+    KEPT: fp32 logits that the training loop keeps until the end of the backward pass, and their gradient (OpenRLHF).
+    NONE: no vocabulary (a value or reward head).
     """
 
     PLAIN = "plain"
@@ -49,7 +53,7 @@ class Loss(StrEnum):
 
 
 class Role(StrEnum):
-    """A model in play, or what stands in for one."""
+    """A model in a job, or the rule-based verifier in place of one."""
 
     POLICY = "policy"
     REFERENCE = "reference"
@@ -73,7 +77,7 @@ class Phase(StrEnum):
 
 
 class ActionKind(StrEnum):
-    """One thing that happens to one role on one device group."""
+    """A kind of event for one role on one device group."""
 
     START_TRAINER = "start_trainer"
     START_ENGINE = "start_engine"
@@ -100,7 +104,7 @@ class ActionKind(StrEnum):
 
 
 class Stream(StrEnum):
-    """A lane of a device group: actions on different lanes may overlap."""
+    """A stream of a device group; actions on different streams may overlap."""
 
     GENERATION = "generation"
     TRAINING = "training"
@@ -109,7 +113,7 @@ class Stream(StrEnum):
 
 
 class Placement(StrEnum):
-    """Who shares devices with whom."""
+    """How roles share devices."""
 
     COLOCATED = "colocated"
     HYBRID = "hybrid"
@@ -127,7 +131,7 @@ class Transport(StrEnum):
 
 
 class SyncContent(StrEnum):
-    """What of the weights is sent: all of them, what has changed since the last time, or a LoRA adapter alone."""
+    """Weights that a sync sends: all, those that changed since the last sync, or only a LoRA adapter."""
 
     FULL = "full"
     DELTA = "delta"
@@ -135,7 +139,7 @@ class SyncContent(StrEnum):
 
 
 class Provenance(StrEnum):
-    """Where a number comes from, strongest first; a total is as weak as its weakest row."""
+    """Source of a number, most reliable first; a total is as reliable as its weakest row."""
 
     MEASURED = "measured"
     DATASHEET = "datasheet"
@@ -144,7 +148,7 @@ class Provenance(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """What bytes are used for."""
+    """Purpose of bytes."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -177,7 +181,7 @@ class Dtype(StrEnum):
 
 
 def words_of(name: str) -> str:
-    """A name of this file as people read it, in terminals, pages and charts alike.
+    """A name of this file in words, for terminals, pages and charts.
 
     >>> words_of(MemoryKind.KV_CACHE), words_of("sync_weights"), words_of(MemoryKind.COMM_BUFFERS)
     ('KV cache', 'sync weights', 'comm buffers')
@@ -194,4 +198,4 @@ PERSISTENT_KINDS = (
     MemoryKind.KV_CACHE,
     MemoryKind.CHECKPOINT_STAGING,
 )
-"""Kinds whose predicted bytes must equal the measured bytes exactly (weights: before any packing)."""
+"""Kinds whose predicted bytes must equal the measured ones exactly (weights: before packing)."""

@@ -1,1 +1,1 @@
-"""Framework profiles: what each RL stack does in a step, by release, as data."""
+"""Framework profiles: the passes of an RL step in each framework, by release, as data."""

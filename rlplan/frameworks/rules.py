@@ -1,10 +1,10 @@
-"""Rules of a framework: the values of a job's keys that its configuration can say and its trainer can run.
+"""Rules of a framework: the values of a job's keys that its configuration can express and its trainer can run.
 
-In: rules of a profile, and the values of a job's keys. Out: which values a search may try, which open keys have one
-value alone, and which stated values the framework lacks. Left out: the framework's own configuration keys (keys/).
+In: rules of a profile, and the values of a job's keys. Out: which values a search may try, which open keys have only
+one value, and which stated values the framework lacks. Left out: the framework's own configuration keys (keys/).
 
-A key that a job leaves open is judged once a search has chosen its value; a rule whose condition asks for a key that is
-still open is not judged before.
+A key that a job leaves open is checked once a search has chosen its value. A rule whose condition depends on an open
+key is not checked before that.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,28 +13,27 @@ from functools import cached_property
 from typing import Any
 
 OPEN = "auto"
-"""The value of a key that a job leaves open."""
+"""Value of a key that a job leaves open."""
 SHARE = "share"
-"""The value of a rule for `rollout.max_num_seqs`: an engine's equal part of a step's rollouts."""
+"""Value of a rule for `rollout.max_num_seqs`: an engine's equal share of a step's rollouts."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The values of one key that a framework takes."""
+    """The values of one key that a framework supports."""
 
     key: str
-    """A key of a job, dotted."""
+    """Dotted key of a job."""
     why: str
-    """The reason, for people: a sentence without its full stop."""
+    """Reason for users: a sentence without its full stop."""
     only: tuple[Any, ...] = ()
-    """The values that it takes; `=KEY` is the value of another key. A job that leaves the key open takes the one value
-    of such a rule."""
+    """Supported values; `=KEY` is the value of another key. If there is only one, an open key is set to it."""
     searched: tuple[Any, ...] = ()
-    """The values that a search tries where the job leaves the key open, if these are fewer than `only`."""
+    """Values that a search tries for an open key, if they are fewer than `only`."""
     when: Mapping[str, Any] = field(default_factory=dict)
-    """Values of other keys with which the rule holds."""
+    """Values of other keys that are the rule's condition."""
     reads_more: bool = False
-    """Whether the framework has other values, which are counted where a file says them and which no export writes."""
+    """Whether the framework has more values, which are read from its files but never exported."""
 
     @property
     def tried(self) -> tuple[Any, ...]:
@@ -43,13 +42,13 @@ class Rule:
 
 
 def word_of(value: Any) -> str:
-    """A value as it is typed: `true`, `null`, `8`."""
+    """A value as typed on a command line: `true`, `null`, `8`."""
     return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
 
 
 def matches(value: Any, wanted: Any) -> bool:
-    """Whether a value is what a condition wants: it, one of several, one beyond a bound, any (`*`), or any other than
-    these (`{not: ...}`).
+    """Whether a value meets a condition: a value, one of several, beyond a bound, any (`*`), or none of these (`{not:
+    ...}`).
 
     >>> matches(4, ">1"), matches("host", ["none", "host"]), matches(None, "*"), matches(True, "true")
     (True, True, False, True)
@@ -61,7 +60,7 @@ def matches(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Mapping):
         return not matches(value, wanted["not"])
     if isinstance(wanted, list | tuple):
-        return any(matches(value, each) for each in wanted)
+        return any(matches(value, option) for option in wanted)
     if isinstance(wanted, str) and wanted[:1] in ("<", ">"):
         if not _is_number(value):
             return False
@@ -80,7 +79,7 @@ class RuleBook:
     """The rules of one job's framework."""
 
     def __init__(self, rules: Sequence[Rule], value_of: Callable[[str], Any]) -> None:
-        """value_of: gives the job's value of a key, and OPEN for one that the job leaves open."""
+        """value_of: returns the job's value of a key, and OPEN for a key that the job leaves open."""
         self._rules, self._value_of = tuple(rules), value_of
         self._by_keys: dict[tuple[str, ...], tuple[Rule, ...]] = {}
         self._known: dict[tuple[tuple[str, Any], ...], bool] = {}
@@ -89,15 +88,15 @@ class RuleBook:
         return bool(self._rules)
 
     def beside(self, changes: Mapping[str, Any]) -> "RuleBook":
-        """The rules asked with other values of some keys."""
+        """The rules with other values of some keys."""
         return RuleBook(self._rules, lambda key: changes[key] if key in changes else self._value_of(key))
 
     def allows(self, chosen: Mapping[str, Any]) -> bool:
-        """Whether the framework takes values that a search has chosen, beside those that the job states."""
+        """Whether the framework supports values that a search has chosen, together with those of the job."""
         if not self._rules:
             return True
         key = tuple(chosen.items())
-        if key not in self._known:
+        if key not in self._known:  # a search asks for the same choices many times
             self._known[key] = next(self.find_broken(chosen), None) is None
         return self._known[key]
 
@@ -107,47 +106,47 @@ class RuleBook:
             value = chosen[rule.key] if rule.key in chosen else self._value_of(rule.key)
             is_open = rule.key in chosen and self._value_of(rule.key) == OPEN
             allowed = rule.tried if is_open else rule.only
-            if value != OPEN and not matches(value, self._filled(allowed)) and self._holds(rule, chosen):
+            if value != OPEN and not matches(value, self._fill(allowed)) and self._holds(rule, chosen):
                 yield rule
 
     def find_lacking(self) -> Iterator[tuple[Rule, Any]]:
-        """Rules that the job's own values break, with these values."""
+        """Rules that the job's own values break, each with the value."""
         for rule in self._rules:
             value = self._value_of(rule.key)
             is_judged = value != OPEN and rule.only != (SHARE,)
-            if is_judged and not matches(value, self._filled(rule.only)) and self._holds(rule, {}):
+            if is_judged and not matches(value, self._fill(rule.only)) and self._holds(rule, {}):
                 yield rule, value
 
     def cure(self, rule: Rule) -> Any:
-        """The value with which a key no longer breaks a rule."""
-        return self._filled(rule.only)[0]
+        """A value with which a key no longer breaks a rule."""
+        return self._fill(rule.only)[0]
 
-    def _filled(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Values of a rule, each `=KEY` as the job has that key."""
-        return tuple(self._value_of(each[1:]) if str(each).startswith("=") else each for each in values)
+    def _fill(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values of a rule, with each `=KEY` replaced by the job's value of that key."""
+        return tuple(self._value_of(value[1:]) if str(value).startswith("=") else value for value in values)
 
     def settle(self) -> dict[str, Any]:
-        """Keys that the job leaves open and for which the framework has one value alone."""
+        """Keys that the job leaves open and for which the framework has only one value."""
         settled: dict[str, Any] = {}
         for rule in self._rules:
-            tried = self._filled(rule.tried)
+            tried = self._fill(rule.tried)
             is_one = len(tried) == 1 and tried[0] not in (OPEN, SHARE)
             if is_one and self._value_of(rule.key) == OPEN and self._holds(rule, settled):
                 settled.setdefault(rule.key, tried[0])
         return settled
 
     def values(self, key: str, chosen: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """The values of an open key that may be tried beside chosen ones; None where no rule says any."""
-        found = (rule.tried for rule in self._rules if rule.key == key and self._holds(rule, chosen))
-        return next(found, None)
+        """The values of an open key to try together with chosen ones; None if no rule restricts it."""
+        options = (rule.tried for rule in self._rules if rule.key == key and self._holds(rule, chosen))
+        return next(options, None)
 
     @cached_property
     def _judged(self) -> frozenset[str]:
-        """Keys with values of the job itself that are refused before the search, or counted as they stand."""
+        """Keys whose values in the job break rules. They are reported before the search, or planned as stated."""
         return frozenset(rule.key for rule, _ in self.find_lacking())
 
     def _rules_about(self, keys: tuple[str, ...]) -> tuple[Rule, ...]:
-        """Rules that one of these keys may decide."""
+        """Rules that the values of these keys may break."""
         if keys not in self._by_keys:
             among = frozenset(keys)
             judged = (rule for rule in self._rules if rule.key not in self._judged and rule.only != (SHARE,))
@@ -155,7 +154,7 @@ class RuleBook:
         return self._by_keys[keys]
 
     def _holds(self, rule: Rule, chosen: Mapping[str, Any]) -> bool:
-        """Whether a rule's condition holds, whatever becomes of the keys that are still open."""
+        """Whether a rule's condition holds, whatever values the open keys get."""
         return all(self._is_met(key, wanted, chosen) for key, wanted in rule.when.items())
 
     def _is_met(self, key: str, wanted: Any, chosen: Mapping[str, Any]) -> bool:
@@ -164,7 +163,7 @@ class RuleBook:
             return matches(value, wanted)
         about = (rule for rule in self._rules if rule.key == key)
         possible = next((rule.tried for rule in about if self._is_certain(rule)), ())
-        return bool(possible) and all(matches(each, wanted) for each in possible)
+        return bool(possible) and all(matches(value, wanted) for value in possible)
 
     def _is_certain(self, rule: Rule) -> bool:
         """Whether the job's own values meet a rule's condition."""

@@ -1,1 +1,1 @@
-"""What the user says: frozen pydantic models that refuse unknown keys."""
+"""The user's input: frozen pydantic models that refuse unknown keys."""

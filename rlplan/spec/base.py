@@ -1,4 +1,4 @@
-"""The base of every spec, and the one place where a validation failure becomes a message for people.
+"""The base class of every spec, and the one place where a validation failure becomes a message.
 
 In: parsed YAML or JSON. Out: a frozen model, or a SpecError with file, key path, value and rule.
 """
@@ -18,46 +18,50 @@ from pydantic_core import ErrorDetails
 
 from rlplan.errors import MisspeltError, RunError, SpecError, did_you_mean
 from rlplan.reading import MAX_INTEGER, MAX_SPEC_BYTES, check_values, read_text
-from rlplan.spec.limits import example_of, way_out_of
+from rlplan.spec.limits import list_models, suggest_example, suggest_value
 from rlplan.units import parse_bytes
 
 MAX_KEY = 80
-"""Characters of a key that a message shows."""
+"""Limit on the characters of a key in a message."""
 
 
 class Spec(BaseModel):
-    """Frozen, and strict about keys: a wrong key is an error, never ignored."""
+    """A frozen model for which an unknown key is an error."""
 
     EXAMPLE: ClassVar[str] = ""
-    """What is typed where a job lacks one, of parts that are often written as a word or a number."""
+    """Override that an error message suggests for a missing part, if the part is often written as a word or a
+    number."""
+    # defer_build: pydantic builds a validator on first use, since building all of them takes a second.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def long_form(cls, data: Any) -> Any:
-        """Parsed data with what stands for something longer expanded: nothing, unless a spec has short forms."""
+        """Parsed data with short forms expanded; unchanged unless a spec has short forms."""
         return data
 
     @classmethod
     def by_default(cls) -> Self:
-        """With each key at its default. Nothing is validated, for a validator takes a millisecond to build."""
+        """An instance with all defaults. It is not validated, since building a validator takes a millisecond."""
         return cls.model_construct()
 
 
 ByteCount = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Auto = Literal["auto"]
-"""A choice that is left to the planner, or to a rule that says what it is on a machine (resolved.py)."""
+"""A choice left to the planner, or to a machine's or framework's rule (resolved.py)."""
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -> SpecType:
-    """Build `kind` from parsed data. Raises: SpecError that names the file, the key path, the value and the rule.
+    """An instance of `kind` from parsed data. Raises: SpecError that names the file, the key path, the value and the
+    rule.
 
-    Types are strict (`true` is no 1, `"5"` no 5), in pydantic's JSON mode, where lists may become tuples.
+    Types are strict (`true` is not 1, `"5"` is not 5). Pydantic's JSON mode is used because only there strict lists may
+    become tuples.
     """
     if not isinstance(data, dict):
-        found = "empty" if data is None else f"{type(data).__name__} {shorten(data)}"
+        actual = "empty" if data is None else f"{type(data).__name__} {shorten(data)}"
         raise SpecError(
-            f"{kind.__name__} is {found}, not a mapping of keys to values",
+            f"{kind.__name__} is {actual}, not a mapping of keys to values",
             where=file,
             rule=f"the top level has the keys {', '.join(kind.model_fields)}",
             way_out=way_out
@@ -66,12 +70,13 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
     data = kind.long_form(data)
     _refuse_large_numbers(data, kind, file)
     try:
+        # default=str: a YAML date becomes text, so that pydantic reports it with its key
         return kind.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise _as_spec_error(error, kind, data, file, way_out) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(
-            f"{kind.__name__} holds what JSON cannot: {shorten(str(error), 120)}",
+            f"{kind.__name__} holds a value that JSON cannot represent: {shorten(str(error), 120)}",
             where=file,
             rule="keys are strings, values are numbers, strings, lists and mappings",
             way_out=way_out or "write plain keys and values",
@@ -79,20 +84,20 @@ def validate(kind: type[SpecType], data: Any, *, file: str, way_out: str = "") -
 
 
 def _refuse_large_numbers(data: Any, kind: type[Spec], file: str) -> None:
-    """Raises: SpecError for a whole number of more than 63 bits, which no arithmetic with fractions can take."""
-    waiting: list[tuple[tuple[int | str, ...], Any]] = [((), data)]
-    while waiting:
-        path, value = waiting.pop()
+    """Raises: SpecError for an integer of more than 63 bits, which float arithmetic cannot take."""
+    pending: list[tuple[tuple[int | str, ...], Any]] = [((), data)]
+    while pending:
+        path, value = pending.pop()
         if isinstance(value, dict):
-            waiting += [((*path, key), each) for key, each in value.items()]
+            pending += [((*path, key), item) for key, item in value.items()]
         elif isinstance(value, list | tuple):
-            waiting += [((*path, index), each) for index, each in enumerate(value)]
+            pending += [((*path, index), item) for index, item in enumerate(value)]
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            named = ".".join(_named(part) for part in path)
+            named = ".".join(_shorten_key(part) for part in path)
             raise SpecError(
                 f"{named} of {kind.__name__} is a whole number of {value.bit_length()} bits",
                 where=f"{file}: {named}",
-                rule=f"whole numbers have at most {MAX_INTEGER.bit_length()} bits, so that they lie from "
+                rule=f"whole numbers have at most {MAX_INTEGER.bit_length()} bits, from "
                 f"{-MAX_INTEGER} to {MAX_INTEGER}",
                 way_out="write a smaller number",
             )
@@ -101,12 +106,12 @@ def _refuse_large_numbers(data: Any, kind: type[Spec], file: str) -> None:
 def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: str, way_out: str) -> SpecError:
     first, *rest = _causes_first(error)
     path = _key_path(first["loc"], data)
-    others = [other for other in rest if _key_path(other["loc"], data) != path]  # a union gives one for each member
+    others = [other for other in rest if _key_path(other["loc"], data) != path]  # a union reports an error per member
     known = sorted(_known_keys(kind, tuple(first["loc"])))
     if first["type"] == "extra_forbidden":
-        what = f"unknown key '{_named(first['loc'][-1])}'"
-        rule = f"allowed here: {', '.join(known)}." + did_you_mean(_named(first["loc"][-1]), known)
-        way_out = way_out or f"remove it; `rlplan docs {_named(first['loc'][-1])}` looks a word up"
+        what = f"unknown key '{_shorten_key(first['loc'][-1])}'"
+        rule = f"allowed here: {', '.join(known)}." + did_you_mean(_shorten_key(first["loc"][-1]), known)
+        way_out = way_out or f"remove it; `rlplan docs {_shorten_key(first['loc'][-1])}` searches the documentation"
     elif first["type"] == "missing":
         what, rule = f"required key '{first['loc'][-1]}' is missing", "this key has no default"
         way_out = way_out or f"add `{first['loc'][-1]}:` there"
@@ -115,41 +120,43 @@ def _as_spec_error(error: ValidationError, kind: type[Spec], data: Any, file: st
         way_out = first.get("ctx", {}).get("way_out") or way_out or "change one of the values"
     else:
         what, rule = f"{path} is {shorten(first['input'])}", _rule(first)
-        way_out = way_out_of(kind, first, path)
+        way_out = suggest_value(kind, first, path)
     if others:
         more = ", ".join(_key_path(other["loc"], data) for other in others[:4])
         what += f" (and {len(others)} more: {more})"
     is_key = first["type"] == "extra_forbidden"
-    given = _given(first["input"])
+    value_text = _value_as_typed(first["input"])
     if near := re.search(r"Did you mean '([^']*)'\?$", rule):
         parent, dot, _ = path.rpartition(".")
-        meant = f"{parent}{dot}{near[1]}{given}" if is_key else f"{path}={near[1]}"
+        meant = f"{parent}{dot}{near[1]}{value_text}" if is_key else f"{path}={near[1]}"
         way_out = f"write {meant}" if not re.search(r"\.\d", path) else f"write '{near[1]}'"
-    way_out = example_of(kind, first, path, near[1] if near else "", _models_in) or way_out
+    way_out = suggest_example(kind, first, path, near[1] if near else "") or way_out
     misspelt = MisspeltError(what, where=f"{file}: {path}", rule=rule, way_out=way_out)
     misspelt.key, misspelt.word = _leaf(path, first["input"]) if is_key else path, None
-    misspelt.given = given
+    misspelt.given = value_text
     if not is_key and isinstance(first["input"], str):
         misspelt.word = first["input"]
     return misspelt if is_key or misspelt.word else SpecError(what, where=misspelt.where, rule=rule, way_out=way_out)
 
 
 def _causes_first(error: ValidationError) -> list[ErrorDetails]:
-    """What is wrong, unknown keys before keys that are missing: one of them is often the other, misspelt."""
-    found = error.errors()
-    if found[0]["type"] != "missing":
-        return found
-    return sorted(found, key=lambda one: one["type"] != "extra_forbidden" or one["loc"][:-1] != found[0]["loc"][:-1])
+    """Errors of a validation, unknown keys before missing keys: one is often a misspelling of the other."""
+    errors = error.errors()
+    if errors[0]["type"] != "missing":
+        return errors
+    return sorted(
+        errors, key=lambda item: item["type"] != "extra_forbidden" or item["loc"][:-1] != errors[0]["loc"][:-1]
+    )
 
 
-def _given(value: Any) -> str:
-    """`=VALUE` as it is typed, of one short word or number."""
+def _value_as_typed(value: Any) -> str:
+    """`=VALUE` of a short word or number, as on a command line; empty for other values."""
     text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, int | float) else ""
     return f"={text}" if 0 < len(text) <= MAX_KEY else ""
 
 
 def _leaf(path: str, value: Any) -> str:
-    """The dotted path down to the first value."""
+    """The dotted path of the first value below a path."""
     while isinstance(value, dict) and value:
         key, value = next(iter(value.items()))
         path = f"{path}.{key}"
@@ -157,47 +164,41 @@ def _leaf(path: str, value: Any) -> str:
 
 
 def _rule(error: ErrorDetails) -> str:
-    """What pydantic says, enum members as their values, with the nearest allowed word."""
+    """Pydantic's message, with enum members as their values, and the nearest allowed word."""
     rule = re.sub(r"<\w+\.\w+: ('[^']*')>", r"\1", error["msg"].removeprefix("Value error, "))
     context = error.get("ctx", {})
     allowed = re.findall(r"'([^']*)'", str(context.get("expected_tags", context.get("expected", ""))))
-    found = error["input"].get("kind", "") if isinstance(error["input"], dict) else error["input"]
-    return rule + (f".{did_you_mean(str(found), allowed)}" if did_you_mean(str(found), allowed) else "")
+    word = error["input"].get("kind", "") if isinstance(error["input"], dict) else error["input"]
+    return rule + (f".{did_you_mean(str(word), allowed)}" if did_you_mean(str(word), allowed) else "")
 
 
 def _key_path(loc: tuple[int | str, ...], data: Any) -> str:
-    """Dotted path of the keys that stand in the file: pydantic also names the member of a union."""
+    """Dotted path of the keys in the file: pydantic also names the member of a union, which is no key."""
     parts: list[str] = []
     for position, part in enumerate(loc):
         inside = (isinstance(data, dict) and part in data) or (
             isinstance(data, list) and isinstance(part, int) and part < len(data)
         )
         if inside or (position == len(loc) - 1 and (isinstance(data, dict) or not parts)):
-            parts.append(_named(part))
+            parts.append(_shorten_key(part))
             data = data[part] if inside else None
     return ".".join(parts) or "(top level)"
 
 
-def _named(part: int | str) -> str:
-    """A key in a message: its beginning, where it is far longer than any of ours."""
+def _shorten_key(part: int | str) -> str:
+    """A key for a message, cut if it is far longer than any real key."""
     return str(part) if len(str(part)) <= MAX_KEY else str(part)[:MAX_KEY] + "…"
 
 
 def _known_keys(kind: type[Spec], loc: tuple[Any, ...]) -> list[str]:
-    """The keys that are allowed beside the last part of `loc`, as far as nested models tell."""
+    """The keys allowed at the level of the last part of `loc`, as far as nested models determine them."""
     current: Any = kind
     for part in loc[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
         if field is None:
             continue
-        current = next((arg for arg in _models_in(field.annotation)), current)
+        current = next(list_models(field.annotation), current)
     return list(getattr(current, "model_fields", {}))
-
-
-def _models_in(annotation: Any) -> list[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for arg in getattr(annotation, "__args__", ()) for model in _models_in(arg)]
 
 
 _SHORT = Repr()
@@ -205,7 +206,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 200, 200
 
 
 def shorten(value: Any, limit: int = 60) -> str:
-    """`repr` for a message, however large or deep the value is."""
+    """`repr` for a message, cut to `limit` characters however large or deep the value is."""
     try:
         text = _SHORT.repr(value)
     except ValueError:
@@ -214,21 +215,23 @@ def shorten(value: Any, limit: int = 60) -> str:
 
 
 def read_json(path: Path, what: str, *, limit: int = MAX_SPEC_BYTES) -> Any:
-    """Parsed JSON of a file, as `parse_json` has it. Raises: SpecError."""
+    """Parsed JSON of a file, checked as in `parse_json`. Raises: SpecError."""
     return parse_json(read_text(path, what, limit=limit), what=what, where=str(path))
 
 
 def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False) -> Any:
-    """JSON, as data only; a key that occurs twice is refused, for readers take one or the other. Raises: SpecError."""
+    """Parsed JSON. A key that occurs twice is an error, since readers disagree on which value counts. Raises:
+    SpecError.
+    """
 
-    def constant(name: str) -> float:
+    def parse_constant(name: str) -> float:
         if takes_infinity and name == "Infinity":
             return float(name)
         raise ValueError(f"{name} is not a JSON number")
 
     try:
         check_values(text)
-        return json.loads(text, parse_constant=constant, object_pairs_hook=_each_key_once)
+        return json.loads(text, parse_constant=parse_constant, object_pairs_hook=_refuse_repeated_keys)
     except (ValueError, RecursionError) as error:
         raise SpecError(
             f"{what} is not JSON: {shorten(str(error), 120)}",
@@ -240,7 +243,7 @@ def parse_json(text: str, *, what: str, where: str, takes_infinity: bool = False
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns a failure to write into a message. Raises: SpecError naming the path; RunError where its disk is full."""
+    """Turn an OSError while writing into a message. Raises: SpecError naming the path; RunError if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -254,14 +257,14 @@ def writing(path: Path) -> Iterator[None]:
         raise SpecError(
             f"{path} cannot be written: {error.strerror}",
             where=str(error.filename or path),
-            rule="a place where files can be made",
+            rule="a writable place",
             way_out="name another place, or change its permissions",
         ) from None
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {shorten(twice)} occurs twice")
-    return found
+    return mapping

@@ -1,11 +1,11 @@
-"""Fingerprints: what a plan was made from, so that a run can tell another model or another machine's profile.
+"""Fingerprints: digests of a plan's inputs, so that a run notices another model or another hardware profile.
 
-In: the policy's folder and a hardware profile. Out: short SHA-256 digests, compared when a plan is run.
-Left out: every byte of the weights. Of each file of weights its name, its size and evenly spaced pieces count: training
-changes nearly every element, so another revision shows in them, and a file of any size is read in milliseconds. Notes
-or a trainer's state, from which no model is read, do not count either.
+In: the policy's folder and a hardware profile. Out: short SHA-256 digests, compared when a plan is run. Left out: most
+bytes of the weights; files that do not define the model, such as notes or a trainer's state.
 
-A digest begins with the version of its rule. Those of the first rule have none, and are compared by that rule.
+For a weight file, its name, size and evenly spaced pieces count. Training changes nearly every element, so that another
+revision shows in the pieces, and a file of any size is read in milliseconds. A digest begins with the version of its
+rule. Digests of the first rule have no version, and are compared by that rule.
 """
 
 import hashlib
@@ -24,41 +24,41 @@ from rlplan.spec.model_files import identifying_files
 from rlplan.spec.models.headers import read_index
 
 RULE = "v2:"
-"""The prefix of a model's digest."""
+"""Prefix of a model's digest."""
 UNVERSIONED = ("config.json", "generation_config.json", "tokenizer.json")
-"""Files that counted, beside all `*.safetensors`, before digests had a version."""
+"""Files that counted, in addition to all `*.safetensors`, before digests had a version."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_BYTES = 1 << 20
-"""Bytes of a file that are in memory at once."""
+"""Bytes of a file held in memory at once."""
 NUM_PIECES = 64
 PIECE_BYTES = 4096
 DIGEST_LENGTH = 16
-"""Hexadecimal digits that are kept: 64 bits, against mistakes and not against forgers."""
+"""Hexadecimal digits kept: 64 bits, which protect against mistakes, not against forgery."""
 
 
 class Fingerprints(Spec):
-    """Digests of what a plan was made for, to notice that it changed since."""
+    """Digests of a plan's inputs, which reveal later changes."""
 
     model: str
-    """Of the policy's folder; empty where it was not there."""
+    """Digest of the policy's folder; empty if the folder did not exist."""
     profile: str
-    """Of the hardware profile's values."""
+    """Digest of the hardware profile's values."""
 
 
 def take_fingerprints(job: JobSpec) -> Fingerprints:
-    """Of a job's policy and of its profile. Raises: SpecError when a file cannot be read."""
+    """The digests of a job's policy and hardware profile. Raises: SpecError when a file cannot be read."""
     folder, profile = Path(job.policy.path), find_profile(job.hardware.profile, where="hardware.profile")
     model = model_fingerprint(folder) if folder.exists() else ""
     return Fingerprints(model=model, profile=profile_fingerprint(profile))
 
 
 def profile_fingerprint(profile: Profile) -> str:
-    """Of every value in a profile, whatever file it stands in."""
+    """The digest of every value in a profile, regardless of the file it comes from."""
     return hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Of a model folder: its configs, its tokenizer and its chat templates whole, its weights by pieces."""
+    """The digest of a model folder: complete configs, tokenizer and chat templates, and pieces of the weights."""
     digest = hashlib.sha256()
     with _explaining_files():
         for path in identifying_files(folder):
@@ -70,7 +70,7 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def unversioned_fingerprint(folder: Path) -> str:
-    """The digest of a model folder by the rule before digests had a version."""
+    """The digest of a model folder by the rule used before digests had a version."""
     digest = hashlib.sha256()
     with _explaining_files():
         for name in UNVERSIONED:
@@ -83,13 +83,13 @@ def unversioned_fingerprint(folder: Path) -> str:
 
 
 def is_model_of(folder: Path, fingerprint: str) -> bool:
-    """Whether a folder holds the model of a fingerprint. Raises: SpecError when a file cannot be read."""
+    """Whether a folder's model has a fingerprint. Raises: SpecError when a file cannot be read."""
     take = model_fingerprint if fingerprint.startswith(RULE) else unversioned_fingerprint
     return take(folder) == fingerprint
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the files of weights that a model is read from, as far as they are there. Raises: SpecError."""
+    """Names of the existing weight files that a model is loaded from. Raises: SpecError."""
     names = {WEIGHTS, *(read_index(folder / INDEX).values() if (folder / INDEX).is_file() else ())}
     return sorted(name for name in names if os.path.lexists(folder / name))
 
@@ -103,7 +103,7 @@ def _explaining_files() -> Iterator[None]:
             f"the model's files cannot be read: {error.strerror}",
             where=str(error.filename),
             rule="a readable Hugging Face folder",
-            way_out="mend the file's permissions, or name another folder",
+            way_out="correct the file's permissions, or name another folder",
         ) from None
 
 
@@ -118,5 +118,6 @@ def _add_pieces(digest: "hashlib._Hash", path: Path) -> None:
     digest.update(f"{path.name}\0{size}\0".encode())
     with opened(path, path.name) as file:
         for index in range(NUM_PIECES):
+            # the last piece ends with the file; in a file shorter than a piece all of them are the whole file
             file.seek(index * max(0, size - PIECE_BYTES) // max(1, NUM_PIECES - 1))
             digest.update(file.read(PIECE_BYTES))

@@ -1,8 +1,9 @@
-"""JobSpec: one RL job as its user says it, on a CPU host or on GPUs.
+"""JobSpec: one RL job as its user describes it, on a CPU host or on GPUs.
 
-In: the keys of a job file, checked alone and together. Out: a frozen JobSpec whose open choices are `auto`.
-In memory, paths are absolute; on disk they stand relative to the file that names them, so that a folder can be moved.
-Left out: reading files (job_file.py), what each `auto` comes to (resolved.py).
+In: the keys of a job file, checked individually and together. Out: a frozen JobSpec whose open choices are `auto`. Left
+out: reading files (job_file.py), how each `auto` is resolved (resolved.py).
+
+In memory, paths are absolute; on disk they are relative to the file that names them, so that a folder can be moved.
 """
 
 import os
@@ -15,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplan.errors import did_you_mean
 from rlplan.spec.declaration import NUM_GIVEN
-from rlplan.spec.files.hub_data import HUB_DATA, hub_data
+from rlplan.spec.files.hub_data import HUB_DATA, find_hub_address
 from rlplan.spec.files.job_forms import expanded
 from rlplan.spec.files.renamed import refuse_old_keys
 from rlplan.spec.job_parts import PolicySpec
@@ -29,7 +30,7 @@ from rlplan.vocabulary import Role
 __all__ = ["JobSpec", "PolicySpec"]
 
 REWARD_MEAN = "reward/mean"
-"""The one metric beside those of evaluations that a run can be steered by."""
+"""The one metric besides evaluations that checkpoints and early stopping may watch."""
 
 GIVEN_WORDS = {
     "answer": "reads one answer of each prompt from the data",
@@ -37,11 +38,11 @@ GIVEN_WORDS = {
     "pair": "reads a chosen and a rejected answer of each prompt from the data",
 }
 MODELS = "models"
-"""Folder beside a job file in which bundled models are looked for, each as ORG/NAME, where a job names them by id."""
+"""Folder beside a job file in which bundled models are looked up, each as ORG/NAME, if a job names them by id."""
 
 
 class JobSpec(JobRoles):
-    """One RL job. Nested parts are documented on their own classes and in docs/job.md."""
+    """One RL job. Its parts are documented on their own classes and in docs/job.md."""
 
     @classmethod
     def long_form(cls, data: Any) -> Any:
@@ -78,7 +79,7 @@ class JobSpec(JobRoles):
         if warmup > end - decays:
             raise ValueError(
                 f"algorithm.lr_warmup_steps = {warmup} of a {kind} schedule of {end} steps: the warm-up must be "
-                f"shorter. algorithm.lr_warmup_ratio says it as a part of the run"
+                f"shorter. algorithm.lr_warmup_ratio sets it as a fraction of the run"
             )
         return self
 
@@ -103,15 +104,15 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
-    def _a_teacher_judges_the_policy_s_samples(self) -> Self:
+    def _teacher_judges_samples(self) -> Self:
         key = "path" if Role.TEACHER in self.roles.paths else "adapter"
         if Role.TEACHER not in self.roles.paths | self.roles.adapters:
             return self
         if not self.has_rollouts:
             raise ValueError(
-                f"roles.teacher with {self.algorithm.name}, which is given its answers: distillation estimates "
-                f"KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft learns from a "
-                f"teacher's answers without roles.teacher"
+                f"roles.teacher with {self.algorithm.name}, which learns from answers in the data: distillation "
+                f"estimates KL(policy || teacher) on the policy's own samples. algorithm.name=grpo has them; sft "
+                "learns from a teacher's answers without roles.teacher"
             )
         if not self.algorithm.weighs_rollouts:
             raise PydanticCustomError(
@@ -123,10 +124,10 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
-    def _a_scorer_is_not_judged(self) -> Self:
+    def _scorer_is_not_judged(self) -> Self:
         if self.algorithm.declaration.trains_scalar and (self.rewards or self.roles.paths or self.training.lora):
             raise ValueError(
-                f"{self.algorithm.name} learns from pairs alone and saves a whole model: rewards, roles with paths "
+                f"{self.algorithm.name} learns only from pairs and saves a full model: rewards, roles with paths "
                 f"and training.lora do not apply"
             )
         return self
@@ -160,7 +161,7 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
-    def _rewards_that_are_shuffled_are_learned_from(self) -> Self:
+    def _shuffled_rewards_are_used(self) -> Self:
         if self.controls.shuffle_rewards and self.algorithm.declaration.given == "answer":
             raise ValueError(
                 f"controls.shuffle_rewards with {self.algorithm.name}, which learns from answers and no rewards: "
@@ -213,25 +214,27 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _watched_metrics_exist(self) -> Self:
-        kept, stopping = self.checkpoints, self.early_stopping
-        known = (*(one.metric for one in self.evaluations), REWARD_MEAN)
-        watched = {"checkpoints.best_metric": kept.best_metric}
+        checkpoints, stopping = self.checkpoints, self.early_stopping
+        known = (*(evaluation.metric for evaluation in self.evaluations), REWARD_MEAN)
+        watched = {"checkpoints.best_metric": checkpoints.best_metric}
         watched["early_stopping.metric"] = stopping.metric if stopping else None
         for key, metric in watched.items():
             if metric is not None and self.data is not None and metric not in known:
                 raise ValueError(
                     f"{key} = {metric}: the job's metrics to watch are {', '.join(known)}.{did_you_mean(metric, known)}"
                 )
-        if kept.exports_policy and not kept.every:
-            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that nothing is exported")
-        if kept.best_metric is None:
+        if checkpoints.exports_policy and not checkpoints.every:
+            raise ValueError("checkpoints.exports_policy: checkpoints.every is 0, so that there is nothing to export")
+        if checkpoints.best_metric is None:
             return self
-        if not kept.every:
-            raise ValueError("checkpoints.best_metric: checkpoints.every is 0, so that there is none to keep")
-        if kept.best_metric != REWARD_MEAN and self.workload.evaluate_every % kept.every:
+        if not checkpoints.every:
+            raise ValueError(
+                "checkpoints.best_metric: checkpoints.every is 0, so that there are no checkpoints to keep"
+            )
+        if checkpoints.best_metric != REWARD_MEAN and self.workload.evaluate_every % checkpoints.every:
             raise ValueError(
                 f"checkpoints.best_metric: workload.evaluate_every = {self.workload.evaluate_every} must be a multiple "
-                f"of checkpoints.every = {kept.every}, so that there is a checkpoint of every step that is evaluated"
+                f"of checkpoints.every = {checkpoints.every}, so that every evaluated step has a checkpoint"
             )
         return self
 
@@ -248,8 +251,8 @@ class JobSpec(JobRoles):
         for role in (Role.REFERENCE, Role.TEACHER):
             if self.training.lora is None and getattr(self.roles, role).adapter is not None:
                 raise ValueError(
-                    f"roles.{role}.adapter: adapters of roles stand on the frozen base of training.lora, and there is "
-                    f"none. training.lora={{rank: 16}} trains one on it, roles.{role}.path=FOLDER is a model of its own"
+                    f"roles.{role}.adapter: adapters of roles need the frozen base of training.lora, and there is "
+                    f"none. training.lora={{rank: 16}} trains one, roles.{role}.path=FOLDER is a separate model"
                 )
         return self
 
@@ -277,14 +280,14 @@ class JobSpec(JobRoles):
         return self
 
     @model_validator(mode="after")
-    def _a_cpu_host_runs_rlplan(self) -> Self:
+    def _cpu_host_runs_rlplan(self) -> Self:
         framework, backend = self.framework, self.training.backend
         is_for_another = not self.release.is_rlplan or backend not in ("auto", "deepspeed")
         if is_for_another and self.is_on_cpu_host:
             named = f"training.backend = {backend}" if framework == "auto" else f"framework = {framework}"
             raise PydanticCustomError(
                 "value_error",
-                "{named}: on a CPU host rlplan's own runtime alone trains; hardware.profile is {profile}",
+                "{named}: on a CPU host only rlplan's own runtime trains; hardware.profile is {profile}",
                 {
                     "named": named,
                     "profile": self.hardware.profile,
@@ -295,9 +298,9 @@ class JobSpec(JobRoles):
 
     @model_validator(mode="after")
     def _trainer_can_combine(self) -> Self:
-        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/trainers.py says where
-            for one in self.training.combination().contradictions():
-                raise ValueError(one.reason)
+        if self.is_for_rlplan and not self.is_on_gpus:  # on GPUs planner/checks/trainers.py reports it with the key
+            for contradiction in self.training.combination().contradictions():
+                raise ValueError(contradiction.reason)
         return self
 
     @model_validator(mode="after")
@@ -317,57 +320,59 @@ class JobSpec(JobRoles):
             )
         return self
 
-    def with_paths(
+    def map_paths(
         self,
         change: Callable[[str], str],
         change_model: Callable[[str], str] | None = None,
         change_data: Callable[[str], str] | None = None,
     ) -> Self:
-        """The same job with every path passed through `change`, those of models through `change_model`, those of data
+        """A copy with every path passed through `change`, paths of models through `change_model`, and paths of data
         through `change_data`. Data sets on the hub stay.
         """
-        of_model = change_model or change
+        move_model = change_model or change
 
-        def of_data(place: str) -> str:
+        def move_data(place: str) -> str:
             return place if place.startswith(HUB_DATA) else (change_data or change)(place)
 
-        policy = self.policy.model_copy(update={"path": of_model(self.policy.path)})
+        policy = self.policy.model_copy(update={"path": move_model(self.policy.path)})
         file, _, name = (self.algorithm.path or "").rpartition(":")
         algorithm = self.algorithm.model_copy(update={"path": f"{change(file)}:{name}" if file else None})
-        roles = self.roles.with_paths(of_model, change)
+        roles = self.roles.map_paths(move_model, change)
         changed: dict[str, object] = {"policy": policy, "algorithm": algorithm, "roles": roles}
         if (lora := self.training.lora) is not None and lora.path is not None:
             moved = lora.model_copy(update={"path": change(lora.path)})
             changed["training"] = self.training.model_copy(update={"lora": moved})
         if self.data is not None:
-            changed["data"] = self.data.with_paths(of_data)
-        changed["rewards"] = tuple(_moved(reward, change) for reward in self.rewards)
-        rollout: dict[str, object] = {"environment": self.rollout.environment.with_paths(change)}
+            changed["data"] = self.data.map_paths(move_data)
+        changed["rewards"] = tuple(_move_reward(reward, change) for reward in self.rewards)
+        rollout: dict[str, object] = {"environment": self.rollout.environment.map_paths(change)}
         if self.rollout.base_path is not None:
-            rollout["base_path"] = of_model(self.rollout.base_path)
+            rollout["base_path"] = move_model(self.rollout.base_path)
         changed["rollout"] = self.rollout.model_copy(update=rollout)
         return self.model_copy(update=changed)
 
     def resolved(self, folder: Path) -> Self:
-        """Paths made absolute, read relative to `folder`; a bundled model's id stands for its folder in `models/`."""
-        whole = folder.resolve()
+        """A copy with absolute paths, read relative to `folder`; a bundled model's id becomes its folder in
+        `models/`.
+        """
+        root = folder.resolve()
 
         def place(path: str) -> str:
-            return os.path.normpath(whole / path)
+            return os.path.normpath(root / path)
 
         def place_of_model(path: str) -> str:
-            is_id = path in load_catalogue() and not (whole / path).exists()
+            is_id = path in load_catalogue() and not (root / path).exists()
             return place(f"{MODELS}/{path}" if is_id else str(Path(path).expanduser()))
 
-        return self.with_paths(place, place_of_model, lambda path: hub_data(path, whole) or place(path))
+        return self.map_paths(place, place_of_model, lambda path: find_hub_address(path, root) or place(path))
 
     def relative_to(self, folder: Path) -> Self:
-        """Paths made relative to `folder`, for writing the job into it."""
-        return self.with_paths(lambda path: os.path.relpath(path, folder.resolve()))
+        """A copy with paths relative to `folder`, for writing the job into it."""
+        return self.map_paths(lambda path: os.path.relpath(path, folder.resolve()))
 
 
-def _moved(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:
-    """A reward with its file's path changed, where it has one."""
+def _move_reward(reward: RewardSpec, change: Callable[[str], str]) -> RewardSpec:
+    """A copy of a reward with its file's path changed, if it has one."""
     if not isinstance(reward, FunctionSpec):
         return reward
     file, _, name = reward.path.rpartition(":")

@@ -1,6 +1,6 @@
-"""The dotted keys of a job, from its specs.
+"""The dotted keys of a job, derived from its specs.
 
-In: JobSpec. Out: keys, and the words that each may have. Left out: what the keys mean (docs/job.md).
+In: JobSpec. Out: keys with their allowed words. Left out: what the keys mean (docs/job.md).
 """
 
 from collections.abc import Iterator
@@ -10,25 +10,25 @@ from rlplan.spec.job import JobSpec
 
 
 def job_keys() -> dict[str, tuple[str, ...]]:
-    """Every dotted key of a job with the words that it may have, where these are few."""
-    return dict(_keys_of(JobSpec, ""))
+    """Every dotted key of a job, with its allowed words if it is an enumeration."""
+    return dict(_list_keys(JobSpec, ""))
 
 
-def _keys_of(spec: type[Spec], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_keys(spec: type[Spec], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, field in spec.model_fields.items():
         parts = [*_parts(field.annotation)]
         inner = [part for part in parts if isinstance(part, type) and hasattr(part, "model_fields")]
         if len(inner) == 1:
-            yield from _keys_of(inner[0], f"{prefix}{name}.")
+            yield from _list_keys(inner[0], f"{prefix}{name}.")
         elif not inner:
             words = tuple(part for part in parts if isinstance(part, str))
             yield f"{prefix}{name}", ("true", "false") if bool in parts else words
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """The types and the literal words of an annotation."""
+    """The types and literal words of an annotation."""
     arguments = getattr(annotation, "__args__", ())
     if not arguments:
         yield annotation
-    for one in arguments:
-        yield from _parts(one)
+    for argument in arguments:
+        yield from _parts(argument)

@@ -1,6 +1,6 @@
-"""The parts of a job, each a Spec of its own: what a job file has at its top level.
+"""The parts of a job, each a Spec: the top-level keys of a job file.
 
-In: the keys of a job file. Out: frozen fields. Left out: whether they go together (job.py), roles (job_roles.py).
+In: the keys of a job file. Out: frozen fields. Left out: whether the parts agree (job.py), roles (job_roles.py).
 """
 
 from typing import Any, Literal
@@ -37,45 +37,65 @@ class PolicySpec(Spec):
     """The model to train."""
 
     path: str = Field(min_length=1)
-    """A Hugging Face folder, its config.json, or the id of a bundled model."""
+    """Hugging Face folder, config.json, or id of a bundled model."""
     config: dict[str, Any] | None = None
-    """The keys of its config.json where no file has them: of a model that nobody has on disk, or of its first layers.
-    `path` is then a name. Such a job is planned, not run."""
+    """Contents of config.json, for a model that is in no file or for a model with fewer layers. `path` is then only a
+    name, and the job can be planned but not run."""
     init: Literal["checkpoint", "random"] = "checkpoint"
-    """`checkpoint` reads its safetensors; `random` needs only its config and draws the start weights from the seed."""
+    """Start weights: `checkpoint` reads safetensors; `random` needs only the config and draws weights from the seed."""
     max_position_embeddings: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
-    """Tokens of its longest sequence where the trainer overrides what its config.json says; None for that."""
+    """Maximum sequence length in tokens, if it overrides that of config.json."""
 
 
 class JobParts(Spec):
-    """The keys of a job. What is absent of data and rewards is needed to run it, not to plan it."""
+    """The keys of a job. Data and rewards are needed to run it, not to plan it."""
 
     schema_version: Literal[2] = JOB_SCHEMA_VERSION
+    """Version of the job format."""
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Name of the job and of its run folder."""
     seed: int = Field(default=0, ge=0, lt=2**31)
+    """Random seed."""
     policy: PolicySpec
+    """The model to train."""
     hardware: HardwareSpec
+    """GPUs or CPU host of the job."""
     algorithm: AlgorithmSpec = AlgorithmSpec.by_default()
+    """Training algorithm and its hyperparameters."""
     framework: str = Field(default="auto", min_length=1, max_length=40)
-    """Who runs the job: `rlplan`, or another framework with its release, such as `verl@0.9` (rlplan/frameworks). Its
-    profile says which passes a step has and what they hold. `auto`: rlplan's own runtime where that runs the models,
-    else verl; verl too where training.backend is none of rlplan's."""
+    """Framework that runs the job, optionally with its release: `rlplan`, `verl@0.9` (rlplan/frameworks). It determines
+    the passes of a step and their memory. `auto`: rlplan's own runtime if it can run the models with training.backend,
+    else verl."""
     objective: Objective = "step_time"
-    """What is made small on GPUs, or large (tokens per second)."""
+    """Quantity that the planner minimizes on GPUs; tokens_per_s is maximized."""
     workload: WorkloadSpec = WorkloadSpec.by_default()
+    """Batch sizes and lengths."""
     training: TrainingSpec = TrainingSpec.by_default()
+    """Trainer settings."""
     rollout: RolloutSpec = RolloutSpec.by_default()
+    """Rollout engine settings."""
     scoring: ScoringSpec = ScoringSpec.by_default()
+    """Micro-batch sizes of scoring passes."""
     placement: PlacementSpec = PlacementSpec.by_default()
+    """Device sharing and weight synchronization."""
     roles: RolesSpec = RolesSpec.by_default()
+    """Reference, reward, value and teacher models."""
     data: DataSpec | None = None
+    """Data sets to train and evaluate on."""
     rewards: tuple[RewardSpec, ...] = ()
+    """Rule-based rewards."""
     limits: LimitsSpec = LimitsSpec.by_default()
+    """Timeouts and tolerated failures."""
     preflight: PreflightSpec = PreflightSpec.by_default()
+    """Checks before step 1."""
     checkpoints: CheckpointsSpec = CheckpointsSpec.by_default()
+    """Checkpoints and exports."""
     early_stopping: EarlyStoppingSpec | None = None
+    """Early stopping; None: the run makes all its steps."""
     metrics: MetricsSpec = MetricsSpec.by_default()
+    """Destinations of metrics."""
     controls: ControlsSpec = ControlsSpec.by_default()
+    """Control experiments."""
 
     @field_validator("framework")
     @classmethod

@@ -1,6 +1,6 @@
-"""The roles of a job: who is trained, who only reads, and what model each of them is.
+"""The roles of a job: which are trained, which are frozen, and which model each of them is.
 
-In: the parts of a job. Out: roles, parameters, shapes. Left out: where roles lie (dataflow/placements.py).
+In: the parts of a job. Out: roles, parameters, shapes. Left out: where roles are placed (dataflow/placements.py).
 """
 
 import json
@@ -18,61 +18,63 @@ from rlplan.spec.model import (
     load_model,
     load_scalar_base,
     model_from_config,
-    with_positions,
+    replace_positions,
 )
 from rlplan.spec.models.adapters import adapted_modules, lora_parameters
 from rlplan.spec.models.catalogue import resolve_model
 from rlplan.spec.parts.adapter_files import check_same_adapter, held_beside, read_adapter
-from rlplan.spec.parts.rewards import Evaluation, evaluations_of, ranking_evaluations, runs_elsewhere
-from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, with_scalar_head
+from rlplan.spec.parts.rewards import Evaluation, list_evaluations, list_ranking_evaluations, runs_elsewhere
+from rlplan.spec.parts.roles import START_ADAPTER, load_role_model, replace_head
 from rlplan.spec.parts.training import LoraSpec, check_sharing
 from rlplan.units import ceil_div
 from rlplan.vocabulary import Backend, Role
 
 
 @lru_cache(maxsize=64)
-def _model_of(config: str) -> ModelSpec:
+def _parse_model(config: str) -> ModelSpec:
     return model_from_config(json.loads(config), where="policy.config")
 
 
 class JobRoles(JobParts):
-    """What follows from the parts of a job about its roles, its rollouts and its devices."""
+    """Properties of a job's roles, rollouts and devices that follow from its parts."""
 
     @property
     def num_generated_per_prompt(self) -> int:
-        """Rollouts of a prompt that engines make, the baselines that are not trained on among them."""
+        """Rollouts per prompt that engines generate, including greedy baselines that are not trained on."""
         return self.workload.num_samples_per_prompt + self.algorithm.declaration.num_baseline_samples
 
     @property
     def num_generated_per_step(self) -> int:
-        """Rollouts of a step that engines make."""
+        """Rollouts per step that engines generate."""
         prompts = self.workload.num_generated_prompts_per_step or self.workload.num_prompts_per_step
         return prompts * self.num_generated_per_prompt
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether answers are generated, and not given."""
+        """Whether answers are generated rather than read from the data."""
         return self.algorithm.declaration.has_rollouts
 
     @property
     def has_engine(self) -> bool:
-        """Whether there is one, to generate rollouts or, on a CPU host, for evaluations alone."""
+        """Whether there is a rollout engine. On a CPU host, jobs without rollouts have one for evaluations."""
         return self.has_rollouts or (not self.is_on_gpus and not self.algorithm.declaration.trains_scalar)
 
     def num_trained_by(self, num_shares: int) -> int:
-        """Rollouts of a mini-batch that the largest of so many shares of it trains on; a pair lies in one share."""
+        """Rollouts of a mini-batch in the largest of `num_shares` shares; the two rollouts of a pair stay in one
+        share.
+        """
         return self.sequences_per_unit * ceil_div(self.num_units_per_mini_batch, num_shares)
 
     @property
     def num_units_per_mini_batch(self) -> int:
-        """Rollouts, or pairs of them, that a mini-batch trains on and that are dealt out one by one."""
+        """Units of a mini-batch that are distributed over ranks: rollouts, or pairs of rollouts."""
         work = self.workload
         trained = self.algorithm.declaration.num_trained(work.rollouts_per_mini_batch, work.num_samples_per_prompt)
         return trained // self.sequences_per_unit
 
     @property
     def sequences_per_unit(self) -> int:
-        """Rollouts that must meet in one pass: the two of a pair, else one."""
+        """Rollouts that must be in one micro-batch: 2 for algorithms on pairs, else 1."""
         return 2 if self.algorithm.declaration.trains_pairs else 1
 
     @property
@@ -87,12 +89,14 @@ class JobRoles(JobParts):
 
     @property
     def max_refills(self) -> int:
-        """How often zero-variance groups are replaced: never where rules alone cannot tell which are."""
+        """How often zero-variance groups are replaced. 0 with a reward model or multiple turns, where rules cannot
+        detect them.
+        """
         return 0 if Role.REWARD in self.scored_roles or self.has_turns else self.algorithm.max_refills
 
     @property
     def takes_images(self) -> bool:
-        """Whether prompts have images."""
+        """Whether prompts contain images."""
         return self.data is not None and self.data.image_column is not None
 
     @property
@@ -102,12 +106,12 @@ class JobRoles(JobParts):
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """The metrics over the held-out prompts; none where only a learned reward judges."""
+        """The metrics on held-out prompts; none where only a reward model judges."""
         work = self.workload
         heldout_sets = ("",) if self.data is None else tuple(self.data.heldout_sets) or ("",)
         if self.algorithm.declaration.trains_scalar:
-            return ranking_evaluations(heldout_sets)
-        return evaluations_of(
+            return list_ranking_evaluations(heldout_sets)
+        return list_evaluations(
             self.rewards,
             has_environment=self.rollout.environment.has_environment,
             heldout_sets=heldout_sets,
@@ -116,18 +120,18 @@ class JobRoles(JobParts):
 
     @property
     def num_evaluated_prompts(self) -> int:
-        """Held-out prompts of an evaluation, at most: of all data sets."""
+        """Limit on held-out prompts per evaluation, over all data sets."""
         return self.workload.num_heldout_prompts * (1 if self.data is None else max(1, len(self.data.heldout_sets)))
 
     @property
     def num_evaluated_responses(self) -> int:
-        """Responses of all of them; given ones where those are scored."""
+        """Responses per evaluation; for a reward model, the given answers that it scores."""
         is_given = self.algorithm.declaration.trains_scalar
         return self.num_evaluated_prompts * (2 if is_given else self.workload.num_evaluation_samples)
 
     @property
     def has_reward_processes(self) -> bool:
-        """Whether judging takes processes of its own, beside the driver."""
+        """Whether rewards run in separate processes."""
         return any(runs_elsewhere(reward) for reward in self.rewards)
 
     @property
@@ -140,18 +144,18 @@ class JobRoles(JobParts):
     def load_model(self) -> ModelSpec:
         """The policy's shape. Raises: SpecError when the folder, its config or the length limit is wrong.
 
-        On GPUs of any known family: whether the runtime takes it is a rule (planner/rules.py).
+        On GPUs every known family is accepted: whether the runtime supports it is a rule (planner/rules.py).
         """
         path = self.policy.path
         is_scalar = self.algorithm.declaration.trains_scalar
         load = load_scalar_base if is_scalar else load_model
         if self.policy.config is not None:
-            model = _model_of(json.dumps(self.policy.config, sort_keys=True))
+            model = _parse_model(json.dumps(self.policy.config, sort_keys=True))
         else:
             model = resolve_model(path, where="policy.path") if self.is_on_gpus else load(Path(path))
-        model = with_scalar_head(model) if is_scalar else model
+        model = replace_head(model) if is_scalar else model
         if self.policy.max_position_embeddings is not None:
-            model = with_positions(model, self.policy.max_position_embeddings)
+            model = replace_positions(model, self.policy.max_position_embeddings)
         if self.workload.max_seq_len > model.max_position_embeddings:
             raise self._too_long(model.max_position_embeddings)
         self.adapter_parameters(model)
@@ -183,7 +187,7 @@ class JobRoles(JobParts):
         return (*(adapters or model.parameters), *head), frozen
 
     def adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
-        """The adapters beside a model's linear layers; none where the model itself is trained. Raises: SpecError."""
+        """The trained adapters of a model's linear layers; empty for full fine-tuning. Raises: SpecError."""
         lora = self.training.lora
         if lora is None:
             return ()
@@ -193,33 +197,30 @@ class JobRoles(JobParts):
 
     @property
     def frozen_adapters(self) -> dict[Role, LoraSpec]:
-        """Of each role that computes with an adapter of its own on the trained adapter's base: what it is.
-
-        Raises: SpecError.
-        """
+        """Adapters of roles that compute with a frozen adapter on the trained adapter's base. Raises: SpecError."""
         lora, reference = self.training.lora, self.roles.reference
         if lora is None:
             return {}
         folders = self.roles.adapters
         if lora.path is not None and reference.path is None and reference.adapter is None:
             folders[Role.REFERENCE] = lora.path
-        held = [role for role in self.scored_roles if role in folders]
-        found = {role: read_adapter(Path(folders[role]), where=f"roles.{role}.adapter") for role in held}
+        roles = [role for role in self.scored_roles if role in folders]
+        adapters = {role: read_adapter(Path(folders[role]), where=f"roles.{role}.adapter") for role in roles}
         if reference.adapter == START_ADAPTER and Role.REFERENCE in self.scored_roles:
-            found[Role.REFERENCE] = lora
-        return found
+            adapters[Role.REFERENCE] = lora
+        return adapters
 
     def frozen_adapter_parameters(self, model: ModelSpec) -> tuple[Parameter, ...]:
-        """What these roles' adapters hold beside a model's linear layers. Raises: SpecError."""
+        """Parameters of these roles' adapters for a model. Raises: SpecError."""
         return held_beside(model, {role.value: adapter for role, adapter in self.frozen_adapters.items()})
 
     def adapted_modules(self, model: ModelSpec) -> list[str]:
-        """Names of the linear layers with an adapter, as PEFT's `target_modules` has them."""
+        """Names of the linear layers with an adapter, as in PEFT's `target_modules`."""
         return adapted_modules(self.adapter_parameters(model))
 
     @property
     def scored_roles(self) -> tuple[Role, ...]:
-        """Roles that score a finished rollout, in the framework's order."""
+        """Roles that score finished rollouts, in the framework's order."""
         step, algorithm = self.release.step, self.algorithm
         has_kl = algorithm.kl_coef > 0 or (step.reference == "always" and self.has_rollouts)
         wanted = {
@@ -229,12 +230,13 @@ class JobRoles(JobParts):
             Role.REWARD: Role.REWARD in self.roles.paths,
             Role.TEACHER: Role.TEACHER in self.roles.paths or Role.TEACHER in self.roles.adapters,
         }
+        # roles that the framework's profile does not list come last
         order = (*step.order, *(role for role in wanted if role not in step.order))
         return tuple(role for role in order if wanted.get(role))
 
     @property
     def frozen_roles(self) -> tuple[Role, ...]:
-        """Scored roles that have a model and a process of their own and are never trained."""
+        """Scored roles with a model and processes of their own that are never trained."""
         trained = self.algorithm.declaration.trained_roles
         return tuple(role for role in self.scored_roles if self.holder_of(role) is role and role not in trained)
 
@@ -244,7 +246,7 @@ class JobRoles(JobParts):
         return tuple(role for role in self.algorithm.declaration.trained_roles if self.holder_of(role) is role)
 
     def holder_of(self, role: Role) -> Role:
-        """The role whose processes compute this one: its own, or the policy's where it shares the policy's weights."""
+        """The role whose processes compute this one: itself, or the policy if it uses the policy's weights."""
         if role is Role.VALUE and self.roles.value.shares_backbone:
             return Role.POLICY
         if role is Role.REFERENCE and self.training.trains_adapters and self.roles.reference.path is None:
@@ -254,7 +256,7 @@ class JobRoles(JobParts):
         return role
 
     def load_role_models(self) -> dict[Role, ModelSpec]:
-        """The shape of every role's model but the policy's. Raises: SpecError."""
+        """The shape of every role's model except the policy's. Raises: SpecError."""
         models: dict[Role, ModelSpec] = {}
         for role in self.scored_roles:
             if role is Role.POLICY:
@@ -269,13 +271,13 @@ class JobRoles(JobParts):
 
     @property
     def device_kind(self) -> Literal["cpu", "cuda"]:
-        """What a device of the job is: a slot of a CPU host, or a GPU. Raises: SpecError for an unknown profile."""
+        """Kind of the job's devices: slots of a CPU host, or GPUs. Raises: SpecError for an unknown profile."""
         return "cpu" if is_cpu_host(self.hardware.profile, where="hardware.profile") else "cuda"
 
     @property
     def release(self) -> FrameworkRelease:
-        """The framework that runs the job, at its release; where the job leaves it open, the one that it comes to on
-        this machine unless rlplan's own runtime cannot run the models.
+        """The framework release that runs the job. For `auto` it is the one that planning chooses if rlplan's own
+        runtime can run the models.
         """
         if self.framework != "auto":
             return find_release(self.framework)
@@ -283,29 +285,29 @@ class JobRoles(JobParts):
 
     @property
     def backend(self) -> Backend:
-        """The trainer: as the job names it, else the framework's own. Raises: SpecError for an unreadable model."""
+        """The trainer that the job names, else the framework's default. Raises: SpecError for an unreadable model."""
         asked = self.training.backend
         if asked != "auto":
             return asked
         release = self.release
         has_experts = len(release.backends) > 1 and self.load_model().experts is not None
-        return release.backend_for(has_experts=has_experts)
+        return release.choose_backend(has_experts=has_experts)
 
     @property
     def is_for_rlplan(self) -> bool:
-        """Whether rlplan's own runtime runs the job; planning decides where a job for GPUs leaves that open."""
+        """Whether rlplan's own runtime runs the job; for jobs on GPUs that leave it open, planning decides."""
         if self.framework == "auto" and self.training.backend == "auto":
             return not self.is_on_gpus
         return self.release.is_rlplan
 
     @property
     def recomputes_log_probs(self) -> bool:
-        """Whether a pass of the trainer takes the policy's log-probs of finished rollouts before the step's updates.
+        """Whether the trainer recomputes the policy's log-probs of finished rollouts before the step's updates.
 
-        rlplan's own runtime needs it where a step has several updates, for ratios of the later ones compare with the
-        log-probs before the step (the first update's own pass gives them), and where the KL is in the rewards, which
-        are complete before that pass. The engine's log-probs are of other kernels, and of older weights where rollouts
-        are stale: with them the KL would depend on the number of updates.
+        rlplan's own runtime needs this pass in two cases. With several updates, ratios of the later ones compare with
+        the log-probs before the step; the first update computes those itself. With the KL in the rewards, these must be
+        complete before the first update. The engine's log-probs cannot serve: other kernels computed them, and older
+        weights if rollouts are stale, so that the KL would depend on the number of updates.
         """
         asked = self.scoring.policy_log_probs
         rule = self.release.step.policy_log_probs if asked == "auto" else asked
@@ -318,18 +320,18 @@ class JobRoles(JobParts):
 
     @property
     def takes_entropies(self) -> bool:
-        """Whether the pass that takes the policy's log-probs takes entropies too."""
+        """Whether the pass that recomputes the policy's log-probs also computes entropies."""
         asked = self.scoring.has_entropy
         return self.release.step.has_entropy if asked == "auto" else asked
 
     @property
     def is_on_gpus(self) -> bool:
-        """Whether devices are GPUs; of an unknown profile, which is said where it is read, not."""
+        """Whether devices are GPUs; false for an unknown profile, whose error is raised where it is read."""
         return self._known_device_kind == "cuda"
 
     @property
     def is_on_cpu_host(self) -> bool:
-        """Whether devices are slots of a CPU host; of an unknown profile not."""
+        """Whether devices are slots of a CPU host; false for an unknown profile."""
         return self._known_device_kind == "cpu"
 
     @property

@@ -1,4 +1,4 @@
-"""ModelSpec: the shape of a language model, read from a Hugging Face `config.json` as data.
+"""ModelSpec: the shape of a language model, read from a Hugging Face `config.json`.
 
 In: a folder or file with a config, or a parsed config. Out: every tensor by name and shape, in the order of the Hugging
 Face module, counts by component, and what each layer caches. Left out: values and dtypes; multi-token-prediction heads;
@@ -16,11 +16,12 @@ from pydantic import Field
 
 from rlplan.errors import SpecError
 from rlplan.spec.base import Spec, shorten
+from rlplan.spec.models.bundled import load_catalogue
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS, read_config
 from rlplan.spec.models.dimensions import WHOLE, Layout, sizes_of
 from rlplan.spec.models.families.family import FAMILIES
 from rlplan.spec.models.families.image_sizes import takes_images
-from rlplan.spec.models.families.towers import tower_tensors
+from rlplan.spec.models.families.towers import list_tower_tensors
 from rlplan.spec.models.language_part import is_vision_language, language_config
 from rlplan.spec.models.parts import (
     FULL,
@@ -36,7 +37,7 @@ from rlplan.spec.models.parts import (
 )
 from rlplan.spec.models.quantization import QuantizationSpec
 from rlplan.spec.models.reading import MAX_POSITIONS, known_architecture, model_fields
-from rlplan.spec.models.tensors import Component, Parameter, list_tensors, renamed, with_prefix
+from rlplan.spec.models.tensors import Component, Parameter, add_prefix, list_tensors, rename_tensor
 
 __all__ = [
     "FAMILIES",
@@ -58,7 +59,7 @@ NO_CLASSIFIER = frozenset(
         *("Qwen3_5Moe", "Glm4Moe", "Glm4MoeLite", "DeepseekV32", "GlmMoeDsa", "Llama4", "NemotronH"),
     )
 )
-"""Families that transformers 5.19 has no sequence classifier of: no value or reward model can be one."""
+"""Families without a sequence classifier in transformers 5.19, so that no value or reward model can be one of them."""
 
 
 class ModelSpec(Spec):
@@ -78,11 +79,11 @@ class ModelSpec(Spec):
     has_qk_norm: bool
     has_output_bias: bool = False
     options: tuple[str, ...] = ()
-    """Conditions of the family's tables that hold here."""
+    """Conditions of the family's tensor tables that hold for this model."""
     attention_kinds: tuple[str, ...] = ()
-    """What each layer attends to (`full`, `sliding`, `chunked`, `linear`); empty where all are full."""
+    """Attention of each layer (`full`, `sliding`, `chunked`, `linear`); empty if all are full."""
     window: int | None = None
-    """Tokens that a sliding or chunked layer sees."""
+    """Window of a sliding or chunked layer in tokens."""
     experts: ExpertsSpec | None = None
     latent_attention: LatentAttentionSpec | None = None
     indexer: IndexerSpec | None = None
@@ -93,15 +94,15 @@ class ModelSpec(Spec):
     vision: VisionSpec | None = None
     audio: VisionSpec | None = None
     quantization: QuantizationSpec | None = None
-    """Of the checkpoint, None for plain weights; shapes are those of the unquantised model."""
+    """Quantization of the checkpoint; None for plain weights. Shapes are those of the unquantized model."""
 
     def __hash__(self) -> int:
-        """Of a few sizes: enough to tell models apart, and cheap in a cache's key."""
+        """A hash of a few sizes, which tells models apart and is cheap as part of a cache key."""
         return hash((self.architecture, self.hidden_size, self.num_layers, self.num_heads, self.vocab_size))
 
     @cached_property
     def tensors(self) -> tuple[Parameter, ...]:
-        """Every tensor that a checkpoint stores, buffers among them."""
+        """Every tensor that a checkpoint stores, including buffers."""
         return self.held_tensors(WHOLE)
 
     @cached_property
@@ -111,12 +112,14 @@ class ModelSpec(Spec):
 
     @property
     def num_parameters(self) -> int:
-        """Number of stored numbers; tied tensors count once, routing biases count (they are in the checkpoint)."""
+        """Number of stored elements. Tied tensors count once; routing biases count, since they are in the
+        checkpoint.
+        """
         return sum(self.numel_by_component.values())
 
     @cached_property
     def numel_by_component(self) -> dict[Component, int]:
-        """Number of stored numbers by what they are for; a component that the model lacks is absent."""
+        """Number of stored elements by component; a component that the model lacks is absent."""
         counts: Counter[Component] = Counter()
         for tensor in self.tensors:
             counts[tensor.component] += tensor.numel
@@ -124,7 +127,7 @@ class ModelSpec(Spec):
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters that one token passes: everything but the experts that are not chosen.
+        """Parameters that one token uses: all but the experts that are not chosen.
 
         Counts: embeddings too, as model cards do. Qwen3-30B-A3B: 3,353,032,704 of 30,532,122,624.
         """
@@ -145,52 +148,53 @@ class ModelSpec(Spec):
 
     @property
     def head_width(self) -> int:
-        """Numbers that the head gives for a token, V."""
+        """Outputs of the head per token, V."""
         return self.vocab_size
 
     @cached_property
     def num_dense_mlps(self) -> int:
-        """Layers with a dense MLP: all without experts; where some attend to nothing, those that have nothing else."""
+        """Layers with a dense MLP: those without experts. If some layers have no attention, only those have an MLP."""
         with_experts = len(self.experts.layers) if self.experts else 0
+        # Nemotron-H alternates attention and MLP layers; in all other families each layer has both.
         return (self.attention_kinds.count(NONE) or self.num_layers) - with_experts
 
     def takes_keys(self, layer: int) -> bool:
-        """Whether a layer has no keys of its own."""
+        """Whether a layer uses keys and values of an earlier layer."""
         return self.shared_keys is not None and layer >= self.num_layers - self.shared_keys.num_layers
 
     def attention_kind(self, layer: int) -> str:
-        """What a layer attends to."""
+        """Kind of a layer's attention."""
         return self.attention_kinds[layer] if self.attention_kinds else FULL
 
     def held_tensors(
         self, layout: Layout, layers: range | None = None, *, has_first: bool = True, has_last: bool = True
     ) -> tuple[Parameter, ...]:
-        """What one rank of a layout holds of some layers. Raises: SpecError for sizes that do not divide.
+        """Tensors of the given layers on one rank of a layout. Raises: SpecError for sizes that do not divide.
 
-        has_first, has_last: whether it holds what stands before (embeddings, vision tower) and after the stack.
-        A tied table that is held at the end only is listed there, as `lm_head`.
+        has_first, has_last: whether the rank holds the modules before the layers (embeddings, vision tower) and after
+        them. A tied table that is only held at the end is listed there, as `lm_head`.
         """
         family, sizes, conditions = FAMILIES[self.architecture], sizes_of(self, layout), self._conditions
         tensors = list(list_tensors(family.before, sizes, conditions)) if has_first else []
         by_kind: dict[frozenset[str], list[Parameter]] = {}
         for layer in layers if layers is not None else range(self.num_layers):
             kind = conditions | self._layer_conditions(layer)
-            if kind not in by_kind:
+            if kind not in by_kind:  # layers of one kind share their tensors: a model may have 10,000 layers
                 by_kind[kind] = list_tensors(family.layer, sizes, kind)
-            tensors += with_prefix(f"{family.prefix}{layer}.", by_kind[kind])
+            tensors += add_prefix(f"{family.prefix}{layer}.", by_kind[kind])
         if has_last:
             tensors += list_tensors(family.after, sizes, conditions if has_first else conditions - {"tied"})
         for old, new in family.wrapper:
             tensors = [
-                renamed(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
+                rename_tensor(tensor, new + tensor.name.removeprefix(old)) if tensor.name.startswith(old) else tensor
                 for tensor in tensors
             ]
         towers = [tower for tower in (self.vision, self.audio) if tower and has_first]
-        return (*(tensor for tower in towers for tensor in tower_tensors(tower)), *tensors)
+        return (*(tensor for tower in towers for tensor in list_tower_tensors(tower)), *tensors)
 
     @cached_property
     def _conditions(self) -> frozenset[str]:
-        on = {
+        condition_holds = {
             "tied": self.has_tied_embeddings,
             "qkv_bias": self.has_qkv_bias,
             "output_bias": self.has_output_bias,
@@ -199,8 +203,8 @@ class ModelSpec(Spec):
             "per_layer": self.per_layer_input is not None,
             "shared": self.experts is not None and self.experts.shared_intermediate_size > 0,
         }
-        fixed = FAMILIES[self.architecture].conditions - frozenset(on)
-        return fixed | frozenset(self.options) | {name for name, holds in on.items() if holds}
+        fixed = FAMILIES[self.architecture].conditions - frozenset(condition_holds)
+        return fixed | frozenset(self.options) | {name for name, holds in condition_holds.items() if holds}
 
     @cached_property
     def _layer_sets(self) -> tuple[frozenset[int], frozenset[int]]:
@@ -217,29 +221,30 @@ class ModelSpec(Spec):
 
 def model_from_config(config: dict[str, Any], *, where: str) -> ModelSpec:
     """ModelSpec of a parsed `config.json`, of any known architecture. Raises: SpecError."""
-    return _first_of_its_kind(ModelSpec(**model_fields(config, where=where)))
+    return _share_equal_model(ModelSpec(**model_fields(config, where=where)))
 
 
 @lru_cache(maxsize=64)
-def _first_of_its_kind(model: ModelSpec) -> ModelSpec:
-    """The equal model that was read before, whose tensors are listed already, or this one.
+def _share_equal_model(model: ModelSpec) -> ModelSpec:
+    """An equal model that was read before and already has its tensors listed, or else this one.
 
-    Caches are asked with models thousands of times a plan: the same object is found without comparing tensors.
+    A plan looks models up in caches thousands of times: identical objects compare fast.
     """
     return model
 
 
 def read_model(path: Path, *, may_classify: bool = False) -> ModelSpec:
-    """ModelSpec of a Hugging Face folder or its `config.json`; of a sequence classifier, where it may be one, that of
-    the language model of its family. Raises: SpecError; nothing in it is executed.
+    """ModelSpec of a Hugging Face folder or its `config.json`. Raises: SpecError. No code in it is executed.
+
+    may_classify: whether a sequence classifier is allowed, which is read as the language model of its family.
     """
     file = path / "config.json" if path.is_dir() else path
     config = read_config(file)
-    return model_from_config(_of_language_model(config) if may_classify else config, where=str(file))
+    return model_from_config(_as_language_model(config) if may_classify else config, where=str(file))
 
 
-def _of_language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """A sequence classifier's config as that of the language model of its family: only the head differs."""
+def _as_language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """A sequence classifier's config as that of the language model of its family: they differ only in the head."""
     names = config.get("architectures")
     if not (isinstance(names, list) and names and isinstance(names[0], str)):
         return config
@@ -249,33 +254,33 @@ def _of_language_model(config: dict[str, Any]) -> dict[str, Any]:
 def load_model(folder: Path) -> ModelSpec:
     """ModelSpec of a folder that the runtime may train and serve. Raises: SpecError naming the key.
 
-    Of a vision-language model its language part: prompts are texts. That it runs is proved before a run
-    (`rlplan.runtime.admission`).
+    A vision-language model is read as its language part, since prompts are texts. Whether it runs is checked before a
+    run (`rlplan.runtime.admission`).
     """
-    return _runnable(_config_in(folder), str(folder / "config.json"))
+    return _runnable(_read_folder(folder), str(folder / "config.json"))
 
 
 def has_vision_tower(folder: Path) -> bool:
     """Whether a folder holds a vision-language model, of which a run trains the language part. Raises: SpecError."""
-    return is_vision_language(_config_in(folder))
+    return is_vision_language(_read_folder(folder))
 
 
 def is_for_images(folder: Path) -> bool:
-    """Whether runs take images in prompts of a folder's model. Raises: SpecError."""
-    return takes_images(_config_in(folder))
+    """Whether runs accept images in prompts for a folder's model. Raises: SpecError."""
+    return takes_images(_read_folder(folder))
 
 
 def load_whole(folder: Path) -> ModelSpec:
-    """ModelSpec of a vision-language model with its tower. Raises: SpecError."""
-    return model_from_config(_config_in(folder), where=str(folder))
+    """ModelSpec of a vision-language model including its tower. Raises: SpecError."""
+    return model_from_config(_read_folder(folder), where=str(folder))
 
 
 def load_scalar_base(folder: Path) -> ModelSpec:
-    """Of a folder with a sequence classifier, or a language model that is to become one. Raises: SpecError.
+    """ModelSpec of a sequence classifier, or of a language model that becomes one. Raises: SpecError.
 
-    The shape is that of the language model of the same family: what differs is the head.
+    The result is the language model of the same family, which differs only in the head.
     """
-    config = _of_language_model(language_config(_config_in(folder)))
+    config = _as_language_model(language_config(_read_folder(folder)))
     where = str(folder / "config.json")
     model = _runnable(config, where)
     if model.architecture in NO_CLASSIFIER:
@@ -289,21 +294,17 @@ def load_scalar_base(folder: Path) -> ModelSpec:
 
 
 @lru_cache(maxsize=64)
-@lru_cache(maxsize=64)
-def with_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
-    """The same decoder for sequences of other lengths. A table of learned positions has as many rows."""
+def replace_positions(model: ModelSpec, max_position_embeddings: int) -> ModelSpec:
+    """The same decoder with another maximum length. A table of learned positions has that many rows."""
     return type(model)(**{**model.model_dump(), "max_position_embeddings": max_position_embeddings})
 
 
-def _config_in(folder: Path) -> dict[str, Any]:
-    """The folder's config, or the file itself; of a folder that is not there the bundled one, where its end is an id:
-    `models/ORG/NAME`.
+def _read_folder(folder: Path) -> dict[str, Any]:
+    """The config in a folder or file. A missing folder `models/ORG/NAME` stands for the bundled model of that id.
 
-    So a job can be planned where its models do not lie. Raises: SpecError.
+    So a job can be planned on a machine without its models. Raises: SpecError.
     """
     if not folder.exists():
-        from rlplan.spec.models.catalogue import load_catalogue  # it is made of what stands here
-
         entry = load_catalogue().get("/".join(folder.parts[-2:]))
         if entry is not None:
             return entry.config
@@ -311,7 +312,7 @@ def _config_in(folder: Path) -> dict[str, Any]:
 
 
 def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
-    """The model, where nothing in its config speaks against running it. Whether its values agree a probe says."""
+    """The model, unless something in its config rules out running it. A probe checks later whether it really runs."""
     config = language_config(config)
     architecture = known_architecture(config, where)
     model = model_from_config(config, where=where)
@@ -326,7 +327,7 @@ def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
         (
             "architectures",
             model.linear_attention is not None,
-            "attention: states would run on through packed sequences",
+            "attention: recurrent states would leak between packed sequences",
         ),
         ("architectures", model.indexer is not None, "attention to every token, or to a window"),
         ("layer_types", "chunked" in model.attention_kinds, "attention to every token, or to a window"),
@@ -334,8 +335,8 @@ def _runnable(config: dict[str, Any], where: str) -> ModelSpec:
         ("quantization_config", model.quantization is not None, "weights that are not quantised"),
     ):
         if is_refused:
-            said = config.get(key)
-            what = f"architecture {architecture!r}" if key == "architectures" else f"{key} is {shorten(said)}, which"
+            value = config.get(key)
+            what = f"architecture {architecture!r}" if key == "architectures" else f"{key} is {shorten(value)}, which"
             raise SpecError(
                 f"{what} can be planned but not run",
                 where=f"{where}: {key}",

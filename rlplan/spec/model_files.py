@@ -1,12 +1,12 @@
-"""Files of a model's folder beside its weights: which belong to the tokenizer, and which chat templates it has.
+"""Files in a model's folder other than weights: tokenizer files, chat templates, processor files.
 
-In: a Hugging Face folder. Out: names of files, and templates by name as transformers' `AutoTokenizer` reads them.
-Left out: reading a tokenizer, and rendering chats (runtime/data/model_text.py).
+In: a Hugging Face folder. Out: names of files, and templates by name as transformers' `AutoTokenizer` reads them. Left
+out: loading a tokenizer, and rendering chats (runtime/data/model_text.py).
 
-Each class of tokenizers names its own vocabulary files, and there are dozens. So what is copied is chosen by kinds of
-files: all texts and vocabularies count, except those that describe the weights. What a model is told by is a list of
-names instead, for notes and logs that lie beside a model make no other model of it. The tests compare both rules with
-every name in the installed transformers.
+Each tokenizer class names its own vocabulary files, and there are dozens. So files to copy are chosen by pattern: all
+texts and vocabularies, except those that describe the weights. Files that identify a model are a closed list instead,
+since notes and logs in a model's folder do not make it another model. The tests compare both rules with every name in
+the installed transformers.
 """
 
 from fnmatch import fnmatch
@@ -19,20 +19,20 @@ from rlplan.spec.base import read_json, shorten
 
 CHAT_TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
-"""Folder of the templates that have names of their own, such as `tool_use.jinja`."""
+"""Folder of named templates, such as `tool_use.jinja`."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 PROCESSOR_TEMPLATE = "chat_template.json"
-"""The template of an older processor, which transformers 5 still reads."""
+"""Template file of an older processor, which transformers 5 still reads."""
 DEFAULT, WITH_TOOLS = "default", "tool_use"
-"""Names that transformers chooses by: the second one where a chat comes with tools."""
+"""Template names that transformers chooses by; the second is for chats with tools."""
 MAX_TEMPLATE_BYTES = 1 << 24
-"""Largest chat template or tokenizer configuration that is read."""
+"""Size limit of a chat template or tokenizer configuration."""
 
 KINDS = (
     "*.json", "*.jinja", "*.txt", "*.model", "*.model.v*", "*.spm", "*.tiktoken", "*.tokenizer", "*.codes", "*.bpe",
 )  # fmt: skip
-"""Texts and vocabularies in the folder itself."""
+"""Patterns of texts and vocabularies in the folder itself."""
 IDENTIFYING = (
     "config.json", "generation_config.json", CHAT_TEMPLATE, PROCESSOR_TEMPLATE, TOKENIZER_CONFIG, SPECIAL_TOKENS,
     "added_tokens.json", "tokenizer.json", "tokenizer.*.json", "tokenizer.model", "tokenizer.model.v*", "tekken.json",
@@ -41,44 +41,44 @@ IDENTIFYING = (
     "source.spm", "spiece.model", "spm.model", "spm_char.model", "target.spm", "target_vocab.json", "vocab-src.json",
     "vocab-tgt.json", "vocab.json", "vocab.txt", "word_pronunciation.json", "word_shape.json",
 )  # fmt: skip
-"""Files that say what a model is, beside its weights: configs, chat templates, and tokenizers by the names that
+"""Files that identify a model besides its weights: configs, chat templates, and tokenizers by the names that
 transformers and mistral-common read."""
 OF_THE_WEIGHTS = (
     "config.json", "*.index.json", "adapter_config.json", "hf_quant_config.json", "quantize_config.json",
     "quant_config.json", "params.json", "trainer_state.json", "requirements*.txt", "license*.txt", "readme*.txt",
 )  # fmt: skip
-"""Files of these kinds that would be wrong beside other weights: an engine that finds `hf_quant_config.json` takes the
-weights for quantised ones, and transformers loads another base where it finds `adapter_config.json`."""
+"""Files matching KINDS that would be wrong next to other weights. An engine that finds `hf_quant_config.json` assumes
+quantized weights; transformers loads another base if it finds `adapter_config.json`."""
 OF_THE_PROCESSOR = ("*processor_config.json", "audio_tokenizer_config.json")
-"""What turns images, videos or sounds into a model's inputs."""
+"""Files that configure how images, videos or sounds become a model's inputs."""
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Files that a copy of the model needs beside its weights and config, relative to the folder; no processor's.
+    """Files other than weights and config that a copy of a text model needs, relative to the folder.
 
     They are the tokenizer's, with its chat templates, and the settings of generation.
     """
-    return tuple(path for path in _files(folder) if not _matches(path.name, OF_THE_PROCESSOR))
+    return tuple(path for path in _files_to_copy(folder) if not _matches(path.name, OF_THE_PROCESSOR))
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:
-    """Files that turn images, videos or sounds into inputs, relative to the folder."""
-    return tuple(path for path in _files(folder) if _matches(path.name, OF_THE_PROCESSOR))
+    """Files that configure how images, videos or sounds become inputs, relative to the folder."""
+    return tuple(path for path in _files_to_copy(folder) if _matches(path.name, OF_THE_PROCESSOR))
 
 
 def identifying_files(folder: Path) -> list[Path]:
-    """Files that a model is told by, beside its weights, relative to the folder; a closed list of names."""
-    return sorted([path for path in _beside(folder) if _matches(path.name, IDENTIFYING)] + _more_templates(folder))
+    """Files that identify a model besides its weights, relative to the folder."""
+    return sorted([path for path in _list_files(folder) if _matches(path.name, IDENTIFYING)] + _more_templates(folder))
 
 
-def _files(folder: Path) -> list[Path]:
+def _files_to_copy(folder: Path) -> list[Path]:
     copied = [
-        path for path in _beside(folder) if _matches(path.name, KINDS) and not _matches(path.name, OF_THE_WEIGHTS)
+        path for path in _list_files(folder) if _matches(path.name, KINDS) and not _matches(path.name, OF_THE_WEIGHTS)
     ]
     return sorted(copied + _more_templates(folder))
 
 
-def _beside(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return [Path(path.name) for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
@@ -91,7 +91,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def chat_template(folder: Path, *, has_tools: bool = False) -> str | None:
-    """The template that renders chats, or None where the model has none. Raises: SpecError when it cannot be read.
+    """The template that renders chats; None if the model has none. Raises: SpecError when it cannot be read.
 
     Source: transformers 5.19, `PreTrainedTokenizerBase.get_chat_template`.
     """
@@ -100,7 +100,9 @@ def chat_template(folder: Path, *, has_tools: bool = False) -> str | None:
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """All templates by name. Files come before `tokenizer_config.json`, as in transformers. Raises: SpecError."""
+    """All templates by name. Files take precedence over `tokenizer_config.json`, as in transformers. Raises:
+    SpecError.
+    """
     files = {DEFAULT: folder / CHAT_TEMPLATE}
     files |= {path.stem: path for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
     templates = {
@@ -108,11 +110,15 @@ def chat_templates(folder: Path) -> dict[str, str]:
         for name, path in files.items()
         if path.exists()
     }
-    return templates or _stored(tokenizer_config(folder)) or _stored(_object(folder / PROCESSOR_TEMPLATE))
+    return (
+        templates
+        or _embedded_templates(tokenizer_config(folder))
+        or _embedded_templates(_read_object(folder / PROCESSOR_TEMPLATE))
+    )
 
 
-def _stored(config: dict[str, Any]) -> dict[str, str]:
-    """Templates in a configuration: one text, or a list of names with texts."""
+def _embedded_templates(config: dict[str, Any]) -> dict[str, str]:
+    """Templates inside a configuration: one text, or a list of names with texts."""
     stored = config.get("chat_template")
     if isinstance(stored, str):
         return {DEFAULT: stored}
@@ -123,11 +129,11 @@ def _stored(config: dict[str, Any]) -> dict[str, str]:
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with special tokens that only `special_tokens_map.json` names. Raises: SpecError."""
-    return _object(folder / SPECIAL_TOKENS) | _object(folder / TOKENIZER_CONFIG)
+    """tokenizer_config.json, with special tokens that only `special_tokens_map.json` has. Raises: SpecError."""
+    return _read_object(folder / SPECIAL_TOKENS) | _read_object(folder / TOKENIZER_CONFIG)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     data = read_json(path, "the tokenizer's configuration", limit=MAX_TEMPLATE_BYTES) if path.exists() else {}
     if not isinstance(data, dict):
         raise SpecError(
@@ -140,15 +146,15 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def check_templates_are_kept(folder: Path, base: Path, where: str) -> None:
-    """Refuses a model without a chat template that the model it was trained from has. Raises: SpecError.
+    """Raises: SpecError where a model lacks a chat template of the model it was trained from.
 
-    Training would go on without an error on texts that the model does not know: chats line by line.
-    where: the key of the job that names the folder.
+    Without it, training would silently continue on text of another format. where: the key of the job that names the
+    folder.
     """
-    kept, templates = chat_templates(folder), chat_templates(base)
-    lost = sorted(templates.keys() - kept.keys())
+    remaining, templates = chat_templates(folder), chat_templates(base)
+    lost = sorted(templates.keys() - remaining.keys())
     if lost:
-        files = [str(path) for path in _files(base) if path.suffix == ".jinja"] or [
+        files = [str(path) for path in _files_to_copy(base) if path.suffix == ".jinja"] or [
             name for name in (TOKENIZER_CONFIG, PROCESSOR_TEMPLATE) if (base / name).is_file()
         ]
         sources = sorted({str(base / Path(name).parts[0]) for name in files})

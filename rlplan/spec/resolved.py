@@ -1,13 +1,13 @@
-"""What every `auto` comes to: by a rule of the machine, and then by what the planner chose.
+"""How every `auto` of a job is resolved: first by the machine's rules, then by the planner's choices.
 
-In: a JobSpec, and for a ResolvedJob the planner's values. Out: jobs whose types say what is no longer open. A job file
-stays sparse; a plan holds a ResolvedJob. `RULES` is all in which a default differs between machines.
+In: a JobSpec, and for a ResolvedJob the planner's values. Out: jobs whose types state what is no longer open. Left out:
+which choice is best (planner/), whether it can run (planner/rules.py).
 
-    JobSpec      what a person says
-    SettledJob   the same where RULES have said what a machine's defaults are; what the planner searches is still open
-    ResolvedJob  nothing is open but, on a CPU host, ZeRO stage, placement and transport until its plan is found
+A job file stays sparse; a plan holds a ResolvedJob.
 
-Left out: which choice is best (planner/), whether it can run (planner/rules.py).
+    JobSpec      the user's input
+    SettledJob   machine and framework defaults are filled in; what the planner searches is still open
+    ResolvedJob  nothing is open, except ZeRO stage, placement and transport on a CPU host until its plan is found
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ from rlplan.spec.parts.conduct import LimitsSpec
 from rlplan.spec.parts.data import DataSpec
 from rlplan.spec.parts.placement import HardwareSpec, PlacementSpec
 from rlplan.spec.parts.rollout import RolloutSpec
-from rlplan.spec.parts.scoring import ScoringSpec
 from rlplan.spec.parts.training import LossName, TrainingSpec
 from rlplan.spec.parts.workload import WorkloadSpec
 from rlplan.units import GIB, MIB, ceil_div
@@ -46,7 +45,7 @@ RULES: dict[str, dict[Kind, Any]] = {
     "placement.max_staleness": {"cpu": 0, "cuda": 0},
     "placement.sync_bucket": {"cpu": 64 * MIB, "cuda": 512 * MIB},
 }
-"""Defaults that differ between a CPU host and GPUs. On a CPU host a batch holds one longest sequence besides."""
+"""Defaults on a CPU host and on GPUs. On a CPU host, max_num_batched_tokens also holds one longest sequence."""
 
 CPU_CHOICES: dict[str, Any] = {
     "training.gradient_checkpointing": False,
@@ -72,80 +71,82 @@ CPU_CHOICES: dict[str, Any] = {
     "placement.sync_senders": "one",
     "placement.sync_content": SyncContent.FULL,
 }
-"""What a CPU host takes where a job leaves the choice open; on GPUs the planner searches."""
+"""Values on a CPU host where a job leaves the choice open; on GPUs the planner searches."""
 LEAST_SECONDS: dict[str, float] = {"start_timeout_s": 300.0, "action_timeout_s": 600.0}
-"""Deadlines where nothing is predicted: what no prediction counts (compilation, a cold disk) takes minutes."""
+"""Minimum timeouts: fixed costs that no prediction counts (compilation, a cold disk) take minutes."""
 CPU_MICRO_BATCH = 8
-"""Rollouts of a pass on a CPU host where a job leaves it open, at most."""
+"""Limit on the default micro-batch size on a CPU host, in rollouts."""
 
 
 class SettledAlgorithm(AlgorithmSpec):
-    """With what its log-probs need."""
+    """Algorithm settings with the importance correction resolved."""
 
     importance: Literal["none", "truncate", "mask"] = "none"
 
 
 class SettledTraining(TrainingSpec):
-    """With the machine's defaults."""
+    """Trainer settings with the machine's defaults."""
 
     backend: Backend = "deepspeed"
-    dtype: Dtype = Dtype.BFLOAT16
-    reduce_bucket_size: int = 50_000_000
+    dtype: Dtype = RULES["training.dtype"]["cuda"]
+    reduce_bucket_size: int = RULES["training.reduce_bucket_size"]["cuda"]
     logits: LossName = "by_rows"
 
     @property
     def loss(self) -> Loss:
-        """How the loss is taken from hidden states."""
+        """How the loss is computed from hidden states."""
         return Loss(self.logits)
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of each of the optimizer's moments of a parameter."""
+        """Bytes per parameter of each of the optimizer's moments."""
         return (self.master_dtype if self.moment_dtype == "auto" else self.moment_dtype).num_bytes
 
     def stored_dtype(self, backend: Backend) -> Dtype:
-        """Of weights between passes: FSDP2 keeps all of them, a frozen base too, as it keeps master weights."""
+        """Data type of weights between passes. FSDP2 stores all of them, a frozen base too, in the master type."""
         return self.master_dtype if backend == "fsdp2" else self.dtype
 
     def shares_rows(self, backend: Backend) -> bool:
-        """Whether tensor parallel ranks share what lies between their matmuls; DeepSpeed's AutoTP cannot."""
+        """Whether tensor-parallel ranks split the operations between their matmuls by rows; DeepSpeed's AutoTP
+        cannot.
+        """
         return self.sequence_parallel and backend != "deepspeed"
 
     def sharding_ranks(self, num_ranks: int) -> int:
-        """Of so many ranks that hold the same layers, those that share one copy of the states."""
+        """Ranks that share one copy of the states, out of `num_ranks` that hold the same layers."""
         return min(num_ranks, self.fsdp_size or num_ranks)
 
 
 class SettledRollout(RolloutSpec):
-    """With the machine's defaults."""
+    """Rollout settings with the machine's defaults."""
 
-    dtype: Dtype = Dtype.BFLOAT16
-    has_cuda_graphs: bool = True
-    max_num_batched_tokens: int = 8192
-    block_size: Literal[16, 32, 64, 128] = 16
+    dtype: Dtype = RULES["rollout.dtype"]["cuda"]
+    has_cuda_graphs: bool = RULES["rollout.has_cuda_graphs"]["cuda"]
+    max_num_batched_tokens: int = RULES["rollout.max_num_batched_tokens"]["cuda"]
+    block_size: Literal[16, 32, 64, 128] = RULES["rollout.block_size"]["cuda"]
     speculative_tokens: int = 0
 
 
 class SettledPlacement(PlacementSpec):
-    """With the machine's defaults."""
+    """Placement settings with the machine's defaults."""
 
-    spreads_scoring: bool = True
+    spreads_scoring: bool = RULES["placement.spreads_scoring"]["cuda"]
     max_staleness: int = 0
-    sync_bucket: int = 512 * MIB
+    sync_bucket: int = RULES["placement.sync_bucket"]["cuda"]
 
 
 class SettledHardware(HardwareSpec):
-    """With the number of hosts."""
+    """Hardware with the number of hosts."""
 
     num_hosts: int
 
     @property
     def devices_per_host(self) -> int:
-        """Devices of a host, the last of them perhaps not full."""
+        """Devices per host; the last host may have fewer."""
         return ceil_div(self.num_devices, self.num_hosts)
 
     def host_of(self, device: int) -> int:
-        """The host of a device: in order, as evenly as it goes.
+        """The host of a device; devices fill hosts in order and as evenly as possible.
 
         >>> [SettledHardware(profile="cpu-host", num_devices=5, num_hosts=2).host_of(device) for device in range(5)]
         [0, 0, 0, 1, 1]
@@ -154,7 +155,7 @@ class SettledHardware(HardwareSpec):
 
 
 class SettledJob(JobSpec):
-    """A job with its machine's defaults."""
+    """A job with its machine's and framework's defaults."""
 
     framework: str = "rlplan"
     hardware: SettledHardware
@@ -164,8 +165,10 @@ class SettledJob(JobSpec):
     placement: SettledPlacement = SettledPlacement.by_default()
 
     def scored_words(self, role: Role) -> ScoredWords | None:
-        """What a pass that takes log-probs of a role holds of the vocabulary; None where it holds what the loss holds
-        without gradient. A loss that never makes whole logits makes none in this pass either.
+        """Vocabulary-sized tensors that a log-prob pass of a role holds; None: as many as the loss holds without
+        gradient.
+
+        A loss that never materializes all logits does not do so in this pass either.
         """
         if self.training.loss in (Loss.FUSED, Loss.BY_ROWS):
             return None
@@ -175,14 +178,14 @@ class SettledJob(JobSpec):
 
     @property
     def takes_all_rows(self) -> bool:
-        """Whether the head is multiplied with every token of a pass, prompts too, instead of the responses' alone."""
+        """Whether the head is applied to every token of a pass, including prompts, instead of only responses."""
         rows = self.release.head_rows
         return rows == "all" or (rows == "by_loss" and self.training.loss not in (Loss.BY_ROWS, Loss.FUSED))
 
     @property
     def uncorrected_staleness(self) -> str:
-        """The warning that stale rollouts are not corrected, for people; empty where there is none. A loss's ratio
-        does not help: its denominator is the trainer's log-prob before the step, not that of the older weights.
+        """The warning that stale rollouts are not corrected; empty if they are, or none are stale. The loss's ratio
+        does not correct them: its denominator is the trainer's log-prob before the step, not that of the older weights.
         """
         staleness = self.placement.max_staleness
         if not staleness or not self.algorithm.weighs_rollouts or self.algorithm.corrects_importance:
@@ -193,7 +196,7 @@ class SettledJob(JobSpec):
         )
 
     def frozen_dtype(self, role: Role) -> Dtype:
-        """What the weights of a frozen role are kept in."""
+        """Data type of a frozen role's weights."""
         if role is not Role.REFERENCE:
             return self.training.dtype
         if self.roles.reference.dtype != "auto":
@@ -202,7 +205,7 @@ class SettledJob(JobSpec):
         return self.training.dtype if kept is None else Dtype(kept)
 
     def load_gpu(self, group: str = "training") -> GpuProfile:
-        """The GPU that the job names, by itself or by its node, for a group of its devices. Raises: SpecError."""
+        """The GPU that the job names, directly or by its node, for a group of its devices. Raises: SpecError."""
         second = self.hardware.generation if group == "generation" else None
         return get_gpu(second.profile if second else self.hardware.profile, where="hardware.profile")
 
@@ -221,14 +224,14 @@ class SettledJob(JobSpec):
 
 
 class ResolvedWorkload(WorkloadSpec):
-    """With every size of a batch."""
+    """A workload with every batch size resolved."""
 
     mini_batch_size: int
     micro_batch_size_per_gpu: int
 
 
 class ResolvedTraining(SettledTraining):
-    """With everything that was chosen."""
+    """Trainer settings with every choice resolved."""
 
     max_tokens_per_micro_batch: int
     gradient_checkpointing: bool
@@ -243,12 +246,12 @@ class ResolvedTraining(SettledTraining):
 
     @property
     def num_ranks_per_pass(self) -> int:
-        """Ranks that compute one pass together."""
+        """Ranks that compute one micro-batch together."""
         return self.ulysses * self.tp
 
 
 class ResolvedRollout(SettledRollout):
-    """With everything that was chosen."""
+    """Rollout settings with every choice resolved."""
 
     num_engines: int
     tp: int
@@ -265,7 +268,9 @@ class ResolvedRollout(SettledRollout):
 
 
 class ResolvedPlacement(SettledPlacement):
-    """With everything that was chosen; of a CPU host's the placement itself and the transport are left to its plan."""
+    """Placement settings with every choice resolved. On a CPU host, the placement itself and the transport stay
+    open.
+    """
 
     num_generation_devices: int
     num_scoring_devices: int
@@ -276,19 +281,19 @@ class ResolvedPlacement(SettledPlacement):
 
 
 class ResolvedLimits(LimitsSpec):
-    """With every deadline."""
+    """Limits with every timeout resolved."""
 
     start_timeout_s: float
     action_timeout_s: float
 
     @property
     def rank_timeout_s(self) -> float:
-        """For ranks that wait for each other, at their start as in every later action."""
+        """Timeout of ranks that wait for each other, at their start as in every later action."""
         return max(self.start_timeout_s, self.action_timeout_s)
 
 
 class ResolvedJob(SettledJob):
-    """A job whose choices are made: what is planned is this, and what is run."""
+    """A job whose choices are made, as it is planned and run."""
 
     workload: ResolvedWorkload
     training: ResolvedTraining
@@ -298,21 +303,21 @@ class ResolvedJob(SettledJob):
 
     @property
     def needed_data(self) -> DataSpec:
-        """What is trained on, of a job that runs: planner/executable.py has checked that it is there."""
+        """The training data of a job that runs; planner/executable.py has checked that it exists."""
         assert self.data is not None, "a job without data is not run"
         return self.data
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
-        """Tokens of one pass of a trained or frozen model, at most."""
+        """Limit on the tokens of one micro-batch of a trained or frozen model."""
         return self.training.max_tokens_per_micro_batch
 
     @property
     def sync_transport(self) -> Transport:
-        """The transport, chosen where it is left open: within one host nothing is faster than shared memory.
+        """The transport of weights, chosen here if it is left open: shared memory on one host, since nothing is faster.
 
-        Of several hosts the first one's trainer hands weights over, and engines lie on the last: gloo goes between.
-        On GPUs CUDA IPC on shared devices, NCCL between those of their own.
+        With several hosts, the first host's trainer sends weights and engines run on the last, so that gloo connects
+        them. On GPUs, CUDA IPC serves shared devices, and NCCL separate ones.
         """
         if self.placement.transport != "auto":
             return self.placement.transport
@@ -329,54 +334,48 @@ def settle(job: JobSpec) -> SettledJob:
     if isinstance(job, SettledJob):
         return job
     release, kind = job.release, job.device_kind
-    if "@" not in job.framework:
+    if "@" not in job.framework:  # a plan states the release that it was made for
         job = job.model_copy(update={"framework": release.label})
-    found: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
+    values: dict[str, dict[str, Any]] = {"hardware": {"num_hosts": _num_hosts(job, kind)}}
     backend = _backend(job)
-    job = _with_framework_values(_with_value(job, ("hardware", "num_hosts"), found["hardware"]["num_hosts"]))
-    found["training"] = {"backend": backend}
+    job = _set_framework_values(_set_value(job, ("hardware", "num_hosts"), values["hardware"]["num_hosts"]))
+    values["training"] = {"backend": backend}
     if job.training.logits == "auto":
         logits = release.logits[backend]
-        found["training"]["logits"] = logits.train_given.get(job.algorithm.name, logits.train)
-    for key, values in RULES.items():
+        values["training"]["logits"] = logits.train_given.get(job.algorithm.name, logits.train)
+    for key, by_machine in RULES.items():
         part, _, name = key.partition(".")
         if getattr(getattr(job, part), name) == "auto":
-            found.setdefault(part, {})[name] = values[kind]
+            values.setdefault(part, {})[name] = by_machine[kind]
     if release.sync_bucket and job.placement.sync_bucket == "auto":
-        found["placement"]["sync_bucket"] = release.sync_bucket
+        values["placement"]["sync_bucket"] = release.sync_bucket
     if kind == "cpu" and job.rollout.max_num_batched_tokens == "auto":
         seqs = job.rollout.max_num_seqs
         least = max(job.workload.max_seq_len, 0 if seqs == "auto" else seqs)
-        found["rollout"]["max_num_batched_tokens"] = max(least, RULES["rollout.max_num_batched_tokens"]["cpu"])
-    parts: dict[str, type[Spec]] = {
-        "hardware": SettledHardware,
-        "training": SettledTraining,
-        "rollout": SettledRollout,
-        "placement": SettledPlacement,
-    }
-    settled = _narrowed(job, SettledJob, parts, found)
-    settings = {key: getattr(job.algorithm, key) for key in type(job.algorithm).model_fields}
-    if job.algorithm.importance == "auto":
+        values["rollout"]["max_num_batched_tokens"] = max(least, RULES["rollout.max_num_batched_tokens"]["cpu"])
+    settled = _narrow(job, SettledJob, values)
+    settings = dict(settled.algorithm)
+    if settings["importance"] == "auto":  # resolved last, since it depends on the settled data types
         settings["importance"] = _importance(settled)
     algorithm = SettledAlgorithm.model_construct(job.algorithm.model_fields_set, **settings)
     return settled.model_copy(update={"algorithm": algorithm})
 
 
 def rule_book(job: JobSpec) -> RuleBook:
-    """The rules of the job's framework, asked with the job's values."""
+    """The rules of the job's framework, with the job's values."""
     rules = job.release.rules
     if not job.has_rollouts:
         rules = tuple(rule for rule in rules if not rule.key.startswith(("rollout.", "placement.placement")))
-    return RuleBook(rules, lambda key: _value_of(job, key))
+    return RuleBook(rules, lambda key: _read_value(job, key))
 
 
 def search_rules(job: JobSpec) -> RuleBook:
-    """The rules that a search keeps to; those of rlplan's own runtime are about keys that no search chooses."""
-    return RuleBook((), lambda key: _value_of(job, key)) if job.release.is_rlplan else rule_book(job)
+    """The rules that a search obeys; those of rlplan's own runtime concern keys that no search chooses."""
+    return RuleBook((), lambda key: _read_value(job, key)) if job.release.is_rlplan else rule_book(job)
 
 
-def _value_of(job: JobSpec, key: str) -> Any:
-    """The value of a dotted key, of a part or of one of its properties; None below what the job does not have."""
+def _read_value(job: JobSpec, key: str) -> Any:
+    """The value of a dotted key, which may be a property; None below a part that the job lacks."""
     if key == "training.backend":
         return job.backend
     if key == "placement.placement" and job.hardware.generation is not None:
@@ -391,29 +390,29 @@ def _value_of(job: JobSpec, key: str) -> Any:
 
 
 def _is_large_to_vllm(gpu: GpuProfile) -> bool:
-    """Whether vLLM's server takes its larger default limits on a GPU. Source: vLLM 0.25 arg_utils.py."""
+    """Whether vLLM's server uses its larger default limits on a GPU. Source: vLLM 0.25 arg_utils.py."""
     return gpu.memory.value >= 70 * GIB and not gpu.name.startswith("a100")
 
 
-def _with_framework_values(job: JobSpec) -> JobSpec:
-    """The job with the one value that its framework has of keys which the job leaves open."""
+def _set_framework_values(job: JobSpec) -> JobSpec:
+    """The job with open keys set where its framework allows only one value."""
     for key, value in rule_book(job).settle().items():
-        job = _with_value(job, key.split("."), value)
+        job = _set_value(job, key.split("."), value)
     return job
 
 
-def _with_value(part: SpecKind, keys: Sequence[str], value: Any) -> SpecKind:
+def _set_value(part: SpecKind, keys: Sequence[str], value: Any) -> SpecKind:
     """A part of a job with another value of a nested key."""
     key, *below = keys
     if below:
-        value = _with_value(getattr(part, key), below, value)
-    elif isinstance(value, str):  # one of an enumeration
+        value = _set_value(getattr(part, key), below, value)
+    elif isinstance(value, str):  # may name an enumeration member
         value = getattr(validate(type(part), {key: value}, file=key), key)
     return part.model_copy(update={key: value})
 
 
 def _backend(job: JobSpec) -> Backend:
-    """The trainer that a job names, or its framework's own. Raises: SpecError where the framework does not have it."""
+    """The trainer that a job names, or its framework's default. Raises: SpecError where the framework lacks it."""
     release, asked = job.release, job.backend
     if asked not in release.backends:
         raise SpecError(
@@ -426,9 +425,9 @@ def _backend(job: JobSpec) -> Backend:
 
 
 def _importance(job: SettledJob) -> Literal["none", "truncate"]:
-    """What `algorithm.importance: auto` is: a correction wherever engine and trainer compute other log-probs.
+    """The value of `algorithm.importance: auto`: a correction wherever engine and trainer compute different log-probs.
 
-    In fp32 they differ by 1e-6 (learning/logprob_mismatch.py). In 16 bits verl computes old log-probs anew and TRL
+    In fp32 they differ by 1e-6 (learning/logprob_mismatch.py). In 16 bits verl recomputes old log-probs and TRL
     corrects by default. Truncation at 2 is verl's recommendation (docs/algo/rollout_corr.md).
     """
     rollout = job.rollout
@@ -440,38 +439,30 @@ def _importance(job: SettledJob) -> Literal["none", "truncate"]:
 
 
 def with_values(job: SettledJob, values: dict[str, dict[str, Any]]) -> ResolvedJob:
-    """The job with values in place of what it left open, by part and key."""
-    parts: dict[str, type[Spec]] = {
-        "workload": ResolvedWorkload,
-        "training": ResolvedTraining,
-        "rollout": ResolvedRollout,
-        "scoring": ScoringSpec,
-        "placement": ResolvedPlacement,
-        "limits": ResolvedLimits,
-    }
+    """The job with `values`, by part and key, in place of open choices."""
     deadlines = {key: least for key, least in LEAST_SECONDS.items() if getattr(job.limits, key) == "auto"}
-    return _narrowed(job, ResolvedJob, parts, {"limits": deadlines, **values})
+    return _narrow(job, ResolvedJob, {"limits": deadlines, **values})
 
 
 def on_a_cpu_host(job: JobSpec) -> ResolvedJob:
-    """The job of a CPU host with what its open choices come to there, but for what its plan decides."""
+    """The job of a CPU host with its open choices resolved, except those that its plan decides."""
     if isinstance(job, ResolvedJob):
         return job
     settled = settle(job)
-    found: dict[str, dict[str, Any]] = {"workload": _passes(settled), "training": {}, "rollout": {}, "placement": {}}
+    values: dict[str, dict[str, Any]] = {"workload": _passes(settled), "training": {}, "rollout": {}, "placement": {}}
     for key, value in CPU_CHOICES.items():
         part, _, name = key.partition(".")
         if getattr(getattr(settled, part), name) == "auto":
-            found[part][name] = value
+            values[part][name] = value
     tokens = settled.training.max_tokens_per_micro_batch
     if tokens == "auto":
-        tokens = found["workload"]["micro_batch_size_per_gpu"] * settled.workload.max_seq_len
-    found["training"]["max_tokens_per_micro_batch"] = tokens
-    return with_values(settled, found)
+        tokens = values["workload"]["micro_batch_size_per_gpu"] * settled.workload.max_seq_len
+    values["training"]["max_tokens_per_micro_batch"] = tokens
+    return with_values(settled, values)
 
 
 def _passes(job: SettledJob) -> dict[str, Any]:
-    """Sizes of a batch on a CPU host."""
+    """Batch sizes on a CPU host."""
     work, tokens = job.workload, job.training.max_tokens_per_micro_batch
     micro = work.micro_batch_size_per_gpu
     if micro == "auto":
@@ -481,9 +472,9 @@ def _passes(job: SettledJob) -> dict[str, Any]:
 
 
 def _num_hosts(job: JobSpec, kind: Kind) -> int:
-    given = job.hardware.num_hosts
-    if given != "auto":
-        return given
+    num_hosts = job.hardware.num_hosts
+    if num_hosts != "auto":
+        return num_hosts
     if kind == "cpu":
         return 1
     named = find_profile(job.hardware.profile, where="hardware.profile")
@@ -491,13 +482,12 @@ def _num_hosts(job: JobSpec, kind: Kind) -> int:
     return 1 if node is None else ceil_div(job.hardware.num_devices, node.num_gpus)
 
 
-def _narrowed(
-    job: JobSpec, kind: type[SpecKind], parts: dict[str, type[Spec]], values: dict[str, dict[str, Any]]
-) -> SpecKind:
-    """The job as another kind of it. Nothing is checked again: values are of the rules and of the planner."""
+def _narrow(job: JobSpec, kind: type[SpecKind], values: dict[str, dict[str, Any]]) -> SpecKind:
+    """The job as a narrower kind of job. It is not validated again, since values come from rules and the planner."""
     fields: dict[str, Any] = {name: getattr(job, name) for name in type(job).model_fields}
-    for name, part_kind in parts.items():
-        part = fields[name]
-        known = {key: getattr(part, key) for key in type(part).model_fields} | values.get(name, {})
-        fields[name] = part_kind.model_construct(part.model_fields_set | set(values.get(name, {})), **known)
+    for name, field in kind.model_fields.items():
+        part, part_kind, changed = fields[name], field.annotation, values.get(name, {})
+        if isinstance(part, Spec) and isinstance(part_kind, type) and (changed or type(part) is not part_kind):
+            known = {key: getattr(part, key) for key in type(part).model_fields} | changed
+            fields[name] = part_kind.model_construct(part.model_fields_set | set(changed), **known)
     return kind.model_construct(job.model_fields_set | set(values), **fields)

@@ -281,7 +281,7 @@ def test_a_key_its_sign_and_its_value_may_stand_apart(rlplan: Call) -> None:
 
 def test_an_override_without_a_job_says_so(rlplan: Call) -> None:
     for words in (("rollout.tp", "=", "2"), ("rollout.tp = 2",), ("rollout.tp=2",)):
-        check(rlplan("estimate", *words), 2, "changes a job, and none is named", "--model Qwen/Qwen2.5-7B")
+        check(rlplan("estimate", *words), 2, "changes a job, but no job is named", "--model Qwen/Qwen2.5-7B")
 
 
 def test_a_report_of_nothing_does_not_ask_for_packages_first(rlplan: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_a_model_s_path_that_is_not_here_is_known_by_its_name(tmp_path: Path) ->
 def test_every_key_without_a_counterpart_is_listed_with_why(tmp_path: Path) -> None:
     settings = {"trainer.project_name": "x", "actor_rollout_ref.rollout.gpu_memory_utilisation": 0.6, "foo.bar": 1}
     left = {one.key: one for one in imported(tmp_path, settings).left}
-    assert "which no step's memory or time depends on" in left["trainer.project_name"].why
+    assert "which do not affect a step's memory or time" in left["trainer.project_name"].why
     assert left["foo.bar"].why.startswith("not known of verl 0.9.1")
     assert set(left) == set(settings)
 
@@ -184,7 +184,7 @@ def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_an
 def test_weights_that_are_offloaded_without_the_optimizer_are_said_to_be_counted_as_there(tmp_path: Path) -> None:
     found = imported(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
     assert flat(found.data)["placement.offload"] == "none"
-    assert any("weights alone are offloaded" in note for note in found.notes)
+    assert any("only the weights are offloaded" in note for note in found.notes)
 
 
 def test_an_optimizer_of_8_bits_in_verl_is_counted_as_one(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_what_megatron_does_otherwise_for_verl_is_said(tmp_path: Path) -> None:
     given = {"actor_rollout_ref.actor.megatron.use_megatron_fsdp": True}
     found = imported(tmp_path, given, preset="ppo_megatron_trainer.yaml")
     assert (found.data["training"]["backend"], found.data["training"]["zero_stage"]) == ("megatron", 1)
-    assert any("Megatron's FSDP is counted as its distributed optimizer" in one for one in found.notes)
+    assert any("Megatron's FSDP is predicted as its distributed optimizer" in one for one in found.notes)
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, True), ({"sequence_parallel": False}, False)])

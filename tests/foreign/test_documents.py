@@ -36,8 +36,8 @@ def test_what_an_anchor_marks_stands_wherever_another_stack_s_file_repeats_it(tm
     ("text", "what"),
     [
         (LAUGHS, "more than 21000 keys and values"),
-        ("a: &a\n  b: *a\n", "'*a' stands for nothing before it"),
-        ("a: *b\n", "'*b' stands for nothing before it"),
+        ("a: &a\n  b: *a\n", "'*a' has no anchor before it"),
+        ("a: *b\n", "'*b' has no anchor before it"),
         ("a: !!python/object:os.system {}\n", "is a tag"),
     ],
 )

@@ -96,10 +96,10 @@ def test_the_label_of_a_release_finds_it_again(name: str, label: str) -> None:
     ("label", "words", "instead"),
     [
         ("verll", "Did you mean 'verl'?", "verl"),
-        ("vlm", "no framework is named 'vlm'", "vllm"),
+        ("vlm", "unknown framework 'vlm'", "vllm"),
         ("megatron", "rlplan, verl, trl, openrlhf, slime, nemo_rl", "verl"),
-        ("verl@latest", "'latest' is no version: write verl@0.9, or verl alone", "verl"),
-        ("trl@1.x", "'1.x' is no version", "trl"),
+        ("verl@latest", "'latest' is not a version: write verl@0.9, or only verl", "verl"),
+        ("trl@1.x", "'1.x' is not a version", "trl"),
     ],
 )
 def test_an_unknown_label_is_answered_with_the_nearest(label: str, words: str, instead: str) -> None:

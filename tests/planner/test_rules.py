@@ -32,14 +32,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sliding windows": ({"policy": "google/gemma-2-9b"}, "Gemma2ForCausalLM"),
     "two kinds of GPUs": (
         {"hardware": "8xH100 + 8xL40S", "placement": {"placement": "disaggregated", "num_generation_devices": 8}},
-        "GPUs of one kind",
+        "one kind of GPUs",
     ),
     "another maker's GPUs": ({"hardware": "8xMI300X"}, "this is rocm"),
     "the disk": ({"training": {"offload_device": "nvme", "offloads_optimizer": True}}, "offload_device nvme"),
     "muon": ({"training": {"optimizer": "muon"}}, "the runtime has AdamW"),
     "master weights in 16 bits": ({"training": {"master_dtype": "bfloat16"}}, "master weights are fp32"),
     "activations on the host": ({"training": {"offloads_activations": True}}, "activations stay on the device"),
-    "another loss": ({"training": {"logits": "chunked"}}, "takes its loss by rows"),
+    "another loss": ({"training": {"logits": "chunked"}}, "row-chunked loss"),
     "formats of the engine": ({"rollout": {"quantization": "awq"}}, "the engine can only quantise to fp8"),
     "data-parallel attention": (
         {"policy": "Qwen/Qwen3-30B-A3B", "hardware": "16xH200", "rollout": {"attention_dp": 4}},

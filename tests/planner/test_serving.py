@@ -81,7 +81,7 @@ def test_keys_of_an_engine_alone_are_refused_where_there_is_a_step(key: str) -> 
 def test_what_needs_a_step_or_a_load_says_so() -> None:
     verbs: tuple[Callable[[dict[str, Any]], object], ...] = (rlplan.plan, rlplan.explain, rlplan.compare)
     for verb in verbs:
-        with pytest.raises(SpecError, match="an engine alone, which has no step"):
+        with pytest.raises(SpecError, match="a standalone engine, which has no step"):
             verb(job_data())
     with pytest.raises(SpecError, match="how many requests are in flight is not said"):
         rlplan.simulate(job_data(workload={}))

@@ -28,7 +28,7 @@ class Outer(Spec):
     items: tuple[Inner, ...] = ()
 
 
-def refused(data: Any) -> SpecError:
+def refuse(data: Any) -> SpecError:
     with pytest.raises(SpecError) as caught:
         validate(Outer, data, file="outer.yaml")
     return caught.value
@@ -63,7 +63,7 @@ def test_what_is_right_is_read_with_its_types() -> None:
     ids=json.dumps,
 )
 def test_types_are_strict(data: dict[str, Any]) -> None:
-    error = refused(data)
+    error = refuse(data)
     key = next((key for key in data if key != "count"), "count")
     assert error.where.startswith(f"outer.yaml: {key}")
     assert error.rule
@@ -72,39 +72,39 @@ def test_types_are_strict(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("data", [None, 5, "text", [1], ["count"], True])
 def test_the_top_level_is_a_mapping(data: Any) -> None:
-    error = refused(data)
+    error = refuse(data)
     assert ("empty" if data is None else type(data).__name__) in error.what
     assert "count, ratio, is_on" in error.rule
 
 
 def test_the_key_path_leads_through_lists() -> None:
-    error = refused({"count": 1, "items": [{}, {"mode": "fst"}]})
+    error = refuse({"count": 1, "items": [{}, {"mode": "fst"}]})
     assert error.where == "outer.yaml: items.1.mode"
     assert error.what == "items.1.mode is 'fst'"
     assert error.rule == "Input should be 'fast' or 'slow'. Did you mean 'fast'?"
 
 
 def test_an_unknown_key_gets_the_keys_that_stand_beside_it() -> None:
-    error = refused({"count": 1, "inner": {"sise": 3}})
+    error = refuse({"count": 1, "inner": {"sise": 3}})
     assert error.what == "unknown key 'sise'"
     assert error.where == "outer.yaml: inner.sise"
     assert error.rule == "allowed here: mode, size. Did you mean 'size'?"
 
 
 def test_several_mistakes_are_counted_and_named() -> None:
-    error = refused({"cont": 1, "inner": {"mode": "x"}, "name": 3})
+    error = refuse({"cont": 1, "inner": {"mode": "x"}, "name": 3})
     assert error.what == "unknown key 'cont' (and 3 more: count, name, inner.mode)"
     assert error.way_out == "write count=1"
 
 
 @pytest.mark.parametrize("key", [("a",), 1, None, 2.5])
 def test_keys_that_are_not_strings_are_refused(key: object) -> None:
-    assert refused({"count": 1, key: 2}).exit_code == 2
+    assert refuse({"count": 1, key: 2}).exit_code == 2
 
 
 def test_a_large_value_is_not_printed_whole() -> None:
-    assert len(str(refused({"count": "9" * 100_000}))) < 400
-    assert len(str(refused({"count": [[0] * 1000] * 1000}))) < 400
+    assert len(str(refuse({"count": "9" * 100_000}))) < 400
+    assert len(str(refuse({"count": [[0] * 1000] * 1000}))) < 400
     deep: list[Any] = []
     for _ in range(20_000):
         deep = [deep]
@@ -173,18 +173,18 @@ def test_a_full_disk_is_no_fault_of_what_was_asked_for(number: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def every_spec() -> list[type[Spec]]:
-    found = [Spec]
-    for each in found:
-        found += each.__subclasses__()
-    assert ResolvedJob in found
-    return [each for each in found if not any(field.is_required() for field in each.model_fields.values())]
+def list_specs() -> list[type[Spec]]:
+    specs = [Spec]
+    for each in specs:
+        specs += each.__subclasses__()
+    assert ResolvedJob in specs
+    return [each for each in specs if not any(field.is_required() for field in each.model_fields.values())]
 
 
-@pytest.mark.parametrize("kind", [each for each in every_spec() if each.__module__.startswith("rlplan.")])
+@pytest.mark.parametrize("kind", [each for each in list_specs() if each.__module__.startswith("rlplan.")])
 def test_what_is_made_by_default_is_what_the_validator_makes(kind: type[Spec]) -> None:
-    made, validated = kind.by_default(), kind()
-    assert made == validated
-    assert made.model_fields_set == validated.model_fields_set == set()
-    assert made.model_dump(mode="json") == validated.model_dump(mode="json")
-    assert kind.model_validate(validated.model_dump()) == made
+    default, validated = kind.by_default(), kind()
+    assert default == validated
+    assert default.model_fields_set == validated.model_fields_set == set()
+    assert default.model_dump(mode="json") == validated.model_dump(mode="json")
+    assert kind.model_validate(validated.model_dump()) == default

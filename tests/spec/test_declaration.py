@@ -99,7 +99,10 @@ def test_a_file_without_a_declaration_is_refused(file: Path, place: str, rule: s
         ("M = Algorithm(name='a', source='', advantage='x', loss='y', defaults={[]: 1})", "unhashable"),
         ("M = " + "-" * 70_000 + "1", "is not Python: ."),
         *(
-            (f"M = Algorithm(name='a', source='', advantage='x', loss='y', trained_roles=({roles}))", "the policy is")
+            (
+                f"M = Algorithm(name='a', source='', advantage='x', loss='y', trained_roles=({roles}))",
+                "trained_roles is the policy",
+            )
             for roles in ("", "Role.VALUE,", "Role.REWARD,", "Role.POLICY, Role.POLICY", "Role.POLICY, Role.REFERENCE")
         ),
     ],
@@ -132,7 +135,7 @@ TWO = {"workload.num_samples_per_prompt": 2, "workload.mini_batch_size": 8}
         ({"algorithm.name": "online_dpo", "workload.mini_batch_size": 2}, "must be a multiple"),
         ({"algorithm.value_warmup_steps": 1}, "has no value model"),
         ({"algorithm.name": "sft"}, "must be 1"),
-        ({"algorithm.name": "reward_modeling", **TWO}, "learns from pairs alone"),
+        ({"algorithm.name": "reward_modeling", **TWO}, "learns only from pairs"),
         ({"algorithm.name": "reward_modeling", "algorithm.kl_coef": 0.1}, "trains no distribution"),
         (
             {"algorithm.name": "ppo", "algorithm.value_warmup_steps": 1, "roles.value.shares_backbone": True},
@@ -157,16 +160,18 @@ def test_a_wrong_count_of_given_answers_is_told_the_right_one() -> None:
 
 
 def test_nothing_outside_of_their_file_names_an_algorithm() -> None:
-    """As a whole string, outside of docstrings. What others published under such names (accuracy/) is not ours."""
-    found = set()
+    """No other file has an algorithm's name as a whole string outside docstrings. Names in published data (accuracy/)
+    are exempt.
+    """
+    places = set()
     for path in sources():
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith("rlplan/") or place.startswith(("rlplan/spec/algorithms/", "rlplan/accuracy/")):
             continue
         strings = {n.value for n in nodes(path) if isinstance(n, ast.Constant)}
         if strings & set(ALGORITHMS):
-            found.add(place)
-    assert found == set()
+            places.add(place)
+    assert places == set()
 
 
 @pytest.mark.parametrize(
@@ -234,6 +239,6 @@ def test_without_rewards_of_tokens_there_is_no_kl_in_them(name: str) -> None:
     with pytest.raises(SpecError) as caught:
         make_job(**keys, **{"algorithm.kl_in": "reward", "algorithm.kl_coef": 0.1})
     if not ALGORITHMS[name].trains_scalar:  # those refuse kl_coef as well
-        assert "no KL can be taken off" in caught.value.what
+        assert "from which a KL could be subtracted" in caught.value.what
         assert caught.value.way_out == "algorithm.kl_in=loss"
         make_job(**keys, **{"algorithm.kl_in": "loss", "algorithm.kl_coef": 0.1})

@@ -65,7 +65,7 @@ def test_parts_of_the_weights_count_by_the_index_that_names_them(policy: Path) -
 
 
 def test_every_file_that_transformers_reads_a_tokenizer_from_counts(tmp_path: Path) -> None:
-    """By the source of the installed transformers. Images' processors make no other model of texts."""
+    """The source of the installed transformers decides. Processors of images do not change a model of texts."""
     for name in names_in_transformers():
         (tmp_path / name).touch()
     left_out = names_in_transformers() - {path.name for path in identifying_files(tmp_path)}
@@ -85,7 +85,7 @@ def test_a_file_of_any_size_is_read(policy: Path) -> None:
 
 
 def digest_of_the_first_rule(folder: Path) -> str:
-    """As plans and checkpoints have it from before digests had a version."""
+    """The digest in plans and checkpoints from before digests had a version."""
     digest = hashlib.sha256()
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         if (folder / name).is_file():

@@ -21,7 +21,7 @@ from rlplan.units import GIB, MIB
 from tests.factories import EXAMPLES, JOB_EXAMPLES, QUICKSTART, job_data, make_job, write_config, write_job
 
 
-def refused(**overrides: Any) -> SpecError:
+def refuse(**overrides: Any) -> SpecError:
     with pytest.raises(SpecError) as caught:
         make_job(**overrides)
     assert caught.value.exit_code == 2
@@ -72,7 +72,7 @@ PARTS = {"": ResolvedJob} | {
 @pytest.mark.parametrize(("path", "kind"), PARTS.items(), ids=str)
 def test_an_unknown_key_is_refused_at_every_level(path: str, kind: type[Spec]) -> None:
     dotted = f"{path}.no_such_key" if path else "no_such_key"
-    error = refused(**{dotted: 1})
+    error = refuse(**{dotted: 1})
     assert error.what == "unknown key 'no_such_key'"
     assert error.where == f"job.yaml: {dotted}"
     assert error.rule.startswith("allowed here: ")
@@ -94,11 +94,11 @@ def test_an_unknown_key_is_refused_at_every_level(path: str, kind: type[Spec]) -
     ],
 )
 def test_a_misspelt_key_is_told_its_right_name(wrong: str, hint: str) -> None:
-    assert f"Did you mean '{hint}'?" in refused(**{wrong: 1}).rule
+    assert f"Did you mean '{hint}'?" in refuse(**{wrong: 1}).rule
 
 
 def test_a_misspelt_key_in_a_list_is_told_its_right_name_and_place() -> None:
-    error = refused(rewards=[{"kind": "format_checker"}, {"kind": "answer_matcher", "patern": "(x)"}])
+    error = refuse(rewards=[{"kind": "format_checker"}, {"kind": "answer_matcher", "patern": "(x)"}])
     assert error.what == "unknown key 'patern'"
     assert error.where == "job.yaml: rewards.1.patern"
     assert error.rule == "allowed here: compares, kind, name, pattern, timeout_s, weight. Did you mean 'pattern'?"
@@ -193,17 +193,17 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ],
 )
 def test_the_way_out_of_a_wrong_value_is_a_job_that_is_read(override: str, way_out: str) -> None:
-    given = {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}
+    answers = {"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100"}
     with pytest.raises(SpecError) as caught:
-        job_from(given, [override])
+        job_from(answers, [override])
     right = f"{override.partition('=')[0]}={way_out}"
     assert right in caught.value.way_out
-    assert job_from(given, [right]).policy
+    assert job_from(answers, [right]).policy
 
 
 @pytest.mark.parametrize(("key", "value", "rule"), WRONG_VALUES, ids=lambda value: str(value)[:30])
 def test_a_wrong_type_unit_or_value_is_refused_with_key_value_and_rule(key: str, value: Any, rule: str) -> None:
-    error = refused(**{key: value})
+    error = refuse(**{key: value})
     assert error.where.startswith(f"job.yaml: {key}")
     assert error.what.startswith(key)
     assert rule in error.rule
@@ -234,7 +234,7 @@ def test_a_wrong_type_unit_or_value_is_refused_with_key_value_and_rule(key: str,
     ],
 )
 def test_keys_that_contradict_each_other_are_refused_with_both_numbers(overrides: dict[str, Any], what: str) -> None:
-    assert what in refused(**overrides).what
+    assert what in refuse(**overrides).what
 
 
 def test_a_group_needs_two_rollouts_but_every_count_may_be_at_its_smallest() -> None:
@@ -323,7 +323,7 @@ def test_relative_paths_are_read_from_the_folder_of_the_job(tmp_path: Path) -> N
     st.lists(st.sampled_from(["out", "runs", "deep"]), max_size=4),
 )
 def test_paths_made_relative_and_absolute_again_are_the_same(parts: list[str], folder_parts: list[str]) -> None:
-    job = make_job().with_paths(lambda _: os.path.normpath(Path("/srv/jobs").joinpath(*parts)))
+    job = make_job().map_paths(lambda _: os.path.normpath(Path("/srv/jobs").joinpath(*parts)))
     folder = Path("/srv/rlplan-tests").joinpath(*folder_parts)
     portable = job.relative_to(folder)
     assert not portable.policy.path.startswith("/")
@@ -353,7 +353,7 @@ def test_ppo_has_a_value_model_with_processes_of_its_own_or_the_policys() -> Non
         ({"roles.reference.path": "other", "algorithm.kl_coef": 0}, "nothing reads the reference"),
         (
             {"algorithm.name": "ppo", "roles.value": {"path": "other", "shares_backbone": True}},
-            "has no path of its own",
+            "cannot have a path",
         ),
     ],
 )

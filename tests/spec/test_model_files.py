@@ -32,18 +32,18 @@ def names_in_transformers() -> set[str]:
     """Files that a tokenizer's class or the loaders of transformers name, by their source."""
     import transformers
 
-    root, found = Path(transformers.__file__).parent, set[str]()
+    root, names = Path(transformers.__file__).parent, set[str]()
     for path in (
         *root.glob("models/*/tokenization*.py"),
         *root.glob("tokenization*.py"),
         root / "convert_slow_tokenizer.py",
     ):
         for block in re.findall(r"VOCAB_FILES_NAMES = \{(.*?)\}", path.read_text("utf-8"), re.DOTALL):
-            found |= set(re.findall(r':\s*"([^"]+)"', block))
+            names |= set(re.findall(r':\s*"([^"]+)"', block))
     constants = ("tokenization_utils_base.py", "utils/hub.py", "utils/__init__.py", "utils/peft_utils.py")
-    for path in (root / name for name in constants):
-        found |= set(re.findall(r'^\w*(?:_FILE|_NAME) = "([\w.]+\.\w+)"', path.read_text("utf-8"), re.MULTILINE))
-    return found
+    for path in (root / constant for constant in constants):
+        names |= set(re.findall(r'^\w*(?:_FILE|_NAME) = "([\w.]+\.\w+)"', path.read_text("utf-8"), re.MULTILINE))
+    return names
 
 
 def test_every_file_that_transformers_names_is_copied_but_weights_and_what_describes_them(tmp_path: Path) -> None:

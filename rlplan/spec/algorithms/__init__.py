@@ -1,7 +1,7 @@
 """The algorithms: torch-free declarations, as data.
 
-In: `algorithms.json` beside this file: by name the fields of a declaration, and under `about` what it is. Out:
-`ALGORITHMS`, by name. A new entry is a new algorithm; no other list is kept.
+In: `algorithms.json` in this folder: the fields of each declaration by name, with a description under `about`. Out:
+`ALGORITHMS`, by name. A new entry is a new algorithm; there is no other list.
 """
 
 import json
@@ -23,4 +23,4 @@ ALGORITHMS: Mapping[str, Algorithm] = _read_algorithms()
 """Every declared algorithm by name."""
 
 DEFAULT = "grpo"
-"""What a job that names none is trained by."""
+"""The algorithm of a job that names none."""

@@ -1,26 +1,28 @@
-"""Data sets that a job names by hub id: how they are written, and how they stand in a plan.
+"""Data sets named by hub id: how jobs write them, and how plans store them.
 
-In: a place as a job has it. Out: `hf://datasets/ORG/NAME/PART`, which no folder can be. Left out: the hub's cache and
-the network (runtime/models/snapshots.py).
+In: a place in a job. Out: `hf://datasets/ORG/NAME/PART`, which cannot be a folder. Left out: the hub's cache and the
+network (runtime/models/snapshots.py).
 """
 
 import re
 from pathlib import Path
 
 HUB_DATA = "hf://datasets/"
-"""As the hub's own library writes addresses of data sets."""
+"""Prefix of data set addresses, as in `huggingface_hub`."""
 _ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?::([\w./-]{1,200}))?")
 FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-"""Endings of data; a name with one of them is a file's."""
+"""Endings of data files; a name with one of them is a local file."""
 
 
-def hub_data(place: str, folder: Path) -> str | None:
-    """The address of `ORG/NAME` or `ORG/NAME:PART`, a file or a folder in it; None where a path is meant.
+def find_hub_address(place: str, folder: Path) -> str | None:
+    """The address of `ORG/NAME` or `ORG/NAME:PART`, where PART is a file or folder in it; None for a local path.
 
-    folder: that paths are relative to. A path is meant where its first folder is there, or its name is a file's.
+    folder: the folder that paths are relative to. A place is local if its first folder exists or it ends like a file.
 
-    >>> hub_data("openai/gsm8k:main", Path("/")), hub_data("data/train.jsonl", Path("/")), hub_data("../a/b", Path("/"))
-    ('hf://datasets/openai/gsm8k/main', None, None)
+    >>> find_hub_address("openai/gsm8k:main", Path("/"))
+    'hf://datasets/openai/gsm8k/main'
+    >>> find_hub_address("data/train.jsonl", Path("/")) is find_hub_address("../a/b", Path("/")) is None
+    True
     """
     match = _ID.fullmatch(place)
     if match is None or match[2].endswith(FILES) or (folder / match[1]).exists() or ".." in place:
@@ -29,7 +31,7 @@ def hub_data(place: str, folder: Path) -> str | None:
 
 
 def id_and_part(address: str) -> tuple[str, str]:
-    """(`ORG/NAME`, the part, empty for all of it) of an address.
+    """(`ORG/NAME`, PART) of an address; PART is empty for the whole data set.
 
     >>> id_and_part("hf://datasets/openai/gsm8k/main/train.parquet")
     ('openai/gsm8k', 'main/train.parquet')

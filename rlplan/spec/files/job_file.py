@@ -1,6 +1,6 @@
 """How a job file, or a command line, becomes a JobSpec.
 
-In: a YAML file or a few answers, and dotted overrides. Out: a frozen JobSpec whose paths are absolute, or a SpecError.
+In: a YAML file or a few answers, and dotted overrides. Out: a frozen JobSpec with absolute paths, or a SpecError.
 """
 
 import stat
@@ -12,7 +12,7 @@ from rlplan.errors import MisspeltError, SpecError
 from rlplan.spec.base import validate
 from rlplan.spec.declaration import read_declaration
 from rlplan.spec.files.hub_data import HUB_DATA
-from rlplan.spec.files.stages import CHOICE, KEY, one_job
+from rlplan.spec.files.stages import CHOICE, KEY, select_job
 from rlplan.spec.files.yaml import apply_overrides, read_yaml
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import bundled_id, nearest_id
@@ -24,31 +24,30 @@ OPTIONS = {
     "policy": ("no model is named", "--model Qwen/Qwen2.5-7B-Instruct"),
     "hardware": ("no GPUs are named", "--gpus 8xH100, or --gpus cpu-host"),
 }
-"""By a required key: what a command line without it lacks, and the option that gives it."""
+"""The message for each required key that a command line lacks, and the option that sets it."""
 
 Fetch = Callable[[str, Path, str], str]
-"""From a model's name, the folder that its path is relative to, and the key that names it, to the path where it was
-brought.
-"""
+"""Downloads a model. Arguments: its name, the folder that its path is relative to, and its key in the job. Result: the
+local path."""
 
 MAX_SHOWN_PATH = 1_000
-"""Characters of a path in a message."""
+"""Limit on the characters of a path in a message."""
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None = None) -> JobSpec:
-    """The job in a YAML file, with dotted overrides laid over it. fetch: brings models that are not there.
+    """The job in a YAML file, with dotted overrides applied. fetch: downloads models that are not on disk.
 
     Raises: SpecError.
     """
-    read = read_yaml(path, "the job file")
-    _refuse_a_choice_of_none(read, overrides, path)
-    whole, own = one_job(read, overrides, str(path))
-    data = apply_overrides(JobSpec.long_form(whole), own)
-    _take_in_the_algorithms_file(data, path.parent, own)
+    contents = read_yaml(path, "the job file")
+    _refuse_stage_overrides(contents, overrides, path)
+    job_data, own_overrides = select_job(contents, overrides, str(path))
+    data = apply_overrides(JobSpec.long_form(job_data), own_overrides)
+    _read_algorithm_file(data, path.parent, own_overrides)
     try:
-        job = _found(validate(JobSpec, data, file=str(path)), path.parent, fetch)
+        job = _locate(validate(JobSpec, data, file=str(path)), path.parent, fetch)
     except SpecError as error:
-        raise _of_override(error, overrides, str(path)) from None
+        raise _blame_override(error, overrides, str(path)) from None
     for key, name in _models_on_disk(job).items():
         _check_model(name, f"{path}: {key}")
     data_files = () if job.data is None else job.data.files
@@ -68,9 +67,11 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, fetch: Fetch | None =
     return job
 
 
-def _refuse_a_choice_of_none(data: Any, overrides: Sequence[str], path: Path) -> None:
-    """Raises: SpecError where an override is about a stage, and the file has none."""
-    about = [one for one in overrides if one.partition("=")[0].partition(".")[0].strip() in (CHOICE, KEY)]
+def _refuse_stage_overrides(data: Any, overrides: Sequence[str], path: Path) -> None:
+    """Raises: SpecError where an override addresses a stage and the file has none."""
+    about = [
+        override for override in overrides if override.partition("=")[0].partition(".")[0].strip() in (CHOICE, KEY)
+    ]
     if about and isinstance(data, dict) and KEY not in data:
         raise SpecError(
             f"{path} has no stages",
@@ -81,22 +82,22 @@ def _refuse_a_choice_of_none(data: Any, overrides: Sequence[str], path: Path) ->
 
 
 def _cut(path: str) -> str:
-    """A path for a message: whole, unless no file system could hold it."""
+    """A path for a message, cut only if it is longer than any file system allows."""
     return path if len(path) <= MAX_SHOWN_PATH else path[: MAX_SHOWN_PATH - 1] + "…"
 
 
-def _found(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
-    """With absolute paths, and models brought where they are not there."""
+def _locate(job: JobSpec, folder: Path, fetch: Fetch | None) -> JobSpec:
+    """The job with absolute paths, and with models fetched that are not on disk."""
     if fetch is not None:
         keys = {name: key.removeprefix("policy.path") or "policy" for key, name in _models_on_disk(job).items()}
-        job = job.with_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
+        job = job.map_paths(lambda path: path, lambda name: fetch(name, folder, keys[name]) if name in keys else name)
     return job.resolved(folder)
 
 
 def _models_on_disk(job: JobSpec) -> dict[str, str]:
-    """The models of a job that are read from files, by key: all but a policy whose config the job holds."""
-    is_given = job.policy.config is not None
-    return {key: name for key, name in job.named_models.items() if key != "policy.path" or not is_given}
+    """The models that are read from files, by key: all but a policy whose config is in the job."""
+    has_config = job.policy.config is not None
+    return {key: name for key, name in job.named_models.items() if key != "policy.path" or not has_config}
 
 
 def job_from(
@@ -106,32 +107,32 @@ def job_from(
     fetch: Fetch | None = None,
     where: str = COMMAND_LINE,
 ) -> JobSpec:
-    """The job of a command line: paths are relative to the working directory. answers: top-level keys.
+    """The job of a command line, whose paths are relative to the working directory. answers: top-level keys.
 
-    where: whose words they are, in messages. Raises: SpecError.
+    where: the source of the answers, for messages. Raises: SpecError.
     """
-    given = {key: value for key, value in answers.items() if value is not None}
-    data = apply_overrides(JobSpec.long_form(given), overrides)
+    keys = {key: value for key, value in answers.items() if value is not None}
+    data = apply_overrides(JobSpec.long_form(keys), overrides)
     for key, (what, option) in OPTIONS.items():
         if where == COMMAND_LINE and isinstance(data, dict) and key not in data:
             raise SpecError(what, where=where, rule="a job of a command line has a model and GPUs", way_out=option)
-    _take_in_the_algorithms_file(data, Path.cwd(), overrides)
+    _read_algorithm_file(data, Path.cwd(), overrides)
     try:
-        return _found(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
+        return _locate(validate(JobSpec, data, file=where, way_out=WAY_OUT), Path.cwd(), fetch)
     except SpecError as error:
-        raise _of_override(error, overrides, where) from None
+        raise _blame_override(error, overrides, where) from None
 
 
 def changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
-    """The job with overrides laid over it. Raises: SpecError."""
+    """The job with overrides applied. Raises: SpecError."""
     data = apply_overrides(spec.model_dump(mode="json"), overrides)
     if "algorithm.path" in _keys(overrides):
-        _take_in_the_algorithms_file(data, Path.cwd(), overrides)
+        _read_algorithm_file(data, Path.cwd(), overrides)
     return validate(JobSpec, data, file=COMMAND_LINE, way_out=WAY_OUT)
 
 
-def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
-    """The refusal of a key, attributed to the last override that gives it, where one does."""
+def _blame_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecError:
+    """The error of a key, attributed to the last override that sets the key, if there is one."""
     path = error.where.removeprefix(f"{file}: ")
     for override in reversed(overrides):
         key = override.partition("=")[0].strip()
@@ -141,17 +142,17 @@ def _of_override(error: SpecError, overrides: Sequence[str], file: str) -> SpecE
             continue
         where = f"override '{_cut(override)}'" + f": {path}" * (path != own)
         way_out = error.way_out.replace("write ", f"write {stage}", 1) if stage else error.way_out
-        moved = type(error)(error.what, where=where, rule=error.rule, way_out=way_out)
-        if isinstance(error, MisspeltError) and isinstance(moved, MisspeltError):
-            moved.key, moved.word, moved.given = error.key, error.word, error.given
-        return moved
+        blamed = type(error)(error.what, where=where, rule=error.rule, way_out=way_out)
+        if isinstance(error, MisspeltError) and isinstance(blamed, MisspeltError):
+            blamed.key, blamed.word, blamed.given = error.key, error.word, error.given
+        return blamed
     return error
 
 
-def _take_in_the_algorithms_file(data: Any, folder: Path, overrides: Sequence[str]) -> None:
-    """The declaration at `algorithm.path` becomes part of the job, so that later steps need not read the file.
+def _read_algorithm_file(data: Any, folder: Path, overrides: Sequence[str]) -> None:
+    """Copy the declaration at `algorithm.path` into the job, so that later steps need not read the file.
 
-    An override of the path alone brings the declared name, in place of the one that the job had before.
+    An override of the path alone also sets the declared name, replacing the name that the job had before.
     """
     part = data.get("algorithm") if isinstance(data, dict) else None
     if not isinstance(part, dict) or not isinstance(part.get("path"), str):
@@ -164,7 +165,7 @@ def _take_in_the_algorithms_file(data: Any, folder: Path, overrides: Sequence[st
 
 
 def _keys(overrides: Sequence[str]) -> set[str]:
-    """The keys that overrides give."""
+    """The keys that overrides set."""
     return {override.partition("=")[0].strip() for override in overrides}
 
 
@@ -184,7 +185,9 @@ def _check_model(name: str, where: str) -> None:
 
 
 def _fault(path: Path) -> str:
-    """What is wrong with a path. One that the file system cannot hold does not exist; a pipe or a device has no end."""
+    """The problem with a path, empty if it is readable. A path too long for the file system does not exist; a pipe or a
+    device has no end.
+    """
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):

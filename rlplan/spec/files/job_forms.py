@@ -1,4 +1,4 @@
-"""Short forms of a job: what a person would write, expanded to the keys that a job has.
+"""Short forms of a job, expanded to the keys that a job has.
 
 In: a parsed job file. Out: the same in its long form, which is what JobSpec validates.
 
@@ -24,8 +24,8 @@ from rlplan.spec.declaration import NUM_GIVEN
 from rlplan.spec.hardware.catalogue import SHORT_NAMES, is_cpu_host, parse_pools
 
 GIVEN_LEN = 1024
-"""Tokens of the longest given answer. Source: half of the 2,048 tokens that Tulu 3 allows a prompt and its answer in
-DPO (arXiv:2411.15124, its table of hyperparameters)."""
+"""Default max_response_len of algorithms that learn from answers in the data. Source: half of the 2,048 tokens that
+Tulu 3 allows a prompt and its answer in DPO (arXiv:2411.15124, its table of hyperparameters)."""
 
 
 _OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
@@ -35,11 +35,11 @@ _LINK_WORDS: dict[str, tuple[re.Pattern[str], float]] = {
     "num_places": (re.compile(r"(\d+) places?"), 1),
     "num_connections": (re.compile(r"(\d+) connections?"), 1),
 }
-"""What is said of a slow link beside its bandwidth, and its unit."""
+"""Optional properties of a slow link in its short form, each with its unit."""
 
 
 def expanded(data: Any) -> Any:
-    """A job in its long form. Raises: SpecError where a short form names no hardware."""
+    """A job in its long form. Raises: SpecError where a short form does not describe hardware."""
     if not isinstance(data, Mapping):
         return data
     long = dict(data)
@@ -53,7 +53,7 @@ def expanded(data: Any) -> Any:
 
 
 def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
-    """The long form of hardware. Raises: SpecError."""
+    """The long form of a hardware description. Raises: SpecError."""
     if text.strip().isdigit() and text.strip() not in SHORT_NAMES:
         raise SpecError(
             f"{text.strip()} of which GPU?",
@@ -66,36 +66,36 @@ def hardware_of(text: str, where: str = "hardware") -> dict[str, Any]:
     text, *links = _OVER.split(text, maxsplit=1)
     pools = parse_pools(text, where=where)
     named = [{"profile": node.name if node else gpu.name, "num_devices": count} for count, gpu, node in pools]
-    link = {"link": link_of(links[0], where)} if links else {}
+    link = {"link": expand_link(links[0], where)} if links else {}
     return named[0] | ({"generation": named[1]} if len(named) > 1 else {}) | link
 
 
-def link_of(text: str, where: str = "hardware") -> dict[str, Any]:
-    """The long form of a slow link. Raises: SpecError for words that are none of one.
+def expand_link(text: str, where: str = "hardware") -> dict[str, Any]:
+    """The long form of a slow link. Raises: SpecError for words that do not describe a link.
 
-    >>> link_of("590Mb/s 40ms 0.1% 8 places")
+    >>> expand_link("590Mb/s 40ms 0.1% 8 places")
     {'bandwidth': '590Mb/s', 'latency_s': 0.04, 'loss': 0.001, 'num_places': 8}
     """
     bandwidth, _, rest = text.strip().partition(" ")
-    found: dict[str, Any] = {"bandwidth": bandwidth}
+    link: dict[str, Any] = {"bandwidth": bandwidth}
     for key, (pattern, unit) in _LINK_WORDS.items():
         match = pattern.search(rest)
         if match and match[1].count(".") < 2 and match[1] != ".":
-            found[key] = int(match[1]) if unit == 1 else round(float(match[1]) * unit, 12)
+            link[key] = int(match[1]) if unit == 1 else round(float(match[1]) * unit, 12)
             rest = rest.replace(match[0], "", 1)
     if rest.strip():
         raise SpecError(
-            f"'{shorten(rest.strip())[1:-1]}' says nothing of a link",
+            f"'{shorten(rest.strip())[1:-1]}' does not describe a link",
             where=where,
-            rule="bandwidth, then any of latency one way in ms, loss in %, places that generate, TCP connections",
+            rule="bandwidth, then any of one-way latency in ms, loss in %, generation places, TCP connections",
             way_out="such as 16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections",
         )
-    return found
+    return link
 
 
 def _give_answers(data: dict[str, Any]) -> None:
-    """An algorithm that is given answers has as many of a prompt as it is given, no longer than such data are, where
-    the job does not say.
+    """Set defaults of an algorithm that learns from answers in the data: answers per prompt, and their maximum
+    length.
     """
     algorithm, workload = data.get("algorithm"), data.get("workload", {})
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None

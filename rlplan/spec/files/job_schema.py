@@ -1,4 +1,4 @@
-"""A JSON Schema of job files, for editors: completion, hover and red lines while a job is written.
+"""A JSON Schema of job files, with which editors offer completion, hover texts and validation.
 
 In: the specs and the docstrings under their fields. Out: a JSON Schema (draft 2020-12). Left out: rules between keys,
 which `rlplan plan` checks; overrides.
@@ -20,12 +20,12 @@ from rlplan.spec.models.catalogue import load_catalogue
 
 NAME = "job.schema.json"
 HEADER = "# yaml-language-server: $schema={}"
-"""The line atop a job file that tells an editor where its schema is, relative to the job."""
+"""First line of a job file, which tells an editor where the schema is, relative to the job."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
-    """The schema of a job file, short forms among it.
+    """The schema of a job file, including short forms.
 
     >>> job_schema()["properties"]["hardware"]["anyOf"][1]
     {'$ref': '#/$defs/HardwareSpec'}
@@ -35,14 +35,14 @@ def job_schema() -> dict[str, Any]:
     _describe(schema, JobSpec)
     for spec in _specs_below(JobSpec):
         _describe(parts.get(spec.__name__, {}), spec)
-    parts["PolicySpec"]["properties"]["path"] |= _one_of(load_catalogue())
-    parts["AlgorithmSpec"]["properties"]["name"] |= _one_of(ALGORITHMS)
-    parts["HardwareSpec"]["properties"]["profile"] |= _one_of([*profile_paths(), *SHORT_NAMES])
-    _allow(schema, "policy", _one_of(load_catalogue()))
-    _allow(schema, "algorithm", _one_of(ALGORITHMS))
+    parts["PolicySpec"]["properties"]["path"] |= _suggest(load_catalogue())
+    parts["AlgorithmSpec"]["properties"]["name"] |= _suggest(ALGORITHMS)
+    parts["HardwareSpec"]["properties"]["profile"] |= _suggest([*profile_paths(), *SHORT_NAMES])
+    _allow(schema, "policy", _suggest(load_catalogue()))
+    _allow(schema, "algorithm", _suggest(ALGORITHMS))
     _allow(schema, "hardware", {"type": "string", "examples": ["8xH100", "8xH100 + 8xL40S", "cpu-host"]})
     schema["properties"]["stages"] = {
-        "description": "Several jobs in one file: each says what differs from what stands beside.",
+        "description": "Several jobs in one file. Each stage holds the keys that differ from the rest of the file.",
         "type": "array",
         "items": {
             "type": "object",
@@ -54,39 +54,39 @@ def job_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **schema, "title": "A job of rlplan"}
 
 
-def _one_of(names: Any) -> dict[str, Any]:
-    """Any text, of which an editor offers these."""
+def _suggest(names: Any) -> dict[str, Any]:
+    """A schema of any text, for which an editor suggests `names`."""
     return {"anyOf": [{"enum": [*names]}, {"type": "string"}]}
 
 
 def _allow(schema: dict[str, Any], key: str, short: dict[str, Any]) -> None:
-    """A short form beside the long one."""
-    found = schema["properties"][key]
-    kept = {name: found[name] for name in ("default", "description") if name in found}
-    schema["properties"][key] = {"anyOf": [short, {"$ref": found["$ref"]}], **kept}
+    """Allow a short form of a key in addition to the long one."""
+    long_form = schema["properties"][key]
+    annotations = {name: long_form[name] for name in ("default", "description") if name in long_form}
+    schema["properties"][key] = {"anyOf": [short, {"$ref": long_form["$ref"]}], **annotations}
 
 
 def _specs_below(spec: type[Spec]) -> Iterator[type[Spec]]:
-    """The specs that fields of a spec hold, at any depth."""
+    """The specs in the fields of a spec, at any depth."""
     left, seen = [spec], {spec}
     while left:
         for field in left.pop().model_fields.values():
-            for one in _specs_in(field.annotation):
-                if one not in seen:
-                    seen.add(one)
-                    left.append(one)
-                    yield one
+            for inner in _list_specs(field.annotation):
+                if inner not in seen:
+                    seen.add(inner)
+                    left.append(inner)
+                    yield inner
 
 
-def _specs_in(annotation: Any) -> Iterator[type[Spec]]:
+def _list_specs(annotation: Any) -> Iterator[type[Spec]]:
     if inspect.isclass(annotation) and issubclass(annotation, Spec):
         yield annotation
     for part in getattr(annotation, "__args__", ()):
-        yield from _specs_in(part)
+        yield from _list_specs(part)
 
 
 def _describe(part: dict[str, Any], spec: type[Spec]) -> None:
-    """What stands under each field in the source becomes its description; pydantic's titles go."""
+    """Turn the docstring under each field into its description, and drop pydantic's titles."""
     part.pop("title", None)
     for base in spec.__mro__:
         if base in (Spec, object) or not issubclass(base, Spec):
@@ -96,7 +96,7 @@ def _describe(part: dict[str, Any], spec: type[Spec]) -> None:
                 part["properties"][name].setdefault("description", text)
     for field in part.get("properties", {}).values():
         field.pop("title", None)
-        if isinstance(field.get("default"), dict):  # which stands part by part where it is declared
+        if isinstance(field.get("default"), dict):  # the part's own fields have these defaults
             del field["default"]
 
 
@@ -105,7 +105,7 @@ def _docstrings(spec: type[Spec]) -> dict[str, str]:
 
     >>> from rlplan.spec.parts.data import DataSpec
     >>> _docstrings(DataSpec)["answer_column"]
-    'The same, of the answers.'
+    'Column of the answers, if the data set has none of the known layouts.'
     """
     source = ast.parse(inspect.getsource(sys.modules[spec.__module__])).body
     body = next(node.body for node in source if isinstance(node, ast.ClassDef) and node.name == spec.__name__)

@@ -1,7 +1,7 @@
-"""A job to begin with, as text with comments: for a CPU host or for GPUs, with the user's data and rewards or ours.
+"""A starter job as text with comments, for a CPU host or GPUs, with the user's data and rewards or generated ones.
 
-In: a few answers. Out: files by name: the job, its schema for editors, and rows and a reward function to begin with
-where the user has none. Left out: writing them, asking (`rlplan init`).
+In: a few answers. Out: files by name: the job, its schema for editors, and sample rows and a reward function if the
+user has none. Left out: writing the files, asking the questions (`rlplan init`).
 """
 
 import json
@@ -29,27 +29,29 @@ NUM_ROWS = 200
 
 @dataclass(frozen=True)
 class Answers:
-    """What a job to begin with is made of."""
+    """Answers from which a starter job is built."""
 
     hardware: str = CPU
-    """As in a job: `8xH100`, or `cpu-host`."""
+    """Hardware as in a job: `8xH100`, or `cpu-host`."""
     model: str | None = None
-    """A hub id or a path; None takes a small one on a CPU host, one of 7B on GPUs."""
+    """Hub id or path of the model; None: a small model on a CPU host, a 7B model on GPUs."""
     algorithm: str = DEFAULT
     data: str | None = None
-    """The prompts, relative to the job; None writes some sums."""
+    """Prompts, relative to the job; None: sample rows with sums."""
     heldout: str | None = None
+    """Held-out prompts, relative to the job."""
     prompt_column: str | None = None
-    """Where none of the known layouts has it."""
+    """Column of the prompts, if the data has none of the known layouts."""
     reward: RewardKind = "answer"
     name: str = "first"
     memory_bytes: int = 8 * GIB
-    """Of the host that a job on a CPU may take."""
+    """Memory of the CPU host that the job may use."""
     num_cores: int = 2
+    """Cores of the CPU host."""
 
 
 def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
-    """Texts by the names of their files, which stand in one folder. Raises: SpecError where an answer names nothing.
+    """Texts of the starter job's files by name, all in one folder. Raises: SpecError where an answer is unknown.
 
     >>> sorted(new_job(Answers(hardware="8xH100")))
     ['job.schema.json', 'job.yaml', 'train.jsonl']
@@ -59,9 +61,9 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
             f"algorithm '{answers.algorithm}' is unknown",
             where="--algorithm",
             rule=f"one of {', '.join(ALGORITHMS)}." + did_you_mean(answers.algorithm, ALGORITHMS),
-            way_out="`rlplan docs algorithms` says what each is for",
+            way_out="`rlplan docs algorithms` describes them",
         )
-    profile = hardware_of(answers.hardware, "--gpus")["profile"]  # which refuses what is none
+    profile = hardware_of(answers.hardware, "--gpus")["profile"]  # raises SpecError for unknown hardware
     on_cpu = is_cpu_host(profile, where="--gpus")
     texts = read_yaml(Path(__file__).with_name("new_job.yaml"), "the texts of a new job")
     job_text = _job_text(answers, texts, job_name, on_cpu=on_cpu)
@@ -76,12 +78,14 @@ def new_job(answers: Answers, job_name: str = "job.yaml") -> dict[str, str]:
 
 
 def _needs_heldout(answers: Answers) -> bool:
-    """Whether held-out prompts are no part of the data: of labelled answers, but where judging them is learned."""
+    """Whether held-out prompts need a file of their own: data with judged answers has none, unless a reward model is
+    trained.
+    """
     return _has_pairs(answers) and not ALGORITHMS[answers.algorithm].trains_scalar
 
 
 def _has_pairs(answers: Answers) -> bool:
-    """Whether the algorithm is given answers that were judged."""
+    """Whether the algorithm learns from judged answers."""
     return ALGORITHMS[answers.algorithm].given in ("pair", "unpaired")
 
 
@@ -120,7 +124,7 @@ def _job_text(answers: Answers, texts: Mapping[str, Any], job_name: str, *, on_c
 
 
 def _rows(answers: Answers, numbers: range, *, pairs: bool | None = None) -> str:
-    """Sums, whose right answers are known."""
+    """Sample rows with sums, whose right answers are known."""
     form = "\\boxed{...}" if answers.reward == "math" else "<answer>...</answer>"
     lines = []
     for number in numbers:

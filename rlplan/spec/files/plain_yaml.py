@@ -1,7 +1,7 @@
-"""The parser of YAML, without what stands for something else: tags, and in files of ours anchors and aliases.
+"""A YAML parser that refuses tags, and anchors and aliases in rlplan's own files.
 
 In: a text. Out: plain dicts, lists and scalars, or ruamel.yaml's errors, which yaml.py turns into messages. Left out:
-limits of a file's size (rlplan/reading.py).
+limits on a file's size (rlplan/reading.py).
 """
 
 from typing import Any
@@ -15,11 +15,12 @@ from ruamel.yaml.nodes import MappingNode
 __all__ = ["MAX_NODES", "MarkedYAMLError", "YAMLError", "load"]
 
 MAX_NODES = 21_000
-"""Keys, values, lists and mappings, at 75 microseconds each: a histogram of lengths has up to 20,000 numbers."""
+"""Limit on nodes (keys, values, lists and mappings), each of which takes 75 microseconds. A histogram of lengths has up
+to 20,000 numbers."""
 
 
 class _PlainComposer(Composer):
-    """Only what is written out: a tag may stand for code, and a few aliases of aliases for gigabytes."""
+    """Composes plain nodes only: a tag may stand for code, and nested aliases for gigabytes."""
 
     num_nodes = 0
 
@@ -41,34 +42,35 @@ class _PlainComposer(Composer):
 
 
 class _ForeignComposer(_PlainComposer):
-    """Aliases too, each counted with all that it stands for, so that aliases of aliases reach the limit."""
+    """Allows aliases. Each counts as much as the nodes it stands for, so that nested aliases reach the limit."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.sizes: dict[str, int] = {}
-        """Keys and values of what each anchor marks."""
+        """Number of nodes below each anchor."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         anchor, before = self.parser.peek_event().anchor, self.num_nodes
-        found = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         if anchor is not None:
             self.sizes[anchor] = self.num_nodes - before
-        return found
+        return node
 
     def _check_anchor(self, event: Any) -> None:
         if not isinstance(event, AliasEvent):
-            self.sizes.pop(event.anchor, None)  # until its end is reached it stands for nothing
+            self.sizes.pop(event.anchor, None)  # an alias inside its own anchor is an error
         elif event.anchor not in self.sizes:
-            raise ComposerError(None, None, f"'*{event.anchor}' stands for nothing before it", event.start_mark)
+            raise ComposerError(None, None, f"'*{event.anchor}' has no anchor before it", event.start_mark)
         else:
             self.num_nodes += self.sizes[event.anchor]
 
 
 def load(text: str, max_depth: int, *, may_repeat: bool = False) -> Any:
-    """The data in a text. may_repeat: whether aliases may stand for what an anchor marks. Raises: MarkedYAMLError,
-    YAMLError, RecursionError, ValueError.
+    """The data in a text. may_repeat: whether anchors and aliases are allowed.
+
+    Raises: MarkedYAMLError, YAMLError, RecursionError, ValueError.
     """
-    yaml = YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe", pure=True)  # pure: the C parser would bypass our composer
     composer: Any = _ForeignComposer if may_repeat else _PlainComposer
     yaml.Composer, yaml.max_depth = composer, max_depth
     return yaml.load(text)

@@ -1,6 +1,6 @@
-"""Keys of older versions: each is answered with its new name.
+"""Keys of older versions: the error for each names its new key.
 
-In: a parsed job file. Out: nothing, or a SpecError. Left out: keys that never were (base.py says what is near).
+In: a parsed job file. Out: nothing, or a SpecError. Left out: keys that never existed (base.py suggests similar ones).
 """
 
 import json
@@ -12,11 +12,11 @@ from rlplan.errors import SpecError
 from rlplan.frameworks.profile import UnknownFrameworkError, split_label
 
 RENAMED: dict[str, str] = json.loads(Path(__file__).with_name("renamed.json").read_text("utf-8"))
-"""Old key -> new key."""
+"""New key by old key."""
 
 
 def refuse_old_keys(data: Any) -> None:
-    """Raises: SpecError where a job has a key of an older version, or is an old budget."""
+    """Raises: SpecError where a job has a key or the schema version of an older version."""
     if not isinstance(data, Mapping):
         return
     for old, new in _old_keys(data):
@@ -31,13 +31,13 @@ def refuse_old_keys(data: Any) -> None:
         raise SpecError(
             "schema_version is 1",
             where="schema_version",
-            rule="this rlplan reads jobs of version 2; CHANGELOG.md says what was renamed",
+            rule="this rlplan reads jobs of version 2; CHANGELOG.md lists renamed keys",
             way_out="schema_version: 2, or leave it out",
         )
 
 
 def _framework_settings(data: Mapping[str, Any], old: str) -> str:
-    """The overrides that say what the old keys `target` and `source` said, as they are typed."""
+    """The overrides that replace the old keys `target` and `source`."""
     trainer, stack = (str(data.get(key) or "") for key in ("target", "source"))
     backends = {"rlplan": "", "fsdp": "fsdp2", "fsdp2": "fsdp2", "megatron": "megatron", "deepspeed": "deepspeed"}
     names = [_known_name(stack), _known_name(trainer) if trainer not in ("", "deepspeed") else ""]
@@ -48,7 +48,7 @@ def _framework_settings(data: Mapping[str, Any], old: str) -> str:
 
 
 def _known_name(label: str) -> str:
-    """The framework that a label names; empty where it names none."""
+    """The framework of a label; empty if it is unknown."""
     try:
         return split_label(label)[0]
     except UnknownFrameworkError:

@@ -1,4 +1,4 @@
-"""YAML 1.2 as data: `1e-5` is a float; duplicate keys and tags are refused, and so are aliases in files of ours.
+"""YAML 1.2 as data: `1e-5` is a float; duplicate keys, tags, and aliases in rlplan's own files are errors.
 
 In: a file's text, and dotted overrides `workload.num_steps=5`. Out: plain dicts, lists and scalars, or a SpecError.
 """
@@ -13,18 +13,18 @@ from rlplan.reading import read_text
 from rlplan.spec.base import shorten
 
 MAX_DEPTH = 32
-"""Levels of nesting: a job has four."""
+"""Limit on nesting levels; a job has four."""
 _RULE = "YAML 1.2 without tags, aliases, tabs, duplicate keys, or lists and mappings as keys"
 
 
 def read_yaml(path: Path, what: str, *, may_repeat: bool = False) -> Any:
-    """Parsed YAML of a small file. may_repeat: whether it may have aliases. Raises: SpecError with line and column."""
+    """Parsed YAML of a small file. may_repeat: whether aliases are allowed. Raises: SpecError with line and column."""
     return parse_yaml(read_text(path, what), where=str(path), what=what, may_repeat=may_repeat)
 
 
 def parse_yaml(text: str, *, where: str, what: str, may_repeat: bool = False) -> Any:
     """Parsed YAML of a text. Raises: SpecError."""
-    from rlplan.spec.files.plain_yaml import MarkedYAMLError, YAMLError, load  # 30 modules, which few commands need
+    from rlplan.spec.files.plain_yaml import MarkedYAMLError, YAMLError, load  # lazy: imports 30 modules
 
     try:
         return load(text, MAX_DEPTH, may_repeat=may_repeat)
@@ -35,19 +35,19 @@ def parse_yaml(text: str, *, where: str, what: str, may_repeat: bool = False) ->
             f"{what} is not YAML: {error.problem or error.context}",
             where=place,
             rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
-            way_out="mend that line",
+            way_out="correct that line",
         ) from None
     except (YAMLError, RecursionError, ValueError) as error:
         raise SpecError(
             f"{what} is not YAML: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             where=where,
             rule=_RULE.replace(", aliases", "") if may_repeat else _RULE,
-            way_out="mend the file",
+            way_out="correct the file",
         ) from None
 
 
 def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
-    """`data` with dotted overrides `a.b=value` laid over it; the value is read as YAML.
+    """`data` with dotted overrides `a.b=value` applied; values are read as YAML.
 
     Raises: SpecError for an override without `=` or through something that is not a mapping.
 
@@ -64,25 +64,27 @@ def apply_overrides(data: Any, overrides: Sequence[str]) -> Any:
                 rule=f"a dotted path of at most {MAX_DEPTH} keys, '=' and a YAML value",
                 way_out=_as_override(path, text),
             )
-        data = _with(data, keys, parse_yaml(text, where=f"command line: {path}", what="the override's value"), override)
+        data = _set_key(
+            data, keys, parse_yaml(text, where=f"command line: {path}", what="the override's value"), override
+        )
     return data
 
 
 def _as_override(path: str, text: str) -> str:
-    """How it is typed: what stands with `/` or `:` for `.` and `=` is told apart."""
+    """The override that was probably meant: `/` or `:` may have been typed instead of `.` and `=`."""
     key, _, value = path.strip().partition(":")
     dotted = key.replace("/", ".")
     is_meant = dotted.count(".") < MAX_DEPTH and re.fullmatch(r"\w{1,60}(\.\w{1,60})+", dotted) is not None
     return f"write {dotted}={(value or text or 'VALUE')[:60]}" if is_meant else "for example workload.num_steps=5"
 
 
-def _with(data: Any, keys: list[str], value: Any, override: str) -> Any:
+def _set_key(data: Any, keys: list[str], value: Any, override: str) -> Any:
     if not isinstance(data, dict):
         raise SpecError(
             f"override '{override}' leads through {shorten(data)}, which has no keys",
             where="command line",
-            rule="a dotted path through mappings; a list is given whole, as one value",
+            rule="a dotted path through mappings; a list is set as a whole",
             way_out=f"{override.partition('=')[0].removesuffix('.' + '.'.join(keys))}='[{{...}}]', or in the job file",
         )
-    inner = value if len(keys) == 1 else _with(data.get(keys[0], {}), keys[1:], value, override)
+    inner = value if len(keys) == 1 else _set_key(data.get(keys[0], {}), keys[1:], value, override)
     return {**data, keys[0]: inner}

@@ -1,1 +1,1 @@
-"""What machines offer: profiles as data, by name, each value with its source."""
+"""The capabilities of machines: profiles as data, by name, each value with its source."""

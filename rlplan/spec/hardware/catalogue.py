@@ -1,9 +1,9 @@
-"""Profiles by name: which there are, and one of them or all, read when asked for.
+"""Hardware profiles by name, each read only when it is asked for.
 
-In: `hardware_profiles/gpu/` and `node/*.yaml`, whose file names are the profiles' names, and likewise in the
-folder that the environment variable RLPLAN_PROFILES names: a file there replaces the bundled one of its name.
-Out: frozen profiles, or a SpecError.
-Reading one from YAML takes some ten milliseconds: names come from the folder, and a profile is parsed when it is used.
+In: `hardware_profiles/gpu/` and `node/*.yaml`, and the folder named by the environment variable RLPLAN_PROFILES. File
+names are profile names; a file there replaces the bundled profile of its name. Out: frozen profiles, or a SpecError.
+
+Parsing a profile takes about ten milliseconds, so that names come from the folder listing.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.profile import CpuProfile, GpuProfile, NodeProfile, Profile
 
 FOLDER_VARIABLE = "RLPLAN_PROFILES"
-"""Names a folder of profiles beside the bundled ones."""
+"""Environment variable with a folder of additional profiles."""
 
 _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "cpu": CpuProfile,
@@ -30,7 +30,7 @@ _CLASSES: dict[str, type[CpuProfile] | type[GpuProfile] | type[NodeProfile]] = {
     "node": NodeProfile,
 }
 MAX_POOLS = 2
-"""Groups of GPUs of different kinds: those that train, and those that generate."""
+"""Limit on groups of GPUs of different kinds: one that trains and one that generates."""
 _GPUS = re.compile(r"\s*([0-9]{1,6})\s*[xX*]\s*([A-Za-z0-9 _.-]+?)\s*")
 _GPUS_NAME_FIRST = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9 _.-]*?)\s*[xX*:]\s*([0-9]{1,6})\s*")
 
@@ -43,31 +43,32 @@ def profile_folder() -> Path:
 
 
 SHORT_NAMES: dict[str, str] = json.loads((profile_folder() / "short_names.json").read_text("utf-8"))
-"""What people say, and the profile that it usually means."""
+"""Short names that people use, and the profile that each usually means."""
 
 
 def profile_paths() -> dict[str, Path]:
-    """The file of every profile, by name, in order; no file is read. Your own stand behind the bundled ones.
+    """The file of every profile, by name; no file is read. Additional profiles come after the bundled ones.
 
     Raises: SpecError where two of one folder have one name, or RLPLAN_PROFILES names no folder.
     """
-    bundled, own = _paths_in(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
+    bundled, own = _list_paths(profile_folder()), os.environ.get(FOLDER_VARIABLE, "")
     if not own:
         return bundled
     if not Path(own).is_dir():
         raise SpecError(
-            f"{FOLDER_VARIABLE} is {shorten(own)}, which is no folder",
+            f"{FOLDER_VARIABLE} is {shorten(own)}, which is not a folder",
             where="environment",
-            rule="a folder with profiles of your own, each in a .yaml file named like it",
+            rule="a folder with hardware profiles, each in a .yaml file of the profile's name",
             way_out=f"unset {FOLDER_VARIABLE}, or name the folder",
         )
-    mine = _paths_in(Path(own).resolve())
-    return {name: path for name, path in bundled.items() if name not in mine} | mine
+    own_paths = _list_paths(Path(own).resolve())
+    return {name: path for name, path in bundled.items() if name not in own_paths} | own_paths
 
 
 @cache
-def _paths_in(folder: Path) -> dict[str, Path]:
+def _list_paths(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
+    # a user's folder may hold profiles directly, without gpu/ and node/
     files = [path for pattern in ("*.yaml", "gpu/*.yaml", "node/*.yaml") for path in folder.glob(pattern)]
     for path in sorted(files, key=lambda path: (path.parent.name, path.stem)):
         if path.stem in paths:
@@ -82,8 +83,10 @@ def _paths_in(folder: Path) -> dict[str, Path]:
 
 
 def read_profile(path: Path) -> Profile:
-    """The profile in a file, bundled or not. Raises: SpecError where it is broken or its name is not the file's."""
-    data = _data_of(path)
+    """The profile in a file, bundled or not. Raises: SpecError where it is invalid or its name differs from the
+    file's.
+    """
+    data = _read_data(path)
     kind = data.get("kind") if isinstance(data, dict) else None
     if isinstance(data, dict) and (not isinstance(kind, str) or kind not in _CLASSES):
         raise SpecError(
@@ -103,44 +106,42 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
-def _data_of(path: Path) -> Any:
-    """What a profile's file says. A wheel holds the bundled ones as JSON too, made when it is built."""
+def _read_data(path: Path) -> Any:
+    """The parsed data of a profile's file. A wheel also holds the bundled profiles as JSON, which loads faster."""
     parsed = path.with_suffix(".json")
     if path.is_relative_to(profile_folder()) and parsed.is_file():
         return json.loads(parsed.read_text("utf-8"))
     return read_yaml(path, "the hardware profile")
 
 
-@cache
-def _load(path: Path) -> Profile:
-    return read_profile(path)
+_load = cache(read_profile)
 
 
 def load_profiles() -> dict[str, Profile]:
-    """All profiles by name: a second or so. Raises: SpecError when a profile is broken."""
+    """All profiles by name, which takes about a second. Raises: SpecError when a profile is invalid."""
     return {name: _load(path) for name, path in profile_paths().items()}
 
 
 def find_profile(name: str, *, where: str) -> Profile:
-    """The profile of that name, or a usual short one, of any kind. Raises: SpecError with those that are near.
+    """The profile of that name or short name, of any kind. Raises: SpecError with similar names.
 
     where: the place that names it, for the message.
     """
     paths = profile_paths()
-    wanted = _normalized(name)
+    wanted = _normalize(name)
     if wanted not in paths:
         near = difflib.get_close_matches(wanted, [*paths, *SHORT_NAMES], n=3, cutoff=0.6)
         raise SpecError(
             f"hardware profile '{shorten(name)[1:-1]}' is unknown",
             where=where,
             rule=f"one of {len(paths)} names" + (f". Did you mean {' or '.join(map(repr, near))}?" if near else ""),
-            way_out="`rlplan profiles list` shows them; hardware_profiles/README.md says how to add one",
+            way_out="`rlplan profiles list` lists them; hardware_profiles/README.md shows how to add one",
         )
     return _load(paths[wanted])
 
 
 def get_profile(name: str, *, where: str) -> CpuProfile:
-    """The profile that a job runs on. Raises: SpecError where it is unknown or no CPU host."""
+    """The profile of a CPU host. Raises: SpecError where it is unknown or of another kind."""
     profile = find_profile(name, where=where)
     if not isinstance(profile, CpuProfile):
         raise _wrong_kind(profile, "cpu", where)
@@ -171,7 +172,8 @@ def get_node(name: str, *, where: str) -> NodeProfile:
 
 
 def usual_node(gpu: GpuProfile) -> NodeProfile | None:
-    """The first bundled node with this GPU; None where there is none."""
+    """The first bundled node with this GPU; None if there is none."""
+    # A regular expression over the text, since parsing every node's YAML would take about a second.
     wanted = re.compile(rf"^gpu: *['\"]?{re.escape(gpu.name)}['\"]? *$", re.MULTILINE)
     for name, path in profile_paths().items():
         if path.parent.name != "gpu" and wanted.search(path.read_text("utf-8")):
@@ -180,25 +182,25 @@ def usual_node(gpu: GpuProfile) -> NodeProfile | None:
 
 
 def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile | None]:
-    """How many of which GPU, from `8xH100`; `2xdgx-h100` are two nodes of eight, and the node is said too.
+    """The number of GPUs, their profile, and the node if the text names one: `2xdgx-h100` are sixteen GPUs.
 
-    Raises: SpecError where it has another form or the profile is unknown or of another kind.
+    Raises: SpecError for another form, or a profile that is unknown or of another kind.
     """
     count, name = count_and_name(text) or (0, text)
-    each = count_and_name(name) if count and _normalized(name) not in profile_paths() else None
-    if each is not None and _normalized(each[1]) in profile_paths():
+    inner = count_and_name(name) if count and _normalize(name) not in profile_paths() else None
+    if inner is not None and _normalize(inner[1]) in profile_paths():
         raise SpecError(
             f"'{shorten(text)[1:-1]}' has two numbers",
             where=where,
-            rule="all GPUs of the cluster and their kind; their hosts are hardware.num_hosts",
-            way_out=f"{count * each[0]}x{each[1]} hardware.num_hosts={count}",
+            rule="the number of all GPUs and their profile; the number of hosts is hardware.num_hosts",
+            way_out=f"{count * inner[0]}x{inner[1]} hardware.num_hosts={count}",
         )
     if count < 1:
-        is_alone = _normalized(text) in profile_paths()
+        is_alone = _normalize(text) in profile_paths()
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' names no GPUs" + ", for it does not say how many" * is_alone,
+            f"'{shorten(text)[1:-1]}' names no GPUs" + ": their number is missing" * is_alone,
             where=where,
-            rule="a number from 1, an x and a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 are read too",
+            rule="COUNTxPROFILE with a GPU or node profile, as in 8xh100-sxm; h100:8 and h100x8 also work",
             way_out=f"write 1x{text.strip()}" if is_alone else "`rlplan profiles list` shows the profiles",
         )
     profile, gpu = find_profile(name, where=where), get_gpu(name, where=where)
@@ -208,7 +210,7 @@ def parse_gpus(text: str, *, where: str) -> tuple[int, GpuProfile, NodeProfile |
 
 
 def count_and_name(text: str) -> tuple[int, str] | None:
-    """What `8xH100`, `H100x8` or `H100:8` says; None where it has no such form, or means two things (`4090x3090`).
+    """Count and name in `8xH100`, `H100x8` or `H100:8`; None for other text, or if it is ambiguous (`4090x3090`).
 
     >>> count_and_name("8xH100"), count_and_name("H100:8"), count_and_name("4090x2"), count_and_name("4090x3090")
     ((8, 'H100'), (8, 'H100'), (2, '4090'), None)
@@ -216,14 +218,14 @@ def count_and_name(text: str) -> tuple[int, str] | None:
     first, last = _GPUS.fullmatch(text), _GPUS_NAME_FIRST.fullmatch(text)
     readings = [(int(first[1]), first[2])] if first else []
     readings += [(int(last[2]), last[1])] if last else []
-    named = [one for one in readings if _normalized(one[1]) in profile_paths()]
+    named = [reading for reading in readings if _normalize(reading[1]) in profile_paths()]
     return (named or readings)[0] if readings and len(named) < 2 else None
 
 
 def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodeProfile | None], ...]:
-    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`: two that do not share devices. See `parse_gpus`.
+    """The groups of GPUs in `8xH100`, or in `8xH100 + 8xL40S`, two groups that share no devices. See `parse_gpus`.
 
-    Raises: SpecError where there are more than two, or one of them is not as it should be.
+    Raises: SpecError for more than two groups, or an invalid one.
     """
     parts = text.split("+")
     if len(parts) > MAX_POOLS:
@@ -236,7 +238,7 @@ def parse_pools(text: str, *, where: str) -> tuple[tuple[int, GpuProfile, NodePr
     return tuple(parse_gpus(part, where=where) for part in parts)
 
 
-def _normalized(name: str) -> str:
+def _normalize(name: str) -> str:
     words = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-").removeprefix("geforce-")
     return SHORT_NAMES.get(words, words)
 
@@ -245,6 +247,6 @@ def _wrong_kind(profile: Profile, wanted: str, where: str) -> SpecError:
     return SpecError(
         f"hardware profile '{profile.name}' is of kind {profile.kind}",
         where=where,
-        rule=f"here a profile of kind {wanted} is needed",
+        rule=f"a profile of kind {wanted} is needed here",
         way_out="`rlplan profiles list` shows the kind of each profile",
     )

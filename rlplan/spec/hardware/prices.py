@@ -1,10 +1,9 @@
-"""Prices of GPUs: what one costs for an hour, who says so, and when.
+"""Prices of GPUs per hour, each with its source and date.
 
-In: the bundled `hardware_profiles/prices/on-demand.yaml`, a file of the user's in the same form, `h100=2.1` as typed.
-Out: a Price for each GPU profile's name. Left out: storage, traffic, taxes, hosts without GPUs.
+In: the bundled `hardware_profiles/prices/on-demand.yaml`, a user's file in the same form, options such as `h100=2.1`.
+Out: a Price by GPU profile. Left out: storage, traffic, taxes, hosts without GPUs.
 
-A file of the user's may be as short as `h100: 2.1`. Of a GPU that is priced twice, what is typed comes first, then the
-file, then the bundled list.
+A user's file may be as short as `h100: 2.1`. Options take precedence over the file, and the file over the bundled list.
 """
 
 import datetime as dt
@@ -21,29 +20,30 @@ from rlplan.spec.files.yaml import read_yaml
 from rlplan.spec.hardware.catalogue import get_gpu, profile_folder
 
 MAX_DOLLARS = 1e6
-"""Of a GPU-hour, as `hardware.price_per_gpu_hour`."""
+"""Limit of a price in dollars per GPU and hour, equal to that of `hardware.price_per_gpu_hour`."""
 OLD_DAYS = 90
-"""Prices on demand have moved by a tenth and more within a quarter of a year; one that is older is named as old."""
-WAY_OUT = "--price h100=2.1 types one, --prices FILE reads a file; hardware_profiles/README.md shows its form"
+"""Age in days above which a price is reported as old: on-demand prices have moved by 10 % and more within a quarter."""
+WAY_OUT = "--price h100=2.1 sets a price, --prices FILE reads a file; hardware_profiles/README.md shows its format"
 
 
 @dataclass(frozen=True)
 class Price:
-    """Of one GPU for one hour."""
+    """The price of one GPU for one hour."""
 
     dollars: float
+    """US dollars."""
     source: str
-    """Who asks for it."""
+    """Vendor or document that states the price."""
     date: str = ""
-    """When the source was read, YYYY-MM-DD; empty where it was typed now."""
+    """Day on which the source was read, YYYY-MM-DD; empty for a price typed now."""
 
     def age_days(self, today: dt.date) -> int | None:
-        """Days since the source was read; None where it has no date, or this machine's clock is behind it."""
+        """Days since the source was read; None without a date, or if this machine's clock is earlier."""
         days = (today - dt.date.fromisoformat(self.date)).days if self.date else -1
         return days if days >= 0 else None
 
     def is_old(self, today: dt.date) -> bool:
-        """Whether it may well be another by now."""
+        """Whether the price is probably outdated."""
         return (self.age_days(today) or 0) > OLD_DAYS
 
 
@@ -57,49 +57,52 @@ class PriceRow(Spec):
     """A price in a file."""
 
     dollars: Annotated[float, BeforeValidator(_dollars)]
-    """For one GPU and one hour."""
+    """US dollars per GPU and hour."""
     source: str = Field(default="", max_length=1000)
-    """Who asks for it; empty for the file itself."""
+    """Vendor or document that states the price; empty: the file itself."""
     date: str = Field(default="", pattern=r"^(\d{4}-\d{2}-\d{2})?$")
-    """When that was read."""
+    """Day on which the source was read."""
 
 
 class PriceFile(Spec):
-    """A whole file."""
+    """The contents of a price file."""
 
     schema_version: Literal[1] = 1
     prices: dict[str, PriceRow]
-    """By GPU profile, or a usual short name of one."""
+    """Prices by GPU profile or short name."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What is known of prices, by the name of a GPU profile."""
+    """Known prices, by the name of a GPU profile."""
 
     own: Mapping[str, Price]
-    """The user's."""
+    """Prices given by the user."""
     listed: Mapping[str, Price]
-    """The bundled ones."""
+    """Prices of the bundled list."""
     today: dt.date
+    """Today's date, against which ages are computed."""
 
     def of(self, gpu: str, job_dollars: float | None = None) -> Price | None:
-        """Of one GPU for one hour; None where none is known. job_dollars: what the job says of its own GPUs."""
+        """The price of one GPU for one hour; None if unknown. job_dollars: the price in the job, for its own GPUs."""
         if gpu not in self.own and job_dollars is not None:
             return Price(job_dollars, "hardware.price_per_gpu_hour")
         return self.own.get(gpu) or self.listed.get(gpu)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every GPU that has a price, the dearest first."""
+        """Every GPU that has a price, most expensive first."""
         both = {**self.listed, **self.own}
         return tuple(sorted(both, key=lambda name: -both[name].dollars))
 
 
 def read_prices(typed: Sequence[str] = (), files: Sequence[Path] = (), *, today: dt.date) -> Prices:
-    """Every price that is known. typed: `h100=2.1`. Raises: SpecError where one is no price, or names no GPU."""
+    """All known prices. typed: options such as `h100=2.1`. Raises: SpecError where a price is invalid or its GPU
+    unknown.
+    """
     own = {gpu: price for file in files for gpu, price in _read(file, today).items()}
-    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", dt.date.max)
-    return Prices({**own, **dict(_typed(one) for one in typed)}, bundled, today)
+    bundled = _read(profile_folder() / "prices" / "on-demand.yaml", dt.date.max)  # valid whatever this machine's clock
+    return Prices({**own, **dict(_parse_option(text) for text in typed)}, bundled, today)
 
 
 def _read(path: Path, today: dt.date) -> dict[str, Price]:
@@ -107,11 +110,11 @@ def _read(path: Path, today: dt.date) -> dict[str, Price]:
     if isinstance(data, dict) and "prices" not in data:
         data = {"prices": data}
     if isinstance(data, dict) and isinstance(data["prices"], dict):
-        rows = {str(key): one if isinstance(one, dict) else {"dollars": one} for key, one in data["prices"].items()}
+        rows = {str(key): row if isinstance(row, dict) else {"dollars": row} for key, row in data["prices"].items()}
         data = {**data, "prices": rows}
-    found = validate(PriceFile, data, file=str(path), way_out=WAY_OUT)
+    file = validate(PriceFile, data, file=str(path), way_out=WAY_OUT)
     prices: dict[str, Price] = {}
-    for name, row in found.prices.items():
+    for name, row in file.prices.items():
         gpu = get_gpu(name, where=f"{path}: {name}").name
         if gpu in prices:
             raise SpecError(
@@ -139,13 +142,13 @@ def _check_date(date: str, today: dt.date, where: str) -> None:
         )
 
 
-def _typed(text: str) -> tuple[str, Price]:
+def _parse_option(text: str) -> tuple[str, Price]:
     name, _, number = text.partition("=")
     try:
         dollars = float(_dollars(float(number.strip().removeprefix("$"))))
     except ValueError:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' is no price",
+            f"'{shorten(text)[1:-1]}' is not a price",
             where="command line: --price",
             rule=f"GPU=DOLLARS for one GPU and one hour, above 0 and at most {MAX_DOLLARS:g}",
             way_out="for example --price h100=2.1",

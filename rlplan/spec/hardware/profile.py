@@ -1,11 +1,11 @@
-"""Hardware profiles: what a host, a GPU or a node offers, each value with its source.
+"""Hardware profiles: the capabilities of a host, a GPU or a node, each value with its source.
 
-In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.hardware.catalogue`. Out: frozen profiles, told apart
-by `kind`. Peaks stand beside the share of them that work reaches (`efficiencies`, `serving`), so that both can be
-replaced by what was measured on a machine. Left out: prices (prices.py).
+In: the YAML files of `hardware_profiles/`, read by `rlplan.spec.hardware.catalogue`. Out: frozen profiles,
+distinguished by `kind`. Left out: prices (prices.py).
 
-Bytes and rates are integers. A rate has one direction: vendors often print the sum of both. FLOP/s are dense: vendors
-often print the figure with 2:4 sparsity, which is twice that.
+Peaks are stored separately from the fraction of them that work reaches (`efficiencies`, `serving`), so that
+measurements can replace either. Bytes and rates are integers. A rate is for one direction: vendors often print the sum
+of both. FLOP/s are dense: vendors often print the figure with 2:4 sparsity, which is twice as high.
 """
 
 from enum import StrEnum
@@ -20,7 +20,7 @@ from rlplan.vocabulary import Provenance
 
 
 class ComputeDtype(StrEnum):
-    """The element type of a matmul's operands: what a FLOP/s figure is for."""
+    """Element type of a matmul's operands, for which a FLOP/s figure holds."""
 
     FLOAT32 = "float32"
     TFLOAT32 = "tfloat32"
@@ -32,12 +32,14 @@ class ComputeDtype(StrEnum):
 
 
 class Sourced(Spec):
-    """Where a value comes from."""
+    """A value with its source."""
 
     provenance: Provenance
+    """How the value was obtained: measured, datasheet, derived or assumed."""
     source: str = Field(min_length=1)
+    """Document, log or command from which the value comes."""
     date: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
-    """Year, month or day of the source; of the look-up where the source is a public log."""
+    """Year, month or day of the source; for a public log, of the look-up."""
 
 
 class SourcedBytes(Sourced):
@@ -65,7 +67,7 @@ class SourcedPower(Sourced):
 
 
 class SourcedShare(Sourced):
-    """A part of a peak."""
+    """A fraction of a peak."""
 
     value: float = Field(gt=0, le=1)
 
@@ -77,7 +79,7 @@ class SourcedSeconds(Sourced):
 
 
 class SourcedCount(Sourced):
-    """A number of things."""
+    """A count."""
 
     value: int = Field(ge=1)
 
@@ -91,233 +93,243 @@ class ProcessOverheads(Spec):
     driver: SourcedBytes
     ray_system: SourcedBytes
     adapters: SourcedBytes | None = None
-    """What PEFT adds to a trainer with adapters; None counts nothing."""
+    """Bytes that PEFT adds to a trainer with adapters; None counts nothing."""
     environment: SourcedBytes | None = None
-    """A process that answers between turns; None counts nothing."""
+    """Bytes of a process that runs environments or tools; None counts nothing."""
 
 
 class ProcessSlack(Spec):
-    """What a process holds beyond its imports and its tensors: heap that is not given back, thread stacks, objects."""
+    """Bytes that a process holds beyond its imports and tensors: freed heap that it keeps, thread stacks, objects."""
 
     policy_trainer: SourcedBytes
     scorer: SourcedBytes
     rollout_engine: SourcedBytes
     speculative_decoding: SourcedBytes | None = None
-    """Numba, which an engine with speculative decoding loads; None counts nothing."""
+    """Bytes of Numba, which an engine with speculative decoding loads; None counts nothing."""
 
 
 class WeightPacking(Spec):
     """How the rollout engine repacks linear weights on this machine."""
 
     row_block: int = Field(ge=1)
-    """In elements."""
+    """Rows of a block, in elements."""
     column_block: int = Field(ge=1)
-    """In elements."""
+    """Columns of a block, in elements."""
     bytes_per_weight: SourcedBytes
-    """The handler beside each packed weight."""
+    """Bytes of the handler that accompanies each packed weight."""
     bytes_per_shape: SourcedBytes
-    """Code compiled once for each shape."""
+    """Bytes of code compiled once per shape."""
     bytes_per_batch_size: SourcedBytes
-    """Code compiled for each number of rows with which a shape is multiplied."""
+    """Bytes of code compiled per shape and number of input rows."""
 
 
 class ProfileBase(Spec):
-    """What every profile has."""
+    """Fields of every profile."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$")
-    """Also its file's name."""
+    """Name of the profile and of its file."""
     description: str
+    """The profile in words."""
 
 
 class CpuRates(Spec):
-    """What a host without a GPU reaches, all its cores together."""
+    """Measured peak rates of a host without a GPU, over all its cores."""
 
     flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
-    """Of large square matmuls, by operand type."""
+    """Rates of large square matmuls, by operand type."""
     memory_bytes_per_s: SourcedByteRate | None = None
-    """Of a copy, reads and writes together."""
+    """Rate of a copy, reads and writes together."""
     collective_bytes_per_s: SourcedByteRate | None = None
-    """What each of two processes sends in a large all-reduce."""
+    """Rate at which each of two processes sends in a large all-reduce."""
     disk_bytes_per_s: SourcedByteRate | None = None
-    """Written and flushed."""
+    """Rate of writing and flushing a file."""
     launch: SourcedSeconds | None = None
-    """One operation on one element."""
+    """Seconds of one operation on one element."""
     num_cores: SourcedCount | None = None
-    """Cores that these rates are for."""
+    """Number of cores that these rates hold for."""
     fresh_memory_bytes_per_s: SourcedByteRate | None = None
-    """Of results written into memory that the system has just given: page faults take most of the time. Of one process,
-    whatever its threads."""
+    """Rate of one process that writes results into memory fresh from the operating system, where page faults take most
+    of the time. More threads do not raise it."""
 
 
 class CpuLatencies(Spec):
-    """Seconds on a host without a GPU that neither a byte nor a FLOP explains."""
+    """Fixed costs on a host without a GPU, in seconds, which depend on neither bytes nor FLOPs."""
 
     call: SourcedSeconds
-    """A call of a worker process and its answer."""
+    """Round trip of a call to a worker process."""
     rollout: SourcedSeconds
-    """A rollout assigned, sent, decoded or looked at once."""
+    """Cost per rollout of assigning, sending, decoding or inspecting it once."""
     gradient: SourcedSeconds
-    """A parameter's part in a backward pass (the trainer's hooks)."""
+    """Cost per parameter in a backward pass (the trainer's hooks)."""
     update: SourcedSeconds
-    """A parameter's part in an optimizer step."""
+    """Cost per parameter in an optimizer step."""
     engine_step: SourcedSeconds
-    """Of the rollout engine, for each step of all sequences."""
+    """Cost of an engine step over all sequences."""
     engine_layer: SourcedSeconds
-    """For each layer of an engine step."""
+    """Cost per layer of an engine step."""
     engine_sequence: SourcedSeconds
-    """For each sequence of an engine step."""
+    """Cost per sequence of an engine step."""
     engine_request: SourcedSeconds
-    """For each prompt."""
+    """Cost per prompt."""
     reload_tensor: SourcedSeconds
-    """A parameter loaded and packed again."""
+    """Cost of loading and packing one parameter again."""
     start_trainer: SourcedSeconds
-    """On one core, until the process has its libraries and an empty model; so are the next two."""
+    """Time on one core until a trainer has its libraries and an empty model."""
     start_scorer: SourcedSeconds
+    """The same for a scorer."""
     start_engine: SourcedSeconds
+    """The same for an engine."""
     stop_engine: SourcedSeconds
-    """The engine taken apart."""
+    """Time to shut an engine down."""
     restart_engine: SourcedSeconds
-    """The engine created again in a process that has its libraries."""
+    """Time to create an engine again in a process that already has its libraries."""
 
 
 class CpuProfile(ProfileBase):
-    """A host whose "devices" are process slots."""
+    """A host without a GPU, whose "devices" are process slots."""
 
     kind: Literal["cpu"]
     memory: SourcedBytes
-    """The host's, which the devices share."""
+    """Memory of the host, shared by all devices."""
     max_devices: int = Field(ge=1)
+    """Limit on process slots."""
     weight_packing: WeightPacking
     """How vLLM's CPU build repacks linear weights into opaque buffers after loading."""
     process_overheads: ProcessOverheads
     process_slack: ProcessSlack
     rates: CpuRates | None = None
-    """None where not measured, as `latencies`: a plan then has no times."""
+    """Measured rates; None: not measured, so that a plan has no times."""
     latencies: CpuLatencies | None = None
+    """Measured fixed costs; None: not measured."""
 
 
 HardwareProfile = CpuProfile
-"""What jobs on CPU hosts are planned for."""
+"""Profiles that jobs on CPU hosts are planned for."""
 
 
 class HostLink(Spec):
-    """Between a GPU and its host."""
+    """The link between a GPU and its host."""
 
     technology: Literal["pcie", "c2c", "xgmi"]
-    """`c2c` is NVLink between the chips of a superchip."""
+    """Kind of the link; `c2c` is NVLink between the chips of a superchip."""
     generation: int | None = Field(default=None, ge=1)
-    """Of PCIe, as `num_lanes`; None for a C2C link."""
+    """PCIe generation; None for a C2C link."""
     num_lanes: int | None = Field(default=None, ge=1)
+    """Number of PCIe lanes; None for a C2C link."""
     bytes_per_s: SourcedByteRate
-    """Each direction, as the line carries it, before protocol overhead."""
+    """Raw line rate per direction, before protocol overhead."""
 
 
 class DeviceLink(Spec):
-    """Between GPUs."""
+    """The link between GPUs."""
 
     technology: Literal["nvlink", "nvlink_bridge", "xgmi"]
-    """`nvlink` is a switch or a mesh, `nvlink_bridge` joins pairs or fours."""
+    """Kind of the link; `nvlink` is a switch or a mesh, `nvlink_bridge` joins two or four GPUs."""
     generation: int = Field(ge=1)
     num_links: int = Field(ge=1)
+    """Links of one GPU."""
     bytes_per_s: SourcedByteRate
-    """Of one GPU, each direction, all its links together."""
+    """Rate of one GPU per direction, over all its links."""
 
 
 class Efficiencies(Spec):
-    """The share of a peak that long-running work reaches."""
+    """Fraction of each peak that sustained work reaches."""
 
     matmul: SourcedShare
-    """Of `dense_flops_per_s`, by large 16-bit matmuls of training and scoring."""
+    """Fraction of `dense_flops_per_s` that large 16-bit matmuls of training and scoring reach."""
     matmul_8bit: SourcedShare | None = None
-    """The same of matmuls in 8 and 4 bits, where it is another."""
+    """Fraction for 8-bit and 4-bit matmuls, if it differs."""
     memory: SourcedShare
-    """Of `memory_bytes_per_s`, by the elementwise work between matmuls."""
+    """Fraction of `memory_bytes_per_s` that elementwise kernels between matmuls reach."""
     host_link: SourcedShare
-    """Of the link's rate, by large copies."""
+    """Fraction of the host link's rate that large copies reach."""
     device_link: SourcedShare | None = None
-    """Of the link's rate, by large collectives."""
+    """Fraction of the device link's rate that large collectives reach."""
 
 
 class ServingRates(Spec):
-    """What a rollout engine reaches."""
+    """Efficiencies and fixed costs of a rollout engine."""
 
     memory: SourcedShare
-    """Of `memory_bytes_per_s`, by a decode step's reads."""
+    """Fraction of `memory_bytes_per_s` that a decode step's reads reach."""
     matmul: SourcedShare
-    """Of `dense_flops_per_s`, by a prefill."""
+    """Fraction of `dense_flops_per_s` that a prefill reaches."""
     layer: SourcedSeconds
-    """What a layer takes beyond its bytes and FLOPs, inside a CUDA graph."""
+    """Seconds per layer beyond its bytes and FLOPs, inside a CUDA graph."""
     collective: SourcedSeconds
-    """One small all-reduce between the ranks of an engine."""
+    """Seconds of one small all-reduce between the ranks of an engine."""
     expert_layer: SourcedSeconds
-    """What a kernel each for choosing, sorting, quantising, multiplying and combining adds to a layer with experts."""
+    """Extra seconds of a layer with experts, for kernels that route, sort, quantize, multiply and combine."""
 
 
 class NodeEfficiencies(Spec):
-    """The share of a peak that work on a whole node reaches."""
+    """Fractions of peaks and rates that work on a whole node reaches."""
 
     network: SourcedShare
-    """Of `network_bytes_per_s`, by large collectives."""
+    """Fraction of `network_bytes_per_s` that large collectives reach."""
     network_latency: SourcedSeconds
-    """One small message between nodes."""
+    """Latency of one small message between nodes."""
     host_memory_bytes_per_s: SourcedByteRate
-    """What optimizer steps on the host stream."""
+    """Rate of optimizer steps on the host, in bytes that they read and write."""
     disk_bytes_per_s: SourcedByteRate
-    """What checkpoints are written with."""
+    """Rate of writing checkpoints."""
 
 
 class GpuOverheads(Spec):
     """Device memory that belongs to no tensor."""
 
     context: SourcedBytes
-    """Of each process that uses the GPU (driver, loaded kernels), before its first tensor."""
+    """Bytes of each process that uses the GPU (CUDA context, loaded kernels), before its first tensor."""
     allocator_granularity: SourcedBytes
-    """What the caching allocator rounds a large segment up to."""
+    """Granularity to which the caching allocator rounds up a large segment."""
     communicator_of_two: SourcedBytes
-    """NCCL or RCCL buffers of a process for one group of two ranks."""
+    """NCCL or RCCL buffers per process for a group of two ranks."""
     communicator_of_many: SourcedBytes
-    """The same for one group of more ranks."""
+    """NCCL or RCCL buffers per process for a group of more ranks."""
 
 
 class GpuProfile(ProfileBase):
-    """One GPU as a process sees it (of an MI250X: one of its two dies). None in an optional part: not known."""
+    """One GPU as a process sees it (an MI250X counts as two). Optional parts are None if unknown."""
 
     kind: Literal["cuda", "rocm"]
     driver_names: tuple[str, ...] = Field(min_length=1)
-    """What NVML or ROCm call it."""
+    """Names of the GPU in NVML or ROCm."""
     architecture: str = Field(pattern=r"^(\d{1,2}\.\d|gfx[0-9a-f]+)$")
-    """`9.0` is a compute capability, `gfx942` a ROCm target."""
+    """Compute capability (`9.0`) or ROCm target (`gfx942`)."""
     memory: SourcedBytes
-    """Total as `cudaMemGetInfo` reports it: what firmware keeps is already gone."""
+    """Total memory as `cudaMemGetInfo` reports it, without the part that firmware reserves."""
     nvml_memory: SourcedBytes | None = None
-    """Total as NVML and `nvidia-smi` show it, which count what firmware keeps as used."""
+    """Total memory as NVML and `nvidia-smi` show it; they count the part that firmware reserves as used."""
     power: SourcedPower | None = None
-    """The most that the whole board draws, its memory included, as it is sold."""
+    """Factory power limit of the whole board, memory included."""
     memory_bytes_per_s: SourcedByteRate | None = None
-    """Peak of the device memory, reads and writes together."""
+    """Peak bandwidth of device memory, reads and writes together."""
     dense_flops_per_s: dict[ComputeDtype, SourcedFlopRate] = Field(default_factory=dict)
+    """Dense peak FLOP/s by operand type."""
     host_link: HostLink | None = None
+    """Link to the host."""
     device_link: DeviceLink | None = None
+    """Link to other GPUs."""
     efficiencies: Efficiencies | None = None
     supports_sleep: bool
-    """vLLM can put its engine to sleep there."""
+    """Whether vLLM's sleep mode works on this GPU."""
     supports_peer_access: bool
-    """GPUs reach each other's memory."""
+    """Whether GPUs can access each other's memory (peer access)."""
     may_drive_display: bool = False
-    """It has outputs, on which a display may hang."""
+    """Whether the GPU has display outputs, so that a display may use some of its memory."""
     shares_host_memory: bool
-    """`memory` is the host's own, not beside it."""
+    """Whether `memory` is the host's own memory (unified memory)."""
     overheads: GpuOverheads
     serving: ServingRates | None = None
 
     @property
     def kept_by_driver(self) -> int:
-        """Bytes that NVML's `used` counts on an idle GPU and no process can have; 0 where not known."""
+        """Bytes that NVML counts as used on an idle GPU and that no process can allocate; 0 if unknown."""
         return max(0, self.nvml_memory.value - self.memory.value) if self.nvml_memory else 0
 
     def flops_per_s(self, dtype: ComputeDtype) -> int:
-        """Dense peak for operands of `dtype`. Raises: SpecError where the chip does not have it, or it is not known."""
+        """Dense peak for operands of `dtype`. Raises: SpecError where the GPU lacks it or the profile does."""
         if dtype not in self.dense_flops_per_s:
             raise SpecError(
                 f"profile '{self.name}' has no {dtype} rate",
@@ -329,25 +341,25 @@ class GpuProfile(ProfileBase):
 
 
 class NodeProfile(ProfileBase):
-    """A machine with GPUs: its inside, its network and its host."""
+    """A machine with GPUs: topology, network and host."""
 
     kind: Literal["node"]
     gpu: str
-    """A GPU profile's name."""
+    """Name of the GPU's profile."""
     num_gpus: int = Field(ge=1)
     topology: Literal["nvswitch", "nvlink_mesh", "nvlink_pairs", "xgmi_mesh", "pcie", "single"]
-    """How its GPUs reach each other; `nvlink_pairs` over bridges."""
+    """Interconnect of the GPUs; `nvlink_pairs` are joined by bridges."""
     num_gpus_in_link_domain: int = Field(ge=1)
-    """GPUs that the device link joins; more than `num_gpus` where it leaves the machine."""
+    """GPUs joined by the device link; more than `num_gpus` if it spans machines."""
     peer_bytes_per_s: SourcedByteRate | None = None
-    """Between one pair of GPUs, each direction: all of a GPU's links behind a switch, one in a mesh."""
+    """Rate between one pair of GPUs per direction: all links of a GPU behind a switch, one link in a mesh."""
     network: Literal["infiniband", "roce", "efa", "ethernet"]
     network_bytes_per_s: SourcedByteRate
-    """Of the whole node to other nodes, each direction, all adapters together."""
+    """Rate of the whole node to other nodes, per direction, over all adapters."""
     host_memory: SourcedBytes
     """Main memory of the node."""
     num_cores: SourcedCount
-    """Physical cores, or virtual ones, as the source says."""
+    """Physical cores, or virtual ones if the source counts those."""
     efficiencies: NodeEfficiencies | None = None
 
 

@@ -1,8 +1,8 @@
 """Rates: bytes per second, FLOP per second and watts, as integers; decimal units exist only in text.
 
-In: text such as `3.35TB/s`, `989.4TFLOP/s` or `700W` from a YAML file. Out: an integer, or text to show.
-Left out: binary units (vendors give rates in powers of ten), refused, and bits but for slow links (of a GPU or a node
-`400Gb/s` is written 50GB/s).
+In: text such as `3.35TB/s`, `989.4TFLOP/s` or `700W` from a YAML file. Out: an integer, or text for display. Left out:
+binary units, since vendors give rates in powers of ten; bits, except for slow links (a GPU's or node's `400Gb/s` is
+written 50GB/s).
 """
 
 import re
@@ -18,7 +18,7 @@ MAX_RATE = (1 << 63) - 1
 
 
 def _parse(text: str | int, *, units: dict[str, int], example: str) -> int:
-    """A rate from a number with one of the units, or an integer of the smallest. Raises: ValueError with the rule.
+    """A rate in the smallest unit, from an integer or a number with a unit. Raises: ValueError with the rule.
 
     >>> parse_bytes_per_s("3.35TB/s"), parse_link_rate("590Mb/s"), parse_watts("1.4kW")
     (3350000000000, 73750000, 1400)
@@ -41,7 +41,7 @@ def _parse(text: str | int, *, units: dict[str, int], example: str) -> int:
 parse_bytes_per_s = partial(_parse, units=_BYTE_RATES, example="50GB/s")
 """Bytes per second from `3.35TB/s` or an integer."""
 parse_link_rate = partial(_parse, units=_LINK_RATES, example="590Mb/s")
-"""Bytes per second of a link between places, of which people speak in bits."""
+"""Bytes per second of a slow link, whose rate may be given in bits."""
 parse_flops_per_s = partial(_parse, units=_FLOP_RATES, example="312TFLOP/s")
 """Operations per second from `989.4TFLOP/s` or an integer; integer operations count as FLOP."""
 parse_watts = partial(_parse, units=_WATTS, example="700W")
@@ -49,7 +49,7 @@ parse_watts = partial(_parse, units=_WATTS, example="700W")
 
 
 def _format(rate: float, *, units: dict[str, int]) -> str:
-    """A rate for people: four significant figures.
+    """A rate for display, with four significant figures.
 
     >>> format_bytes_per_s(56_250_000_000), format_flops_per_s(2_250_000_000_000_000)
     ('56.25 GB/s', '2.25 PFLOP/s')

@@ -1,1 +1,1 @@
-"""What a language model consists of: tensors and shapes of each family, read from configs and headers as data."""
+"""The anatomy of a language model: tensors and shapes of each family, read from configs and headers as data."""

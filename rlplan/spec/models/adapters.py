@@ -1,6 +1,7 @@
-"""What is put on a model: a value or reward head instead of the language head, LoRA adapters beside linear layers.
+"""Additions to a model: a value or reward head in place of the language head, LoRA adapters on linear layers.
 
 In: a ModelSpec, a rank, names of modules. Out: tensors. Left out: the base's dtype, DoRA.
+
 Symbols: h hidden_size, r rank, V vocab_size.
 """
 
@@ -12,11 +13,11 @@ from rlplan.spec.model import Component, ModelSpec, Parameter
 
 ALL_LINEAR = "all-linear"
 EXPERTS = "experts"
-"""Among names of modules: gate, up and down of every routed expert."""
+"""Module name that stands for gate, up and down of every routed expert."""
 
 
 def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """The parameters of a value or reward model on this backbone: the language head becomes one row of h.
+    """The parameters of a value or reward model on this backbone: its head is one row of h.
 
     Counts: h instead of V*h for an untied model; h more for a tied one, whose table is still the embedding.
     Source: transformers 5.19, `...ForSequenceClassification` with one label, `score` without bias.
@@ -26,12 +27,12 @@ def value_head_parameters(model: ModelSpec) -> tuple[Parameter, ...]:
     >>> model.num_parameters - sum(tensor.numel for tensor in value_head_parameters(model))  # 128255 * 4096
     525332480
     """
-    kept = tuple(tensor for tensor in model.parameters if tensor.component is not Component.HEAD)
-    return (*kept, Parameter("score.weight", (1, model.hidden_size), Component.HEAD))
+    backbone = tuple(tensor for tensor in model.parameters if tensor.component is not Component.HEAD)
+    return (*backbone, Parameter("score.weight", (1, model.hidden_size), Component.HEAD))
 
 
 def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
-    """The weights of `nn.Linear` modules but the language head: what PEFT calls `all-linear`.
+    """The weights of all `nn.Linear` modules except the language head: PEFT's `all-linear`.
 
     Counts: attention, dense and shared MLPs, vision towers, a few families' routers. Not: most routers and all routed
     experts, which transformers 5 stacks into parameters that no linear layer owns; convolutions; embeddings.
@@ -40,10 +41,10 @@ def linear_layers(model: ModelSpec) -> tuple[Parameter, ...]:
 
 
 def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = ALL_LINEAR) -> tuple[Parameter, ...]:
-    """The adapters that train: A of r by in, B of out by r, for every linear layer of a name. Raises: SpecError.
+    """The trained adapters: A of r by in, B of out by r, for every named linear layer. Raises: SpecError.
 
-    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` beside them for all
-    routed experts, whose pairs are one tensor a layer and matrix.
+    Counts: r*(in + out) a layer. targets: names such as `q_proj`, or `all-linear`; `experts` adds all routed
+    experts, with one pair of tensors per layer and matrix.
     Source: LoRA, arXiv 2106.09685, section 4.1; PEFT 0.18 tuners/lora/layer.py.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -62,7 +63,7 @@ def lora_parameters(model: ModelSpec, rank: int, targets: str | Iterable[str] = 
 
 
 def adapted_modules(adapters: Iterable[Parameter]) -> list[str]:
-    """Names of the linear layers beside which adapters stand, as PEFT's `target_modules` has them."""
+    """Names of the adapted linear layers, as in PEFT's `target_modules`."""
     return sorted({adapter.name.split(".")[-3] for adapter in adapters})
 
 
@@ -72,12 +73,12 @@ def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tu
     if targets != ALL_LINEAR:
         names = {targets} if isinstance(targets, str) else set(targets)
         if EXPERTS in names and model.experts is not None:
-            rest = tuple(name for name in targets if name != EXPERTS) if not isinstance(targets, str) else ()
-            return (*(_adapters(model, rank, rest) if rest else ()), *_beside_experts(model, rank))
+            other_targets = tuple(name for name in targets if name != EXPERTS) if not isinstance(targets, str) else ()
+            return (*(_adapters(model, rank, other_targets) if other_targets else ()), *_expert_adapters(model, rank))
         known = sorted({_module(tensor) for tensor in layers})
         for name in sorted(names - set(known)):
             raise SpecError(
-                f"target {name!r} is no linear layer of {model.architecture}",
+                f"target {name!r} is not a linear layer of {model.architecture}",
                 where="targets",
                 rule=f"{ALL_LINEAR}, or some of {', '.join(known)}." + did_you_mean(name, known),
                 way_out="name modules that the model has",
@@ -86,10 +87,12 @@ def _adapters(model: ModelSpec, rank: int, targets: str | tuple[str, ...]) -> tu
     return tuple(adapter for tensor in layers for adapter in _pair(tensor, rank))
 
 
-def _beside_experts(model: ModelSpec, rank: int) -> Iterator[Parameter]:
-    """Adapters of every routed expert: r by in and out by r of each matrix, all experts of a layer in one tensor."""
+def _expert_adapters(model: ModelSpec, rank: int) -> Iterator[Parameter]:
+    """Adapters of every routed expert: r by in and out by r of each matrix, with all experts of a layer in one
+    tensor.
+    """
     experts = model.experts
-    assert experts is not None, "asked of mixtures alone"
+    assert experts is not None, "only mixtures of experts have expert adapters"
     width, inner = experts.latent_size or model.hidden_size, experts.intermediate_size
     sizes = {"up_proj": (width, inner), "down_proj": (inner, width)}
     if experts.num_matrices == 3:

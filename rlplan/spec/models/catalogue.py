@@ -1,58 +1,23 @@
 """The bundled catalogue: shapes of popular models by hub id, and how a model is named on a command line.
 
 In: an id such as `Qwen/Qwen2.5-7B`, or a path. Out: a ModelSpec. Left out: downloads (`runtime/models/hub`), weights.
-The data are `rlplan/spec/architectures/*.json`: the keys of each `config.json` that matter here, the published total
-that the tests hold them to, and where they come from.
 """
 
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.spec.base import Spec, shorten
+from rlplan.spec.base import shorten
 from rlplan.spec.model import ModelSpec, model_from_config, read_model
+from rlplan.spec.models.bundled import CatalogueEntry, load_catalogue
 from rlplan.spec.models.headers import check_checkpoint
 
-FOLDER = Path(__file__).resolve().parent.parent / "architectures"
+__all__ = [
+    "MAX_ID", "CatalogueEntry", "bundled_id", "cached_id", "find_model", "load_catalogue", "model_path", "named_model",
+    "nearest_id", "resolve_model",
+]  # fmt: skip
+
 MAX_ID = 200
-
-
-class CatalogueEntry(Spec):
-    """One model."""
-
-    id: str
-    num_parameters: int
-    """The total that its config must come to."""
-    source: str
-    """Where the config comes from."""
-    like: str | None = None
-    """The model whose config it shares but for the keys in its own."""
-    config: dict[str, Any]
-    """With the keys of `like`."""
-
-
-@cache
-def load_catalogue() -> dict[str, CatalogueEntry]:
-    """Every bundled model by id.
-
-    >>> len(load_catalogue()) >= 60
-    True
-    """
-    raw: dict[str, dict[str, Any]] = {}
-    for path in sorted(FOLDER.glob("*.json")):
-        data = json.loads(path.read_text("utf-8"))
-        for model in data["models"]:
-            assert model["id"] not in raw, f"{model['id']} occurs twice in the catalogue"
-            raw[model["id"]] = model | {"source": data["sources"][model["source"]]}
-    return {name: CatalogueEntry(**model | {"config": _merged(raw, name)}) for name, model in raw.items()}
-
-
-def _merged(raw: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    model = raw[name]
-    base = _merged(raw, model["like"]) if "like" in model else {}
-    return {**base, **model["config"]}
 
 
 @cache
@@ -64,23 +29,21 @@ def find_model(name: str) -> ModelSpec:
     """
     entry = load_catalogue().get(name)
     if entry is None:
-        raise _unknown(name)
+        raise _unknown_model(name)
     return model_from_config(entry.config, where=f"catalogue: {name}")
 
 
 def resolve_model(name: str, *, where: str = "model", may_classify: bool = False) -> ModelSpec:
-    """ModelSpec of a path (a folder, or a config file) if there is one of that name, else of a bundled id.
+    """ModelSpec of a path (a folder or a config file) if it exists, else of a bundled id. Raises: SpecError.
 
-    Of a folder that is not there the bundled one, where its end is an id: `models/ORG/NAME`. may_classify: whether it
-    may be a sequence classifier.
-
-    A checkpoint beside the config must hold what the config says. Raises: SpecError.
+    A missing folder `models/ORG/NAME` stands for the bundled model of that id. A checkpoint in the folder must agree
+    with its config. may_classify: whether a sequence classifier is allowed.
     """
     path = model_path(name)
     if path is None:
         known = bundled_id(name)
         if known is None:
-            raise _unknown(name, where)
+            raise _unknown_model(name, where)
         return find_model(known)
     model = read_model(path, may_classify=may_classify)
     if path.is_dir():
@@ -89,24 +52,25 @@ def resolve_model(name: str, *, where: str = "model", may_classify: bool = False
 
 
 def bundled_id(name: str) -> str | None:
-    """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`, or one of the hub's cache).
+    """The bundled id that a name is, or that a folder's path ends with (`models/ORG/NAME`, or a folder of the hub's
+    cache).
 
-    None where it is neither. So a job can be planned where its models do not lie.
+    None for any other name. With it, a job can be planned on a machine without its models.
     """
-    if found := cached_id(name):
-        name = found
+    if hub_id := cached_id(name):
+        name = hub_id
     end = "/".join(Path(name).parts[-2:]) if len(name) < MAX_ID * 20 else name
-    return next((one for one in (name, end) if one in load_catalogue()), None)
+    return next((known for known in (name, end) if known in load_catalogue()), None)
 
 
 def named_model(path: str) -> str:
-    """A model as people name it: its id, or its folder's name."""
-    own = Path(path).parent.name if path.endswith(".json") else Path(path).name
-    return bundled_id(path) or cached_id(path) or own
+    """A model's name for display: its id, or its folder's name."""
+    file_name = Path(path).parent.name if path.endswith(".json") else Path(path).name
+    return bundled_id(path) or cached_id(path) or file_name
 
 
 def cached_id(path: str) -> str:
-    """The id whose snapshot a folder of the hub's cache is; empty for any other path.
+    """The hub id of a snapshot folder in the hub's cache; empty for any other path.
 
     >>> cached_id("/cache/hub/models--Qwen--Qwen2.5-7B/snapshots/d149729")
     'Qwen/Qwen2.5-7B'
@@ -117,7 +81,7 @@ def cached_id(path: str) -> str:
 
 
 def model_path(name: str) -> Path | None:
-    """The folder or file of that name, None where there is none."""
+    """The file or folder of that name; None if it does not exist."""
     if "\0" in name or len(name) >= MAX_ID * 20:
         return None
     path = Path(name).expanduser()
@@ -128,18 +92,20 @@ def model_path(name: str) -> Path | None:
 
 
 def nearest_id(name: str) -> str:
-    """The bundled id that differs in case only, or lacks its organisation; empty where there is none.
+    """The bundled id that differs only in case, or lacks its organization; empty if there is none.
 
-    Of a path the id that it ends with: a job's relative paths are absolute by the time that they are looked for.
+    A path is matched by its end, since a job's relative paths are absolute by now.
     """
     path = Path(name[: MAX_ID * 20].lower())
     wanted = "/".join(path.parts[-2:])
-    alone = path.name if path.is_absolute() or len(path.parts) == 1 else None
-    known = {one.lower(): one for one in load_catalogue()}
-    return known.get(wanted) or next((one for low, one in known.items() if low.rpartition("/")[2] == alone), "")
+    file_name = path.name if path.is_absolute() or len(path.parts) == 1 else None
+    known = {known_id.lower(): known_id for known_id in load_catalogue()}
+    return known.get(wanted) or next(
+        (known_id for low, known_id in known.items() if low.rpartition("/")[2] == file_name), ""
+    )
 
 
-def _unknown(name: str, where: str = "model") -> SpecError:
+def _unknown_model(name: str, where: str = "model") -> SpecError:
     known = load_catalogue()
     near = nearest_id(name)
     hint = f" Did you mean '{near}'?" if near else did_you_mean("/".join(Path(name).parts[-2:])[:MAX_ID], known)

@@ -1,7 +1,7 @@
-"""Reading a `config.json` key by key: every value is checked where it is taken, and a refusal names all of it.
+"""A `config.json` read key by key: each value is checked where it is used, and errors name file, key and value.
 
-In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that are not read, which change nothing here;
-`auto_map`, `trust_remote_code` and the like are such keys, so code that a config names is never looked at.
+In: parsed JSON. Out: counts, booleans, lists of names. Left out: keys that are never read, such as `auto_map` and
+`trust_remote_code`, so that code named by a config is never looked at.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from rlplan.reading import read_text
 from rlplan.spec.base import parse_json, shorten
 
 MAX_DIMENSION = 1 << 24
-"""Above any real model's sizes: a config beyond it is broken or hostile."""
+"""Limit of a model's sizes, above any real one: a larger value is broken or hostile."""
 
 MAX_LAYERS = 10_000
 MAX_CONFIG_BYTES = 2 << 20
-"""The longest published ones list thousands of layers that are not quantised, in 1.2 MB."""
+"""Size limit of a config. The longest published ones list thousands of unquantized layers in 1.2 MB."""
 
 OTHER_MODEL = "use another model, or measure this one with `rlplan estimate --trace`"
 REPAIR = "repair or replace the config"
@@ -26,8 +26,8 @@ REPAIR = "repair or replace the config"
 class Config:
     """The keys of one level of a config.
 
-    where: the file, for messages. path: dotted path of this level, empty at the top.
-    defaults: what the library's config class assumes for a key that the file leaves out.
+    where: the file, for messages. path: dotted path of this level, empty at the top. defaults: values that the
+    library's config class assumes for missing keys.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Config:
         self.data, self.where, self.path, self.defaults = data, where, path, defaults or {}
 
     def get(self, key: str) -> Any:
-        """The value as it stands, the library's default where the file is silent, else None."""
+        """The value in the file, else the library's default, else None."""
         return self.data[key] if key in self.data else self.defaults.get(key)
 
-    def count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int:
-        """A number of something. Raises: SpecError where it is missing, no whole number, or out of bounds."""
+    def read_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int:
+        """An integer. Raises: SpecError where it is missing, not an integer, or out of bounds."""
         value = self.get(key)
         if value is None:
             self.refuse_missing(key)
@@ -48,12 +48,13 @@ class Config:
             self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def optional_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int | None:
-        """The same, None where the file says null or nothing."""
-        return None if self.get(key) is None else self.count(key, maximum=maximum, minimum=minimum)
+    def read_optional_count(self, key: str, *, maximum: int = MAX_DIMENSION, minimum: int = 1) -> int | None:
+        """An integer, or None if the file has null or nothing. Raises: SpecError."""
+        return None if self.get(key) is None else self.read_count(key, maximum=maximum, minimum=minimum)
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        """A boolean, the default where the file is silent. Raises: SpecError."""
+    def read_flag(self, key: str, *, default: bool) -> bool:
+        """A boolean, or the default if the file has none. Raises: SpecError."""
+        # not self.get(): an explicit null is an error here, not a missing key
         value = self.data.get(key, self.defaults.get(key, default))
         if value is None:
             self.refuse_missing(key)
@@ -61,8 +62,8 @@ class Config:
             self.refuse(key, value, "true or false")
         return value
 
-    def words(self, key: str, allowed: Sequence[str], *, length: int) -> tuple[str, ...] | None:
-        """One word a layer, or None where the file is silent. Raises: SpecError."""
+    def read_words(self, key: str, allowed: Sequence[str], *, length: int) -> tuple[str, ...] | None:
+        """One word per layer, or None if the file has none. Raises: SpecError."""
         value = self.get(key)
         if value is None:
             return None
@@ -73,8 +74,8 @@ class Config:
             self.refuse(key, f"{len(value)} layers", f"one word for each of the {length} layers")
         return tuple(value)
 
-    def indices(self, key: str) -> tuple[int, ...]:
-        """A list of layer numbers, empty where the file is silent. Raises: SpecError."""
+    def read_indices(self, key: str) -> tuple[int, ...]:
+        """A list of layer numbers, empty if the file has none. Raises: SpecError."""
         value = self.get(key)
         if value is None:
             return ()
@@ -82,8 +83,8 @@ class Config:
             self.refuse(key, value, f"a list of layer numbers from 0 to {MAX_LAYERS - 1}")
         return tuple(value)
 
-    def child(self, key: str, *, defaults: Mapping[str, Any] | None = None) -> "Config":
-        """A nested level. Raises: SpecError where it is missing or no object."""
+    def read_child(self, key: str, *, defaults: Mapping[str, Any] | None = None) -> "Config":
+        """A nested level. Raises: SpecError where it is missing or not an object."""
         value = self.get(key)
         if value is None:
             self.refuse_missing(key)
@@ -96,7 +97,7 @@ class Config:
         return f"{self.path}.{key}" if self.path else key
 
     def refuse_unless(self, key: str, allowed: Any) -> None:
-        """Raises: SpecError where a key has a value that changes the tensors in a way no table knows."""
+        """Raises: SpecError where a key has a value that changes tensors beyond what the tables describe."""
         value = self.get(key)
         if value is not None and value != allowed:
             self.refuse(key, value, f"{shorten(allowed)}: another value is not modelled", way_out=OTHER_MODEL)
@@ -108,7 +109,7 @@ class Config:
         )
 
     def refuse_missing(self, key: str) -> NoReturn:
-        """Raises: SpecError for a key that nothing else tells."""
+        """Raises: SpecError for a missing key without a safe default."""
         raise SpecError(
             f"key '{key}' is {'null' if key in self.data else 'missing'}",
             where=f"{self.where}: {self.key_path(key)}",
@@ -118,9 +119,9 @@ class Config:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The top level of a config file. Raises: SpecError for what is no small JSON object with unique keys."""
+    """The top level of a config file. Raises: SpecError unless it is a small JSON object with unique keys."""
     text = read_text(path, "the model's config.json", limit=MAX_CONFIG_BYTES)
-    # `Infinity` stands in published configs (NemotronH's `time_step_limit`); NaN is nothing that anyone meant
+    # published configs contain `Infinity` (NemotronH's `time_step_limit`), but never a meaningful NaN
     data = parse_json(text, what="config.json", where=str(path), takes_infinity=True)
     if not isinstance(data, dict):
         raise SpecError(

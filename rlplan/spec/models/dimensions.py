@@ -1,6 +1,7 @@
-"""The numbers behind the symbols of the tables: of a whole model, and of one rank's share.
+"""Sizes for the symbols of tensor tables: those of a whole model, and of one rank's share.
 
-In: a ModelSpec and a Layout. Out: Sizes. Left out: uneven shares; what does not divide is refused.
+In: a ModelSpec and a Layout. Out: Sizes. Left out: uneven shares; sizes that do not divide are refused.
+
 Symbols: as in `tables`, with dg, qg, kvg for full layers that differ from sliding ones (Gemma 4).
 """
 
@@ -18,35 +19,36 @@ if TYPE_CHECKING:
 
 
 class Layout(Spec):
-    """How one copy of a model is cut."""
+    """The parallelism that splits one copy of a model."""
 
     tp: int = Field(default=1, ge=1, le=1 << 16)
-    """Ranks that share every layer."""
+    """Tensor-parallel size: ranks that split every layer."""
     ep: int = Field(default=1, ge=1, le=1 << 16)
-    """Ranks that share the experts: 1 where tp cuts each expert, more where a rank holds whole experts."""
+    """Expert-parallel size: ranks that split the experts. 1 if tp splits each expert, more if a rank holds whole
+    experts."""
     etp: int | None = Field(default=None, ge=1, le=1 << 16)
-    """Ranks that share each expert's matrices; None: tp where ep is 1, else 1."""
+    """Expert tensor-parallel size: ranks that split each expert's matrices. None: tp if ep is 1, else 1."""
     pp: int = Field(default=1, ge=1, le=1 << 16)
-    """Ranks in a row, each with some layers."""
+    """Pipeline-parallel size: ranks in a row, each with some layers."""
     attention_dp: int = Field(default=1, ge=1, le=1 << 16)
-    """Groups of tp ranks among which whole experts are spread; above 1 each rank has the shared experts whole, for its
-    part of its group's tokens (vLLM 0.32.0, `use_sequence_parallel_moe`)."""
+    """Groups of tp ranks over which whole experts are distributed. Above 1, each rank holds the shared experts whole,
+    for its part of its group's tokens (vLLM 0.32.0, `use_sequence_parallel_moe`)."""
     vocab_multiple: int = Field(default=1, ge=1, le=1 << 24)
-    """Rows of the vocabulary tables are padded up to a multiple of it (vLLM: 64; Megatron: 128*tp)."""
+    """Padding multiple of the vocabulary tables' rows (vLLM: 64; Megatron: 128*tp)."""
 
 
 WHOLE = Layout.by_default()
 
 
 def sizes_of(model: "ModelSpec", layout: Layout = WHOLE) -> Sizes:
-    """Sizes of the whole model and of a rank's share under a layout. Raises: SpecError for what does not divide."""
+    """Sizes of the whole model and of a rank's share under a layout. Raises: SpecError for sizes that do not divide."""
     return Sizes(whole=_numbers(model, WHOLE), share=_numbers(model, layout))
 
 
 def _numbers(model: "ModelSpec", layout: Layout) -> dict[str, int]:
     tp = layout.tp
     heads = _cut(model.num_heads, tp, "num_heads")
-    kv_heads = held_kv_heads(model.num_kv_heads, tp)
+    kv_heads = count_kv_heads(model.num_kv_heads, tp)
     rows = ceil_div(model.vocab_size, layout.vocab_multiple) * layout.vocab_multiple
     numbers = {
         "h": model.hidden_size,
@@ -59,27 +61,27 @@ def _numbers(model: "ModelSpec", layout: Layout) -> dict[str, int]:
         "q": heads * model.head_dim,
         "kv": kv_heads * model.head_dim,
     }
-    for add in (_experts, _latent, _linear, _global):
+    for add in (_add_experts, _add_latent, _add_linear, _add_global):
         add(model, layout, heads, numbers)
     return numbers
 
 
-def held_kv_heads(num_kv_heads: int, tp: int) -> int:
-    """Key heads of a rank: its share, or one that several ranks hold when there are fewer heads than ranks.
+def count_kv_heads(num_kv_heads: int, tp: int) -> int:
+    """Key heads per rank: its share, or one head that several ranks replicate if there are fewer heads than ranks.
 
     Source: vLLM 0.25 QKVParallelLinear, Megatron-Core 0.14 attention.py.
 
-    >>> held_kv_heads(8, 4), held_kv_heads(8, 16)
+    >>> count_kv_heads(8, 4), count_kv_heads(8, 16)
     (2, 1)
     """
     if tp <= num_kv_heads:
         return _cut(num_kv_heads, tp, "num_kv_heads")
     if tp % num_kv_heads:
-        raise _uneven("num_kv_heads", num_kv_heads, tp)
+        raise _indivisible("num_kv_heads", num_kv_heads, tp)
     return 1
 
 
-def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.experts:
         numbers["E"] = _cut(spec.num_experts, layout.ep, "experts.num_experts", what="ep")
         num_shards = layout.etp or (layout.tp if layout.ep == 1 else 1)
@@ -89,7 +91,7 @@ def _experts(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, 
         numbers["Is"] = _cut(spec.shared_intermediate_size, num_shards, "experts.shared_intermediate_size")
 
 
-def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.latent_attention:
         numbers |= {"rq": spec.q_rank, "rkv": spec.kv_rank, "dr": spec.rope_head_dim}
         numbers["qm"] = heads * (spec.nope_head_dim + spec.rope_head_dim)
@@ -99,7 +101,7 @@ def _latent(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
         numbers |= {"ix": index.num_heads * index.head_dim, "ia": index.num_heads, "id": index.head_dim}
 
 
-def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if spec := model.linear_attention:
         keys = _cut(spec.num_key_heads, layout.tp, "linear_attention.num_key_heads")
         values = _cut(spec.num_value_heads, layout.tp, "linear_attention.num_value_heads")
@@ -107,24 +109,24 @@ def _linear(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, i
         numbers |= {"dl": spec.value_head_dim, "K": spec.conv_kernel}
 
 
-def _global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
+def _add_global(model: "ModelSpec", layout: Layout, heads: int, numbers: dict[str, int]) -> None:
     if extra := model.per_layer_input:
         numbers |= {"Vp": extra.vocab_size, "p": extra.width, "pl": extra.width * model.num_layers}
     if spec := model.global_attention:
-        kv_heads = held_kv_heads(spec.num_kv_heads, layout.tp)
+        kv_heads = count_kv_heads(spec.num_kv_heads, layout.tp)
         numbers |= {"dg": spec.head_dim, "qg": heads * spec.head_dim, "kvg": kv_heads * spec.head_dim}
 
 
 def _cut(number: int, num_shards: int, name: str, *, what: str = "tp") -> int:
     if number % num_shards:
-        raise _uneven(name, number, num_shards, what)
+        raise _indivisible(name, number, num_shards, what)
     return number // num_shards
 
 
-def _uneven(name: str, number: int, num_shards: int, what: str = "tp") -> SpecError:
+def _indivisible(name: str, number: int, num_shards: int, what: str = "tp") -> SpecError:
     return SpecError(
         f"{name} {number} does not divide over {what} {num_shards}",
         where=f"training.{what}, rollout.{what}" if what == "tp" else f"training.{what}",
         rule=f"every rank holds the same part of {name}",
-        way_out=f"another {what}: {', '.join(str(one) for one in range(1, number + 1) if number % one == 0)}",
+        way_out=f"another {what}: {', '.join(str(size) for size in range(1, number + 1) if number % size == 0)}",
     )

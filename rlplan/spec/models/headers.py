@@ -1,8 +1,8 @@
 """Exact tensors and bytes of a checkpoint, from the headers of its safetensors files.
 
-In: a folder, or one `.safetensors` file. Out: every stored tensor with dtype, shape and bytes. Left out: the values,
-which are never read; other formats (a pickle is never opened).
-Source: the safetensors format: eight bytes of header length, little endian; JSON; then the data.
+In: a folder, or one `.safetensors` file. Out: every stored tensor with dtype, shape and bytes. Left out: values, which
+are never read; other formats (a pickle is never opened). Source: the safetensors format: eight bytes of header length,
+little endian; JSON; then the data.
 """
 
 import os
@@ -26,24 +26,24 @@ BITS = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
     "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Bits of an element. Source: safetensors 0.8 `Dtype`."""
+"""Bits per element. Source: safetensors 0.8 `Dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as it lies on disk."""
+    """One tensor as stored on disk."""
 
     name: str
     dtype: str
-    """By safetensors' name."""
+    """Safetensors name of the data type."""
     shape: tuple[int, ...]
     num_bytes: int
 
 
 def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
-    """Every tensor of a folder's safetensors files (or of one file). Raises: SpecError.
+    """Every tensor of a folder's safetensors files, or of one file. Raises: SpecError.
 
-    With an index, exactly the files that it names are read, and each tensor must lie where the index says.
+    With an index, exactly the files that it names are read, and each tensor must be in the file that it names.
     """
     if not path.is_dir():
         return read_header(path)
@@ -66,40 +66,40 @@ def read_checkpoint(path: Path) -> tuple[StoredTensor, ...]:
 
 
 def check_checkpoint(model: ModelSpec, folder: Path) -> None:
-    """Refuses a folder whose checkpoint holds other numbers than its config says. Raises: SpecError with both counts.
+    """Raises: SpecError where a checkpoint and its config differ in the number of parameters.
 
-    Counts: every stored number but those of further layers (multi-token prediction) and of rotary tables, which old
-    checkpoints store; a tied table may be stored twice. Left alone: folders without safetensors, quantised checkpoints.
+    Counts: every stored element, except extra layers (multi-token prediction) and rotary tables, which old checkpoints
+    store. A tied table may be stored twice. Not checked: folders without safetensors, quantized checkpoints.
     """
     files = [name for name in ("model.safetensors.index.json", "model.safetensors") if (folder / name).exists()]
     if not files or model.quantization is not None:
         return
     known = {tensor.name for tensor in model.tensors}
-    counted = [t for t in read_checkpoint(folder) if t.name in known or not _is_beside(t.name, model)]
+    counted = [t for t in read_checkpoint(folder) if t.name in known or not _is_extra(t.name, model)]
     stored = sum(prod(tensor.shape) for tensor in counted)
     table = model.vocab_size * model.hidden_size if model.has_tied_embeddings else 0
     if stored not in (model.num_parameters, model.num_parameters + table):
         _refuse(
             folder / files[0],
-            f"the checkpoint holds {stored:,} parameters, config.json says {model.num_parameters:,}",
+            f"the checkpoint holds {stored:,} parameters, config.json describes {model.num_parameters:,}",
             "both describe the same model",
         )
 
 
-def _is_beside(name: str, model: ModelSpec) -> bool:
-    """Whether a tensor is of a further layer or a rotary table."""
+def _is_extra(name: str, model: ModelSpec) -> bool:
+    """Whether a tensor belongs to an extra layer or is a rotary table."""
     words = name.split(".")
     layers = [int(after) for word, after in pairwise(words) if word == "layers" and after.isdecimal()]
     return "mtp" in words or "rotary_emb" in words or any(layer >= model.num_layers for layer in layers)
 
 
 MAX_NAME = 255
-"""Characters of a file's name, as file systems have it."""
-_ONE_PLACE = "each tensor of the index lies in the one file that it names"
+"""Limit on the characters of a file name, as in common file systems."""
+_ONE_PLACE = "each tensor of the index is in the file that the index names, and only there"
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder's safetensors are there, whole or in every part that its index names. Raises: SpecError."""
+    """Whether a folder has all safetensors files: one file, or every file that its index names. Raises: SpecError."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         return True
@@ -107,7 +107,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor, by an index: safetensors of the same folder. Raises: SpecError."""
+    """The file of each tensor in an index; all are safetensors in the same folder. Raises: SpecError."""
     data = read_json(path, "the index", limit=MAX_INDEX_BYTES)
     places = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(places, dict) or not places:
@@ -120,7 +120,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def read_header(path: Path) -> tuple[StoredTensor, ...]:
-    """Every tensor of one file, by its header alone. Raises: SpecError for overlaps, gaps, wrong sizes, wrong types."""
+    """Every tensor of one file, from its header. Raises: SpecError for overlaps, gaps, wrong sizes or types."""
     header, data_bytes = _read_raw(path)
     spans, tensors = [], []
     for name, entry in header.items():
@@ -147,7 +147,7 @@ def _read_raw(path: Path) -> tuple[dict[str, Any], int]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-            _refuse(path, f"the header is said to have {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
+            _refuse(path, f"the header's length is {length} bytes", f"at most {MAX_HEADER_BYTES}, in the file")
         raw = file.read(length)
     try:
         text = raw.decode("utf-8")
@@ -174,6 +174,7 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
 
 
 def _are_numbers(value: Any) -> TypeGuard[list[int]]:
+    # type() and not isinstance(): True and False are integers too
     return isinstance(value, list) and all(type(number) is int and 0 <= number < MAX_NUMBER for number in value)
 
 

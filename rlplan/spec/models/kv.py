@@ -1,14 +1,15 @@
-"""What each layer caches for a sequence, so that bytes can be put on top.
+"""The cache of each layer per sequence, in elements; bytes follow elsewhere.
 
-In: a ModelSpec, and how many ranks share a layer. Out: a LayerCache a layer. Left out: bytes, blocks, sharing of
-prefixes, dtypes (a recurrent state is usually kept in fp32).
+In: a ModelSpec, and the tensor-parallel size. Out: a LayerCache per layer. Left out: bytes, blocks, prefix sharing,
+dtypes (a recurrent state is usually kept in fp32).
+
 Symbols: k key heads, d head_dim, rkv and dr MLA's latent and rotary parts, t tensor-parallel ranks.
 """
 
 from dataclasses import dataclass
 
 from rlplan.spec.model import ModelSpec
-from rlplan.spec.models.dimensions import Layout, held_kv_heads, sizes_of
+from rlplan.spec.models.dimensions import Layout, count_kv_heads, sizes_of
 from rlplan.spec.models.parts import CHUNKED, FULL, LINEAR, NONE, SLIDING
 
 
@@ -17,21 +18,22 @@ class LayerCache:
     """The cache of one layer on one rank, in elements."""
 
     kind: str
-    """`full`, `sliding`, `chunked`, `linear`, or `none` where nothing is cached."""
+    """Attention of the layer: `full`, `sliding`, `chunked`, `linear`, or `none` if nothing is cached."""
     elements_per_token: int = 0
-    """Cached for each token that is kept."""
+    """Elements per cached token."""
     window: int | None = None
-    """At most so many tokens are needed, None for all."""
+    """Tokens that must stay cached; None: all."""
     index_elements_per_token: int = 0
-    """Keys of a sparse-attention indexer, held whole by every rank."""
+    """Elements per token for the keys of a sparse-attention indexer, replicated on every rank."""
     recurrent_elements: int = 0
-    """A linear layer's state of a sequence of any length: num_value_heads * key_head_dim * value_head_dim."""
+    """Elements of a linear layer's state per sequence of any length: num_value_heads * key_head_dim *
+    value_head_dim."""
     conv_elements: int = 0
-    """A linear layer's last conv_kernel - 1 inputs of a sequence."""
+    """Elements of a linear layer's last conv_kernel - 1 inputs per sequence."""
 
 
 def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
-    """The cache of every layer on a rank of `tp`.
+    """The cache of every layer on one of `tp` ranks.
 
     Counts: 2*k*d a token (keys and values, also where Gemma 4 uses keys as values: both are cached), with
     max(1, k/t) heads; MLA rkv+dr, replicated over t; linear layers a constant.
@@ -48,7 +50,7 @@ def layer_caches(model: ModelSpec, tp: int = 1) -> tuple[LayerCache, ...]:
 
 
 def kv_elements_per_token(model: ModelSpec, tp: int = 1) -> dict[str, int]:
-    """Elements a token, summed over the layers of each kind.
+    """Elements per token, summed over the layers of each kind.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> kv_elements_per_token(find_model("deepseek-ai/DeepSeek-V3"), tp=8)  # 61 * (512 + 64), whatever tp
@@ -73,9 +75,9 @@ def _cache(model: ModelSpec, layer: int, tp: int) -> LayerCache:
         index = model.indexer.head_dim if model.indexer and layer in model.indexer.layers else 0
         return LayerCache(kind, latent.kv_rank + latent.rope_head_dim, window, index)
     if kind == FULL and model.global_attention:
-        whole = model.global_attention
-        return LayerCache(kind, 2 * held_kv_heads(whole.num_kv_heads, tp) * whole.head_dim)
-    return LayerCache(kind, 2 * held_kv_heads(model.num_kv_heads, tp) * model.head_dim, window)
+        sizes = model.global_attention
+        return LayerCache(kind, 2 * count_kv_heads(sizes.num_kv_heads, tp) * sizes.head_dim)
+    return LayerCache(kind, 2 * count_kv_heads(model.num_kv_heads, tp) * model.head_dim, window)
 
 
 def _linear_cache(model: ModelSpec, tp: int) -> LayerCache:

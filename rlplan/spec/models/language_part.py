@@ -1,10 +1,11 @@
-"""The language part of a vision-language model, as the decoder that it is without its tower.
+"""The language part of a vision-language model, as a plain decoder without the vision tower.
 
-In: a `config.json` as data, names of stored tensors. Out: the decoder's config, its tensors' names. Text alone meets no
-tower, and positions that count time, height and width (M-RoPE) are then three times the same: plain rotary positions.
-Left out: families whose decoder no causal language model is alike: refused by name where they would run.
-Source: transformers 5.19, configuration_*.py of these models; what older checkpoints call their tensors: its
-conversion_mapping.py.
+In: a `config.json` as data, names of stored tensors. Out: the decoder's config, its tensors' names. Left out: families
+whose decoder equals no causal language model; they are refused by name where they would run.
+
+Text alone never reaches the tower. Positions for time, height and width (M-RoPE) then are three equal numbers, that is,
+plain rotary positions. Source: transformers 5.19, configuration_*.py of these models; names of tensors in older
+checkpoints: its conversion_mapping.py.
 """
 
 from typing import Any
@@ -20,8 +21,8 @@ _DECODERS: dict[tuple[str, str], tuple[str, str, dict[str, float]]] = {
     ("Mistral3ForConditionalGeneration", "mistral"): ("MistralForCausalLM", "mistral", {}),
     ("Mistral3ForConditionalGeneration", "ministral3"): ("Ministral3ForCausalLM", "ministral3", {}),
 }
-"""(architecture, type of its text_config where it may be of several): the decoder's architecture and type, and what the
-two config classes assume differently."""
+"""Decoder of each vision-language architecture, with the type of its text_config if there are several. A decoder has an
+architecture, a type, and the defaults that differ between the two config classes."""
 
 _OF_IMAGES = ("image_", "video_", "vision_", "mm_")
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
@@ -34,19 +35,19 @@ _ONE_LEVEL_DOWN = (
 
 
 def is_vision_language(config: dict[str, Any]) -> bool:
-    """Whether a config is a vision-language model's whose language part is known as a decoder."""
-    return _decoder_of(config) is not None
+    """Whether a config is that of a vision-language model whose language part is a known decoder."""
+    return _find_decoder(config) is not None
 
 
 def language_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the language part; of any other model the config itself.
+    """The config of the language part; for any other model, the config itself.
 
     >>> language_config({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "hidden_size": 8,
     ...                  "rope_scaling": {"type": "mrope", "mrope_section": [1]}, "vision_config": {}})
     {'rms_norm_eps': 1e-05, 'rope_theta': 1000000.0, 'architectures': ['Qwen2ForCausalLM'], 'hidden_size': 8, \
 'tie_word_embeddings': False, 'model_type': 'qwen2'}
     """
-    decoder = _decoder_of(config)
+    decoder = _find_decoder(config)
     if decoder is None:
         return config
     architecture, kind, assumed = decoder
@@ -61,11 +62,11 @@ def language_config(config: dict[str, Any]) -> dict[str, Any]:
         "architectures": [architecture],
         "model_type": kind,
     }
-    return _on_one_axis(assumed | own | around) | named
+    return _use_plain_positions(assumed | own | around) | named
 
 
 def decoder_name(stored: str) -> str | None:
-    """What the decoder calls a tensor of a vision-language model's file; None where it is not the decoder's.
+    """The decoder's name of a tensor in a vision-language model's file; None if it is not the decoder's.
 
     >>> stored = "model.language_model.norm.weight", "language_model.lm_head.weight", "visual.merger.ln_q.weight"
     >>> [decoder_name(name) for name in stored]
@@ -77,7 +78,7 @@ def decoder_name(stored: str) -> str | None:
     return stored if stored.startswith(_DECODER) else None
 
 
-def _decoder_of(config: dict[str, Any]) -> tuple[str, str, dict[str, float]] | None:
+def _find_decoder(config: dict[str, Any]) -> tuple[str, str, dict[str, float]] | None:
     names, text = config.get("architectures"), config.get("text_config")
     name = names[0] if isinstance(names, list) and names else None
     kind = text.get("model_type", "mistral") if isinstance(text, dict) else "mistral"
@@ -86,8 +87,8 @@ def _decoder_of(config: dict[str, Any]) -> tuple[str, str, dict[str, float]] | N
     return _DECODERS.get((name, "")) or _DECODERS.get((name, kind))
 
 
-def _on_one_axis(text: dict[str, Any]) -> dict[str, Any]:
-    """Positions as text has them: one number for each token."""
+def _use_plain_positions(text: dict[str, Any]) -> dict[str, Any]:
+    """A text config with one position per token instead of three."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(text.get(key), dict):
             continue

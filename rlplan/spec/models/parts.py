@@ -1,6 +1,6 @@
-"""The parts of a model beyond the plain decoder: experts, latent and linear attention, an indexer, a vision tower.
+"""Parts of a model beyond the plain decoder: experts, latent and linear attention, an indexer, a vision tower.
 
-In: checked numbers. Out: frozen values inside a ModelSpec. Left out: how a config spells them (`readers`).
+In: checked numbers. Out: frozen values inside a ModelSpec. Left out: their spelling in configs (`readers`).
 """
 
 from pydantic import Field
@@ -9,8 +9,8 @@ from rlplan.spec.base import Spec
 from rlplan.spec.models.config import MAX_DIMENSION, MAX_LAYERS
 
 FULL, SLIDING, CHUNKED, LINEAR, NONE = "full", "sliding", "chunked", "linear", "none"
-"""What a layer attends to: all that came before, a window, a chunk, a state of constant size, or nothing (Nemotron-H,
-whose layers are attention or an MLP, not both)."""
+"""Kinds of attention: to all earlier tokens, to a window, to a chunk, through a state of constant size, or none.
+Nemotron-H has layers without attention, which are an MLP instead."""
 
 
 class ExpertsSpec(Spec):
@@ -18,21 +18,21 @@ class ExpertsSpec(Spec):
 
     num_experts: int = Field(ge=1, le=MAX_DIMENSION)
     num_active: int = Field(ge=1, le=MAX_DIMENSION)
-    """Experts chosen for each token."""
+    """Experts chosen per token."""
     intermediate_size: int = Field(ge=1, le=MAX_DIMENSION)
     """Width of one expert."""
     shared_intermediate_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
-    """Width of the experts that every token passes, all of them together; 0 for none."""
+    """Total width of the shared experts, which process every token; 0 for none."""
     latent_size: int = Field(default=0, ge=0, le=MAX_DIMENSION)
-    """Width at which rows go to the routed experts (Nemotron 3 Super), 0 for the model's own."""
+    """Width of the rows sent to routed experts (Nemotron 3 Super); 0 for the model's own width."""
     is_gated: bool = True
-    """Three matrices an expert, else two."""
+    """Whether an expert has three matrices instead of two."""
     layers: tuple[int, ...]
-    """The layers that have experts instead of (in Gemma 4: beside) a dense MLP."""
+    """Layers that have experts instead of a dense MLP (in Gemma 4: in addition to it)."""
 
     @property
     def num_matrices(self) -> int:
-        """Of one expert."""
+        """Matrices per expert."""
         return 3 if self.is_gated else 2
 
 
@@ -43,7 +43,7 @@ class LatentAttentionSpec(Spec):
     """
 
     q_rank: int = Field(ge=0, le=MAX_DIMENSION)
-    """Width of the queries' latent, 0 where queries are projected directly."""
+    """Width of the queries' latent; 0 if queries are projected directly."""
     kv_rank: int = Field(ge=1, le=MAX_DIMENSION)
     """Width of the cached latent."""
     nope_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
@@ -53,16 +53,16 @@ class LatentAttentionSpec(Spec):
 
 
 class IndexerSpec(Spec):
-    """The indexer of DeepSeek sparse attention, which picks what a token attends to and caches one key a token."""
+    """The indexer of DeepSeek sparse attention, which selects the tokens to attend to and caches one key per token."""
 
     num_heads: int = Field(ge=1, le=MAX_DIMENSION)
     head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     layers: tuple[int, ...]
-    """The layers that have one; the others reuse the choice of the last that has."""
+    """Layers with an indexer; the others reuse the selection of the last indexer before them."""
 
 
 class LinearAttentionSpec(Spec):
-    """Gated delta rule, or Mamba-2: a state of constant size a sequence instead of keys and values a token.
+    """Gated delta rule or Mamba-2: a state of constant size per sequence instead of keys and values per token.
 
     Of Mamba-2 B and C are keys and queries, one for each group of heads, and the state's width is the keys'.
     Source: transformers 5.19, modeling_qwen3_next.py, modeling_nemotron_h.py.
@@ -74,39 +74,39 @@ class LinearAttentionSpec(Spec):
     value_head_dim: int = Field(ge=1, le=MAX_DIMENSION)
     conv_kernel: int = Field(ge=1, le=MAX_DIMENSION)
     is_mamba: bool = False
-    """Mamba-2."""
+    """Whether it is Mamba-2. Its B and C count as keys and queries, one per group of heads, as wide as the state."""
     chunk: int = Field(default=64, ge=1, le=MAX_DIMENSION)
-    """Tokens that a kernel computes together."""
+    """Tokens that a kernel processes together."""
 
 
 class VisionSpec(Spec):
-    """A vision tower, counted but not modelled further."""
+    """A vision or audio tower, of which only the tensors are modelled."""
 
     tower: str
-    """Name of its tables in `towers`."""
+    """Name of its tensor tables in `towers`."""
     sizes: dict[str, int]
-    """The numbers behind the tables' symbols."""
+    """Values of the tables' symbols."""
     num_layers: int = Field(ge=1, le=MAX_DIMENSION)
-    """Of its main stack."""
+    """Layers of its main stack."""
     conditions: tuple[str, ...] = ()
-    """As in the language model's tables."""
+    """Conditions that hold for its tables."""
     num_mergers: int = Field(default=0, ge=0, le=MAX_DIMENSION)
-    """Further mergers that feed deeper layers (Qwen3-VL)."""
+    """Extra mergers that feed deeper layers (Qwen3-VL)."""
 
 
 class SharedKeysSpec(Spec):
-    """Last layers that take keys and values of earlier ones (Gemma 4 E2B and E4B)."""
+    """Last layers that reuse keys and values of earlier ones (Gemma 4 E2B and E4B)."""
 
     num_layers: int = Field(ge=1, le=MAX_LAYERS)
     widens_mlp: bool
-    """Their MLPs are twice as wide."""
+    """Whether the MLPs of these layers are twice as wide."""
 
 
 class PerLayerInputSpec(Spec):
-    """A further embedding of each token for every layer (Gemma 4 E2B and E4B)."""
+    """An extra embedding of each token for every layer (Gemma 4 E2B and E4B)."""
 
     width: int = Field(ge=1, le=MAX_DIMENSION)
-    """In each layer."""
+    """Width per layer."""
     vocab_size: int = Field(ge=1, le=MAX_DIMENSION)
 
 

@@ -1,7 +1,7 @@
-"""What a checkpoint's `quantization_config` says of its weights, as data.
+"""The quantization of a checkpoint's weights, from `quantization_config`.
 
-In: a level of a config. Out: a QuantizationSpec. Left out: bytes (memory/model/quantization.py), activations' and
-caches' scales, which method is supported: an unknown name is kept, and refused where its bytes are asked for.
+In: a level of a config. Out: a QuantizationSpec. Left out: bytes (memory/model/quantization.py), scales of activations
+and caches, supported methods: an unknown name is kept, and refused where its bytes are needed.
 """
 
 from typing import Any
@@ -17,33 +17,36 @@ UNNAMED = "unnamed"
 
 
 class QuantizationSpec(Spec):
-    """How weights are stored."""
+    """The storage format of weights."""
 
     method: str
-    """`fp8`, `awq`, `gptq`, `bitsandbytes`, `mxfp4`, `compressed-tensors` ...; `unnamed` where it has none."""
+    """Method: `fp8`, `awq`, `gptq`, `bitsandbytes`, `mxfp4`, `compressed-tensors` and others; `unnamed` if it has no
+    name."""
     bits: int | None = Field(default=None, ge=1, le=16)
-    """Of a weight."""
+    """Bits per weight."""
     group_size: int | None = Field(default=None, ge=1, le=1 << 20)
-    """Weights of a row behind one scale, None for whole rows or matrices."""
+    """Weights of a row that share a scale; None for whole rows or matrices."""
     is_float: bool = False
-    """fp8 and fp4, not integers."""
+    """Whether the format is floating-point (fp8, fp4) instead of integer."""
     strategy: str = ""
-    """What a scale is for: `tensor`, `channel`, `group`, `block`; empty where the method alone says it."""
+    """Granularity of scales: `tensor`, `channel`, `group`, `block`; empty if the method determines it."""
     has_double_quant: bool = False
-    """Scales are quantised too."""
+    """Whether scales are quantized too."""
     has_zero_points: bool | None = None
-    """Beside scales; None where the config does not say."""
+    """Whether there are zero points in addition to scales; None if the config does not say."""
     has_act_order: bool = False
-    """Groups are not of neighbouring columns (GPTQ's `desc_act`)."""
+    """Whether groups consist of non-adjacent columns (GPTQ's `desc_act`)."""
     left_out: tuple[str, ...] = ()
-    """Modules that stay plain."""
+    """Modules that are not quantized."""
 
 
 def read_quantization(*levels: Config) -> QuantizationSpec | None:
-    """The first level's that has one; None for plain weights. Raises: SpecError for a config that is no object."""
+    """The quantization of the first level that has one; None for plain weights. Raises: SpecError for an invalid
+    config.
+    """
     for level in levels:
         if level.get("quantization_config") is not None:
-            return _read(level.child("quantization_config"))
+            return _read(level.read_child("quantization_config"))
     return None
 
 
@@ -68,15 +71,17 @@ def _read(config: Config) -> QuantizationSpec:
 
 
 def _has_zero_points(config: Config, weights: dict[str, Any]) -> bool | None:
-    """By AWQ's `zero_point`, or the contrary of GPTQ's `sym` and of compressed-tensors' `symmetric`."""
-    if isinstance(said := config.get("zero_point"), bool):
-        return said
+    """Whether there are zero points: AWQ's `zero_point`, or the opposite of `sym` (GPTQ) or `symmetric`
+    (compressed-tensors).
+    """
+    if isinstance(zero_point := config.get("zero_point"), bool):
+        return zero_point
     is_symmetric = weights.get("symmetric", config.get("sym"))
     return None if not isinstance(is_symmetric, bool) else not is_symmetric
 
 
 def _group_weights(config: Config) -> dict[str, Any]:
-    """The weights of the first group of a compressed-tensors or ModelOpt config; empty for other methods."""
+    """The weight settings of the first group of a compressed-tensors or ModelOpt config; empty for other methods."""
     groups = config.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None
@@ -84,7 +89,7 @@ def _group_weights(config: Config) -> dict[str, Any]:
 
 
 def _small(value: Any, limit: int) -> int | None:
-    """A count, None for -1 (no groups) and for what is none."""
+    """A count up to a limit; None for -1 (no groups) and for other values."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit else None
 
 

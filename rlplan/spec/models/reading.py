@@ -1,6 +1,6 @@
-"""From a parsed config to the fields of a ModelSpec, by family.
+"""Reads the fields of a ModelSpec from a parsed config, by family.
 
-In: the top level of a `config.json`. Out: field values, checked one by one. Left out: which families there are.
+In: the top level of a `config.json`. Out: field values, checked one by one. Left out: which families exist.
 """
 
 import difflib
@@ -42,7 +42,7 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
         fields["head_dim"] = _head_dim(family, text, fields)
     if fields["num_heads"] % fields["num_kv_heads"]:
         _refuse_indivisible(family, text, fields)
-    options = set(fields.get("options", ())) | _switched_on(family, text)
+    options = set(fields.get("options", ())) | _switch_conditions(family, text)
     fields |= {
         "architecture": architecture,
         "has_tied_embeddings": _is_tied(family, top, text),
@@ -53,16 +53,16 @@ def model_fields(data: dict[str, Any], *, where: str) -> Fields:
         "quantization": read_quantization(top, text),
     }
     if family.vision:
-        fields["vision"] = read_tower(family.vision, top.child("vision_config"), fields["hidden_size"])
+        fields["vision"] = read_tower(family.vision, top.read_child("vision_config"), fields["hidden_size"])
     if family.audio and top.get("audio_config") is not None:
-        fields["audio"] = read_tower(family.audio, top.child("audio_config"), fields["hidden_size"])
+        fields["audio"] = read_tower(family.audio, top.read_child("audio_config"), fields["hidden_size"])
     return fields
 
 
 def known_architecture(data: dict[str, Any], where: str) -> str:
-    """The first of `architectures`. Raises: SpecError with the nearest known name."""
-    found = data.get("architectures")
-    first = found[0] if isinstance(found, list) and found else None
+    """The first entry of `architectures`. Raises: SpecError with the nearest known name."""
+    names = data.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
     name = first if isinstance(first, str) else ""
     if name in FAMILIES:
         return name
@@ -76,65 +76,69 @@ def known_architecture(data: dict[str, Any], where: str) -> str:
 
 
 def _text_config(family: Family, top: Config) -> Config:
-    """The level that describes the language model: nested, or (older multimodal configs) the top."""
+    """The level that describes the language model: nested, or the top in older multimodal configs."""
     if family.text_key and top.get(family.text_key) is not None:
-        return top.child(family.text_key, defaults=family.defaults)
+        return top.read_child(family.text_key, defaults=family.defaults)
     return Config(top.data, where=top.where, defaults=family.defaults)
 
 
 def _shape(family: Family, text: Config) -> Fields:
-    hidden = text.count(family.key("hidden_size"))
-    heads = text.count(family.key("num_attention_heads"))
+    hidden = text.read_count(family.key("hidden_size"))
+    heads = text.read_count(family.key("num_attention_heads"))
     named = next((text.get(key) for key in ("layers_block_type", "layer_types") if text.get(key) is not None), None)
     key = family.key("num_hidden_layers")
     if text.get(key) is None and isinstance(named, list) and 0 < len(named) <= MAX_LAYERS:
         layers = len(named)
     else:
-        layers = text.count(key, maximum=MAX_LAYERS)
-    kv_heads = text.optional_count(family.key("num_key_value_heads")) or heads
+        layers = text.read_count(key, maximum=MAX_LAYERS)
+    kv_heads = text.read_optional_count(family.key("num_key_value_heads")) or heads
     return {
         "hidden_size": hidden,
         "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "vocab_size": text.count("vocab_size"),
-        "max_position_embeddings": text.count(family.key("max_position_embeddings"), maximum=MAX_POSITIONS),
+        "vocab_size": text.read_count("vocab_size"),
+        "max_position_embeddings": text.read_count(family.key("max_position_embeddings"), maximum=MAX_POSITIONS),
     }
 
 
 def _head_dim(family: Family, text: Config, fields: Fields) -> int:
-    """What the config gives, else the model's width over its heads. Raises: SpecError where that does not divide."""
-    given = text.optional_count(family.key("head_dim"))
+    """The config's head_dim, else hidden_size over the number of heads. Raises: SpecError where that does not
+    divide.
+    """
+    head_dim = text.read_optional_count(family.key("head_dim"))
     hidden, heads = fields["hidden_size"], fields["num_heads"]
-    if given is None and hidden % heads:
+    if head_dim is None and hidden % heads:
         raise SpecError(
             f"hidden_size {hidden} does not divide by num_attention_heads {heads}",
             where=f"{text.where}: {text.key_path(family.key('num_attention_heads'))}",
-            rule="head_dim is hidden_size / num_attention_heads unless given",
+            rule="head_dim is hidden_size / num_attention_heads unless head_dim",
             way_out="give head_dim",
         )
-    return given or hidden // heads
+    return head_dim or hidden // heads
 
 
 def _intermediate_size(family: Family, text: Config, fields: Fields) -> int:
-    """Width of the dense MLP; 0 where every layer has experts instead and no key gives it."""
+    """Width of the dense MLP; 0 if every layer has experts instead and no key sets it."""
     key = family.key("intermediate_size")
     experts = fields.get("experts")
     if experts is not None and len(experts.layers) == fields["num_layers"]:
-        return text.optional_count(key, minimum=0) or 0
-    return text.count(key, maximum=MAX_DIMENSION)
+        return text.read_optional_count(key, minimum=0) or 0
+    return text.read_count(key, maximum=MAX_DIMENSION)
 
 
-def _switched_on(family: Family, text: Config) -> set[str]:
-    on = (condition for key, (default, condition) in family.switches.items() if text.flag(key, default=default))
+def _switch_conditions(family: Family, text: Config) -> set[str]:
+    on = (condition for key, (default, condition) in family.switches.items() if text.read_flag(key, default=default))
     return {word for condition in on for word in condition.split()}
 
 
 def _is_tied(family: Family, top: Config, text: Config) -> bool:
-    """Whether the head is the embedding: the top level decides where both give it (transformers 5.19)."""
+    """Whether the head shares the embedding's table; the top level decides if both levels have the key (transformers
+    5.19).
+    """
     for config in (top, text):
         if "tie_word_embeddings" in config.data:
-            return config.flag("tie_word_embeddings", default=family.is_tied)
+            return config.read_flag("tie_word_embeddings", default=family.is_tied)
     return family.is_tied
 
 

@@ -1,7 +1,7 @@
-"""What a rank holds of a model that is cut over tensor-, expert- and pipeline-parallel ranks.
+"""The part of a model on one rank under tensor, expert and pipeline parallelism.
 
-In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), stages cut inside
-of a layer, interleaved ones.
+In: a ModelSpec and a Layout. Out: tensors of each stage. Left out: optimizer sharding (ZeRO, FSDP), stages that split a
+layer, interleaved stages.
 
 Symbols: t tp, e ep, p pp, L layers, k key heads, V vocabulary.
 """
@@ -21,7 +21,7 @@ _IN_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPERTS, Comp
 def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     """The layers of each pipeline stage.
 
-    Counts: L // p each; what is left over goes to the stages before the last, one each, from the back.
+    Counts: L // p each. The remaining layers go to the stages before the last, one per stage, starting from the back.
     Source: vLLM 0.25 distributed/utils.py get_pp_indices. Differs: Megatron refuses what does not divide.
 
     >>> [len(layers) for layers in stage_layers(30, 4)]
@@ -41,8 +41,8 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def head_in_layers(model: ModelSpec) -> float:
-    """How many layers the head is worth, by the matmuls of a token: V h over the active parameters of a mean layer."""
+def count_head_layers(model: ModelSpec) -> float:
+    """Cost of the head in layers, by the matmuls of a token: V h over the active parameters of an average layer."""
     counts = model.numel_by_component
     layers = sum(counts.get(component, 0) for component in _IN_LAYERS)
     if model.experts is not None:
@@ -52,19 +52,19 @@ def head_in_layers(model: ModelSpec) -> float:
 
 @lru_cache(maxsize=1024)
 def has_even_stages(model: ModelSpec, pp: int) -> bool:
-    """Whether all stages of a pipeline that trains have equally many layers, but for the last one.
+    """Whether all stages of a training pipeline except the last have the same number of layers.
 
-    Megatron-Core takes a number for the first and the last stage, and splits what is left evenly.
+    Megatron-Core takes a number for the first and the last stage, and splits the rest evenly.
     """
     return len({len(layers) for layers in trained_stages(model, pp)[:-1]}) <= 1
 
 
 def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple[range, ...]:
-    """The layers of each stage of a pipeline that trains: fewer on the last one, which has the head.
+    """The layers of each stage of a training pipeline; the last stage has fewer, since it has the head.
 
-    Counts: of all numbers x of the last stage's layers with which no stage has more than L / p, rounded up: those that
-    leave the other stages equal parts, since verl, NeMo-RL and slime can say no others; of these, or of all where there
-    are none, the one whose slowest stage is the fastest, then the most. has_head: not of a model that gives values.
+    Counts: candidates are all numbers of layers on the last stage for which no stage has more than L / p, rounded up.
+    Preferred are those that leave the other stages equal, since verl, NeMo-RL and slime cannot express others; then the
+    one with the fastest slowest stage; then the largest. has_head: false for a value model.
     Source: Megatron-Core 0.14, `num_layers_in_last_pipeline_stage`.
 
     >>> from rlplan.spec.models.catalogue import find_model
@@ -78,7 +78,7 @@ def trained_stages(model: ModelSpec, pp: int, *, has_head: bool = True) -> tuple
     even = stage_layers(num_layers, pp)
     if pp == 1:
         return even
-    extra, most = head_in_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
+    extra, most = count_head_layers(model) if has_head else 0.0, ceil_div(num_layers, pp)
 
     def badness(last: int) -> tuple[bool, float, int]:
         largest = ceil_div(num_layers - last, pp - 1)
@@ -94,12 +94,12 @@ def stage_tensors(
 ) -> tuple[Parameter, ...]:
     """Every tensor that one rank of a pipeline stage holds. Raises: SpecError for sizes that do not divide.
 
-    stages: the layers of each, where they are not as even as it goes.
+    stages: the layers of each stage, if they are not split evenly.
 
-    Counts: k/t key heads but at least one (replicated when t > k); norms, routers, MLA's latent projections and the
-    vision tower whole; experts over e, each cut over `etp` ranks (unless given: over t with e = 1, else whole); the
-    vocabulary padded and cut over t; embeddings on the first stage, the head on the last, which repeats a tied table
-    if there is more than one stage.
+    Counts: k/t key heads but at least one (replicated when t > k). Norms, routers, MLA's latent projections and the
+    vision tower are whole. Experts are split over e, each over `etp` ranks (default: over t with e = 1, else whole).
+    The vocabulary is padded and split over t. Embeddings are on the first stage, the head is on the last, which repeats
+    a tied table if there are several stages.
     """
     stages = stages or stage_layers(model.num_layers, layout.pp)
     if not 0 <= stage < len(stages):

@@ -1,8 +1,8 @@
-"""Tables of tensors: how a model family writes down its parameters, and how the table becomes names and shapes.
+"""Tables of tensors: the notation in which a model family lists its parameters, and its expansion to names and shapes.
 
 In: a table (text) and the sizes of one model. Out: `Parameter`s. Left out: values, dtypes, gradients.
 
-A table has one tensor a line, in the order of the Hugging Face module, under a section that names its component:
+A table has one tensor per line, in the order of the Hugging Face module, under a section that names its component:
 
     [attention]
     self_attn.q_proj.weight   q h
@@ -10,13 +10,13 @@ A table has one tensor a line, in the order of the Hugging Face module, under a 
     [router]
     mlp.gate.weight           =E h
 
-Each further word is a dimension: a symbol, or a sum of products of symbols and numbers (`q+2*kv`). A symbol is also
-what is cut: `q`, `kv`, `I`, `E`, `V` ... shrink on a tensor- or expert-parallel rank, `h` and `d` do not, and `=q` is
-held whole by every rank. So a rank's shapes are the same table, read with the rank's sizes. After `?` stand the
-conditions (all must hold; `!` negates); a section's own conditions follow its name.
+Each word after the name is a dimension: a symbol, or a sum of products of symbols and numbers (`q+2*kv`). Symbols also
+express sharding: `q`, `kv`, `I`, `E`, `V` and others shrink on a tensor- or expert-parallel rank, `h` and `d` do not,
+and `=q` is whole on every rank. A rank's shapes follow from the same table with the rank's sizes. Conditions come after
+`?` (all must hold; `!` negates); those of a whole section follow its name.
 
-A matrix `….weight` of attention, an MLP, a shared expert or a tower is a linear layer's. A section's mark says
-otherwise: `[vision plain]` holds none, `[router linear]` does, `[router buffer]` holds what no gradient reaches.
+A matrix `….weight` of attention, an MLP, a shared expert or a tower belongs to a linear layer. A section's mark changes
+that: `[vision plain]` has no linear layers, `[router linear]` has some, `[router buffer]` has tensors without gradient.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ from math import prod
 
 
 class Component(StrEnum):
-    """What a tensor is for."""
+    """Purpose of a tensor."""
 
     EMBEDDINGS = "embeddings"
     ATTENTION = "attention"
@@ -45,16 +45,16 @@ class Parameter:
     """One tensor of a checkpoint."""
 
     name: str
-    """Hugging Face's."""
+    """Name of the tensor in Hugging Face's module."""
     shape: tuple[int, ...]
     component: Component = Component.MLP
-    """What it is for."""
+    """Purpose of the tensor."""
     is_buffer: bool = False
-    """Stored and loaded, but no gradient reaches it (the routing bias of DeepSeek-V3 and its like)."""
+    """Whether the tensor is stored and loaded but gets no gradient, such as DeepSeek-V3's routing bias."""
     is_linear: bool = False
-    """The weight of a linear layer, beside which an adapter can stand."""
+    """Whether the tensor is a linear layer's weight, which can have an adapter."""
     numel: int = field(init=False, repr=False, compare=False)
-    """Number of elements: asked for millions of times in a search."""
+    """Number of elements, precomputed because a search reads it millions of times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", prod(self.shape))
@@ -65,7 +65,7 @@ class Tensor:
     """One line of a table."""
 
     name: str
-    """Below the layer's prefix."""
+    """Name below the layer's prefix."""
     dimensions: tuple[str, ...]
     """Expressions over symbols."""
     component: Component
@@ -83,12 +83,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers behind the symbols."""
+    """Values of the tables' symbols."""
 
     whole: Mapping[str, int]
-    """Of the whole model."""
+    """Sizes of the whole model."""
     share: Mapping[str, int]
-    """Of one rank's share of it."""
+    """Sizes of one rank's share."""
 
     def dimension(self, expression: str) -> int:
         """Elements along one dimension.
@@ -111,7 +111,7 @@ _WITH_LINEAR_LAYERS = (Component.ATTENTION, Component.MLP, Component.SHARED_EXPE
 
 @lru_cache(maxsize=256)
 def read_table(text: str) -> tuple[Tensor, ...]:
-    """The lines of a table. A wrong table is a bug of ours: KeyError or ValueError."""
+    """The lines of a table. An invalid table is a bug of rlplan: KeyError or ValueError."""
     tensors = []
     component, mark, section_words = Component.MLP, "", ""
     for line in text.splitlines():
@@ -132,7 +132,7 @@ def read_table(text: str) -> tuple[Tensor, ...]:
 
 
 def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Parameter]:
-    """The tensors of a table that a model has, in its order, with shapes.
+    """The tensors of a table that a model has, in order, with shapes.
 
     >>> table = "[attention]\\nq_proj.weight q h\\nq_proj.bias q ? qkv_bias"
     >>> numbers = {"q": 8, "h": 4}
@@ -152,11 +152,11 @@ def list_tensors(text: str, sizes: Sizes, conditions: frozenset[str]) -> list[Pa
     ]
 
 
-def with_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
-    """The same tensors under a longer name."""
-    return (renamed(tensor, prefix + tensor.name) for tensor in tensors)
+def add_prefix(prefix: str, tensors: Iterable[Parameter]) -> Iterator[Parameter]:
+    """The tensors with a prefix before their names."""
+    return (rename_tensor(tensor, prefix + tensor.name) for tensor in tensors)
 
 
-def renamed(tensor: Parameter, name: str) -> Parameter:
-    """The same tensor under another name."""
+def rename_tensor(tensor: Parameter, name: str) -> Parameter:
+    """The tensor with another name."""
     return Parameter(name, tensor.shape, tensor.component, tensor.is_buffer, tensor.is_linear)

@@ -1,1 +1,1 @@
-"""The parts of a job, each a frozen model of its own."""
+"""The parts of a job, each a frozen model."""

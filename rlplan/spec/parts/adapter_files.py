@@ -1,8 +1,9 @@
-"""Adapters in PEFT's layout that a job starts from or holds beside the trained one: what their files say.
+"""PEFT adapters that a job starts from or keeps beside the trained one, as their files describe them.
 
 In: a folder with `adapter_config.json` and `adapter_model.safetensors`. Out: a LoraSpec; parameters. Left out: values.
-Source: PEFT 0.21, `LoraConfig`, `save_pretrained`. What changes the product B A otherwise than by alpha / rank is
-refused by its key.
+
+Only plain LoRA is read: a key that changes the product B A other than by alpha / rank is an error. Source: PEFT 0.21,
+`LoraConfig`, `save_pretrained`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from rlplan.spec.parts.training import LoraSpec
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
-"""Of every name in PEFT's files."""
+"""Prefix of every tensor name in PEFT's files."""
 MAX_RANK = 65536
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
@@ -36,11 +37,11 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
-"""Keys that make another adapter of the same tensors, or more tensors, and the values with which they do not."""
+"""Keys that change an adapter beyond plain LoRA, each with the values that leave it plain."""
 
 
 def read_adapter(folder: Path, *, where: str) -> LoraSpec:
-    """What `adapter_config.json` says. Raises: SpecError for what the runtime does not have."""
+    """The LoRA settings in `adapter_config.json`. Raises: SpecError for settings that the runtime does not support."""
     file = folder / CONFIG_FILE
     data = read_json(file, f"the adapter of {where}")
     if not isinstance(data, dict) or data.get("peft_type") != "LORA":
@@ -49,7 +50,7 @@ def read_adapter(folder: Path, *, where: str) -> LoraSpec:
         if data.get(key) not in plain:
             _refuse(where, file, key, data[key], "left out: the runtime has plain adapters, scaled by alpha / rank")
     rank, alpha, targets = data.get("r"), data.get("lora_alpha"), data.get("target_modules")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:  # True is an integer too
         _refuse(where, file, "r", rank, f"a whole number from 1 to {MAX_RANK}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
         _refuse(where, file, "lora_alpha", alpha, "a number above 0")
@@ -63,25 +64,26 @@ def read_adapter(folder: Path, *, where: str) -> LoraSpec:
 def check_same_adapter(model: ModelSpec, trained: LoraSpec, stored: LoraSpec) -> None:
     """Raises: SpecError where the adapter that training starts from is not the one that the job trains."""
     for key in ("rank", "alpha"):
-        mine, theirs = getattr(trained, key), getattr(stored, key)
-        if mine != theirs:
-            way_out = f"training.lora.{key}={theirs:g}"
-            raise _another(stored, f"{key} {theirs:g}, training.lora.{key} is {mine:g}", way_out)
-    mine_too = lora_parameters(model, trained.rank, trained.target_modules)
-    if mine_too != lora_parameters(model, stored.rank, stored.target_modules):
+        wanted, actual = getattr(trained, key), getattr(stored, key)
+        if wanted != actual:
+            way_out = f"training.lora.{key}={actual:g}"
+            raise _another(stored, f"{key} {actual:g}, training.lora.{key} is {wanted:g}", way_out)
+    wanted_tensors = lora_parameters(model, trained.rank, trained.target_modules)
+    if wanted_tensors != lora_parameters(model, stored.rank, stored.target_modules):
         names = ", ".join(stored.target_modules) if isinstance(stored.target_modules, tuple) else stored.target_modules
         way_out = f"'training.lora.target_modules=[{names}]'"
         raise _another(stored, f"other layers than training.lora.target_modules: {names}", way_out)
 
 
 def held_beside(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Parameter, ...]:
-    """The parameters of adapters beside a model's linear layers. adapters: by name, which is in theirs.
+    """The parameters of frozen adapters on a model's linear layers. adapters: by name, which becomes part of tensor
+    names.
 
     Raises: SpecError.
 
     >>> from rlplan.spec.models.catalogue import find_model
-    >>> one = LoraSpec(rank=8, target_modules=("q_proj",))
-    >>> held_beside(find_model("Qwen/Qwen3-0.6B"), {"reference": one})[0].name
+    >>> lora = LoraSpec(rank=8, target_modules=("q_proj",))
+    >>> held_beside(find_model("Qwen/Qwen3-0.6B"), {"reference": lora})[0].name
     'model.layers.0.self_attn.q_proj.lora_A.reference.weight'
     """
     return tuple(
@@ -92,16 +94,16 @@ def held_beside(model: ModelSpec, adapters: Mapping[str, LoraSpec]) -> tuple[Par
 
 
 def check_tensors(adapter: LoraSpec, model: ModelSpec, *, where: str) -> None:
-    """The weights' file has an adapter's tensors in their shapes. Raises: SpecError."""
+    """Check that the weights' file has exactly the adapter's tensors, in their shapes. Raises: SpecError."""
     file = Path(str(adapter.path)) / WEIGHTS_FILE
     stored = {tensor.name: tensor.shape for tensor in read_header(file)}
     wanted = lora_parameters(model, adapter.rank, adapter.target_modules)
-    for name, shape in {PEFT_PREFIX + each.name: each.shape for each in wanted}.items():
-        if (found := stored.pop(name, None)) != shape:
-            has = f"has {name} of {found}" if found else f"lacks {name}"
+    for name, shape in {PEFT_PREFIX + tensor.name: tensor.shape for tensor in wanted}.items():
+        if (shape_in_file := stored.pop(name, None)) != shape:
+            has = f"has {name} of {shape_in_file}" if shape_in_file else f"lacks {name}"
             _refuse_tensors(where, file, f"{has}, {shape} is needed")
     if stored:
-        _refuse_tensors(where, file, f"has {shorten(next(iter(stored)))}, which stands beside no layer of the policy")
+        _refuse_tensors(where, file, f"has {shorten(next(iter(stored)))}, which belongs to no layer of the policy")
 
 
 def _refuse_tensors(where: str, file: Path, what: str) -> NoReturn:
@@ -115,7 +117,7 @@ def _another(stored: LoraSpec, what: str, way_out: str) -> SpecError:
     return SpecError(
         f"the adapter in {stored.path} has {what}",
         where="training.lora.path",
-        rule="training goes on with the adapter that it starts from: rank, alpha and layers stay the same",
+        rule="training continues the adapter that it starts from, with the same rank, alpha and layers",
         way_out=f"{way_out}, or another adapter",
     )
 
@@ -125,5 +127,5 @@ def _refuse(where: str, file: Path, key: str, value: Any, rule: str) -> NoReturn
         f"{key} is {shorten(value)}",
         where=f"{where}: {file}: {key}",
         rule=f"{key}: {rule}",
-        way_out="name an adapter that PEFT saved with plain LoRA, or merge this one into a model of its own",
+        way_out="name an adapter that PEFT saved with plain LoRA, or merge this one into a model",
     )

@@ -22,76 +22,85 @@ LrScheduler = Literal["constant", "linear", "cosine"]
 
 
 class AlgorithmSpec(Spec):
-    """The `algorithm:` part of a job. Defaults that an algorithm has of its own stand in its declaration."""
+    """The `algorithm:` part of a job. Defaults of an algorithm are in its declaration."""
 
     path: str | None = None
-    """`file.py:NAME` of a declaration of one's own."""
+    """`file.py:NAME` of a user-defined algorithm declaration."""
     custom: dict[str, Any] | None = None
-    """What stands at `path`, filled in when the job is read."""
+    """Contents of the declaration at `path`, filled in when the job is read."""
     name: str = DEFAULT
+    """Name of a bundled algorithm."""
     learning_rate: float = Field(default=1e-6, ge=0)
+    """Peak learning rate of the policy."""
     lr_scheduler_type: LrScheduler = "constant"
-    """How the learning rate goes on behind its warm-up, step by step of RL."""
+    """Learning-rate schedule after warm-up, per RL step."""
     lr_warmup_steps: int = Field(default=0, ge=0)
-    """First steps in which it rises from 0."""
+    """Warm-up steps, in which the learning rate rises from 0."""
     lr_warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a part of the steps in which it changes, rounded up."""
+    """Warm-up as a fraction of the schedule's steps, rounded up."""
     lr_decay_steps: int | None = Field(default=None, ge=1)
-    """Steps by which a linear or cosine schedule has ended, its warm-up among them; None for workload.num_steps."""
+    """Length of a linear or cosine schedule in steps, warm-up included; None: workload.num_steps."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """What a cosine schedule ends at, as a part of learning_rate."""
+    """Final learning rate of a cosine schedule, as a fraction of learning_rate."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of the optimizer."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay rate of the optimizer's first moment."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay rate of the optimizer's second moment."""
     gradient_clipping: float = Field(default=1.0, ge=0)
+    """Maximum gradient norm; 0 does not clip."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The importance ratio is kept at or above 1 - clip_low."""
+    """Clip range of the importance ratio: lower bound 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
-    """The importance ratio is kept at or below 1 + clip_high."""
+    """Clip range of the importance ratio: upper bound 1 + clip_high."""
     kl_coef: float = Field(default=0.001, ge=0)
-    """Weight of the estimate of KL(policy || reference); 0 does without a reference model."""
+    """Coefficient of the KL penalty, KL(policy || reference); 0 needs no reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Whether the KL term is added to the loss, or taken off the rewards."""
+    """Whether the KL penalty is added to the loss or subtracted from the rewards."""
     kl_estimator: KlEstimator = "k3"
-    """k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
+    """KL estimator: k1 is log(p/q), k2 its square / 2, k3 q/p - 1 + log(p/q)."""
     teacher_coef: float = Field(default=1.0, ge=0)
-    """Weight of the reverse KL, KL(policy || teacher), in the loss, where there is a teacher."""
+    """Coefficient of the reverse KL to the teacher, KL(policy || teacher), in the loss."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     token_weights: Literal["sequence", "token", "constant"] = "sequence"
-    """Whether each sequence counts the same, or each token, or each token as 1 / max_response_len."""
+    """Loss aggregation: every sequence counts equally, every token does, or every token counts 1 / max_response_len."""
     masks_truncated: bool = False
-    """Nothing is learned from responses that were cut off at max_response_len."""
+    """Whether responses truncated at max_response_len are masked from the loss."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """Tokens before max_response_len in which a penalty grows from 0 to `overlong_penalty`."""
+    """Tokens before max_response_len over which the overlong penalty grows from 0 to `overlong_penalty` (DAPO)."""
     overlong_penalty: float = Field(default=1.0, ge=0)
+    """Penalty of a response with max_response_len tokens."""
     max_refills: int = Field(default=0, ge=0, le=100)
-    """How often a step replaces zero-variance groups by those of new prompts (dynamic sampling); then what is left
-    stays."""
+    """Dynamic sampling: how often a step replaces zero-variance groups by groups of new prompts. Groups that remain
+    without variance after that are kept."""
     importance: Literal["auto", "none", "truncate", "mask"] = "auto"
-    """Correction of engine-trainer mismatch and staleness. A token's loss is weighted with the trainer's probability
-    before the step over the engine's. The weight is truncated to, or masked outside of, [importance_low,
-    importance_high]; `none` leaves it out. `auto` truncates in 16 bits or less and where rollouts may be stale. The
-    clipped ratio never compares with the engine: its denominator is the trainer's own log-prob before the step."""
+    """Importance-sampling correction of engine-trainer mismatch and staleness. A token's loss is weighted by its
+    trainer probability before the step over its engine probability. The weight is truncated to, or masked outside,
+    [importance_low, importance_high]. `auto`: `truncate` with 16 bits or less, or with stale rollouts. The PPO ratio is
+    unaffected: its denominator is the trainer's own log-prob before the step."""
     importance_low: float = Field(default=0.0, ge=0)
+    """Lower bound of the importance weight."""
     importance_high: float = Field(default=2.0, gt=0)
+    """Upper bound of the importance weight."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of generalized advantage estimation."""
+    """Discount factor of generalized advantage estimation (GAE)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Lambda of generalized advantage estimation."""
+    """Lambda of generalized advantage estimation (GAE)."""
     value_clip: float = Field(default=0.2, ge=0)
-    """How far a value may move from the one at rollout time; 0 does not clip."""
+    """Clip range of the value around its estimate at rollout time; 0 does not clip."""
     value_coef: float = Field(default=0.1, ge=0)
-    """Weight of the value loss where the value model shares the policy's backbone."""
+    """Coefficient of the value loss, if the value model shares the policy's backbone."""
     value_learning_rate: float | None = Field(default=None, ge=0)
-    """None for the policy's."""
+    """Learning rate of the value model; None: the policy's."""
     value_warmup_steps: int = Field(default=0, ge=0)
-    """First steps in which the value model alone is trained."""
+    """Steps at the start of a run that train only the value model."""
 
     @model_validator(mode="before")
     @classmethod
     def _take_the_algorithm_s_defaults(cls, data: Any) -> Any:
-        """What the job leaves out is as the algorithm has it."""
+        """Fill keys that the job leaves out with the algorithm's own defaults."""
         if not isinstance(data, dict):
             return data
         custom = data.get("custom")
@@ -108,7 +117,7 @@ class AlgorithmSpec(Spec):
         return name
 
     @model_validator(mode="after")
-    def _the_file_declares_its_name(self) -> "AlgorithmSpec":
+    def _file_declares_its_name(self) -> "AlgorithmSpec":
         declared = self.declaration.name
         if self.name != declared:
             raise PydanticCustomError(
@@ -136,7 +145,7 @@ class AlgorithmSpec(Spec):
         if self.has_kl_in_reward and not self.weighs_rollouts:
             raise PydanticCustomError(
                 "value_error",
-                f"algorithm.kl_in: {self.name} learns from no reward of a token, so no KL can be taken off one",
+                f"algorithm.kl_in: {self.name} has no rewards per token from which a KL could be subtracted",
                 {"way_out": "algorithm.kl_in=loss"},
             )
         return self
@@ -145,7 +154,9 @@ class AlgorithmSpec(Spec):
     def _schedule_is_one(self) -> "AlgorithmSpec":
         kind = self.lr_scheduler_type
         if self.lr_warmup_steps and self.lr_warmup_ratio:
-            raise ValueError("algorithm.lr_warmup_steps and algorithm.lr_warmup_ratio say the same: give one of them")
+            raise ValueError(
+                "algorithm.lr_warmup_steps and algorithm.lr_warmup_ratio set the same value: give one of them"
+            )
         if self.min_lr_ratio and kind != "cosine":
             raise ValueError(f"algorithm.min_lr_ratio: a {kind} schedule has no minimum; a cosine one has")
         if self.lr_decay_steps is not None and kind == "constant":
@@ -153,7 +164,7 @@ class AlgorithmSpec(Spec):
         return self
 
     def schedule_steps(self, num_steps: int) -> tuple[int, int]:
-        """(steps of warm-up, steps by which the schedule has ended) in a run of so many.
+        """Warm-up steps, and the steps after which the schedule has ended, in a run of `num_steps`.
 
         >>> AlgorithmSpec(lr_scheduler_type="cosine", lr_warmup_ratio=0.03).schedule_steps(200)
         (6, 200)
@@ -163,22 +174,22 @@ class AlgorithmSpec(Spec):
 
     @property
     def corrects_importance(self) -> bool:
-        """Whether losses are weighted; `auto` is settled before a loss is computed."""
+        """Whether losses have importance weights; `auto` is resolved before a loss is computed."""
         return self.importance in ("truncate", "mask")
 
     @property
     def has_kl(self) -> bool:
-        """Whether the policy is held to a reference."""
+        """Whether the KL to a reference is penalized."""
         return self.kl_coef > 0
 
     @property
     def has_kl_in_reward(self) -> bool:
-        """Whether tokens' rewards are less a KL estimate of the policy against the reference."""
+        """Whether a KL estimate is subtracted from the tokens' rewards."""
         return self.kl_in == "reward" and self.kl_coef > 0
 
     @property
     def weighs_rollouts(self) -> bool:
-        """Whether it learns token by token from what an engine sampled, so that a ratio or a weight is needed."""
+        """Whether the algorithm learns token by token from sampled rollouts, so that it needs importance ratios."""
         return self.declaration.has_rollouts and not self.declaration.joins_rollouts
 
     @property
@@ -188,5 +199,5 @@ class AlgorithmSpec(Spec):
 
 
 def _declared_defaults(name: Any) -> dict[str, Any]:
-    found = ALGORITHMS.get(name) if isinstance(name, str) else None
-    return {"defaults": found.defaults} if found else {}
+    algorithm = ALGORITHMS.get(name) if isinstance(name, str) else None
+    return {"defaults": algorithm.defaults} if algorithm else {}

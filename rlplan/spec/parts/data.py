@@ -1,4 +1,4 @@
-"""The data: what is trained on, mixed of one data set or of several, and what is held out, by name.
+"""The data: one or several data sets to train on, and named data sets to evaluate on.
 
 In: the `data:` part of a job. Out: frozen values. Left out: rows of data sets (runtime/data).
 """
@@ -15,43 +15,43 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class PromptSource(Spec):
-    """One of several data sets that are mixed."""
+    """One of several data sets in a mixture."""
 
     path: str
-    """A file or a folder of rows."""
+    """File or folder of rows."""
     weight: float = Field(default=1.0, gt=0, le=1e9)
-    """Its part of the prompts is its weight over the sum of all."""
+    """Weight of the data set; its fraction of the prompts is its weight over the sum of all weights."""
     name: Name | None = None
-    """In metrics; None for its file's, without the ending."""
+    """Name of the data set in metrics; None: the file's name without its ending."""
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The data set's name."""
         return self.name or PurePath(self.path).stem
 
 
 class DataSpec(Spec):
-    """The `data:` part of a job: what is trained on, which a run needs and a plan does not."""
+    """The `data:` part of a job. A run needs it; a plan does not."""
 
     prompts: str | tuple[PromptSource, ...]
-    """A file or a folder of rows to train on; or several, each with its weight."""
+    """File or folder of rows to train on, or several with weights."""
     heldout: str | dict[Name, str] | None = None
-    """The same for the evaluation; or several by name, each evaluated by itself. None holds a tenth of each data set's
-    prompts back, at most workload.num_heldout_prompts."""
+    """File or folder of rows to evaluate on, or several by name, evaluated separately. None: a tenth of each data set's
+    prompts is held out, at most workload.num_heldout_prompts."""
     prompt_column: str | None = None
-    """Of a data set whose layout is none of those that are known."""
+    """Column of the prompts, if the data set has none of the known layouts."""
     answer_column: str | None = None
-    """The same, of the answers."""
+    """Column of the answers, if the data set has none of the known layouts."""
     image_column: str | None = Field(default=None, min_length=1)
-    """A column with an image, or a list of images, of each prompt; None: prompts are texts."""
+    """Column with an image, or a list of images, of each prompt; None: prompts are texts."""
     max_image_pixels: int = Field(default=256 * 28 * 28, ge=28 * 28, le=1 << 22)
-    """Larger images are made smaller, as far as the policy's own processor does not do so already."""
+    """Pixels to which larger images are scaled down, if the policy's own processor has no lower limit."""
     shuffles: bool = True
-    """Whether each epoch has an order of its own, from the seed; else each data set is taken as it stands."""
+    """Whether each epoch is shuffled by the seed; otherwise data sets keep their order."""
     difficulty_column: str | None = None
-    """A column of numbers: each epoch of each data set begins with the smallest."""
+    """Numeric column for a curriculum: each epoch of each data set starts with the smallest values."""
     system_prompt: str | None = Field(default=None, max_length=100_000)
-    """Goes before every prompt that has none of its own; prompts are then chats, whatever they are in their file."""
+    """System prompt for prompts without one of their own. All prompts are then rendered as chats."""
 
     @field_validator("prompts")
     @classmethod
@@ -60,7 +60,7 @@ class DataSpec(Spec):
         if isinstance(prompts, tuple) and not labels:
             raise ValueError("at least one data set")
         if len(set(labels)) < len(labels):
-            raise ValueError(f"each data set has a name of its own, these are {', '.join(labels)}: give them `name`")
+            raise ValueError(f"data set names are unique, these are {', '.join(labels)}: set `name`")
         return prompts
 
     @model_validator(mode="after")
@@ -71,24 +71,26 @@ class DataSpec(Spec):
 
     @property
     def sources(self) -> tuple[PromptSource, ...]:
-        """Every data set that is trained on."""
+        """All data sets to train on."""
         return (PromptSource(path=self.prompts),) if isinstance(self.prompts, str) else self.prompts
 
     @property
     def heldout_sets(self) -> dict[str, str]:
-        """Paths of what is held out by name; a single one has none. Empty where it is held back."""
+        """Paths of evaluation data sets by name; a single one has the name "". Empty if prompts are held out of the
+        training data.
+        """
         return {"": self.heldout} if isinstance(self.heldout, str) else self.heldout or {}
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """(key, path) of every data set."""
+        """(key, path) of each data set."""
         return (
             *(("data.prompts", source.path) for source in self.sources),
             *(("data.heldout", path) for path in self.heldout_sets.values()),
         )
 
-    def with_paths(self, change: Callable[[str], str]) -> Self:
-        """The same with every path passed through `change`."""
+    def map_paths(self, change: Callable[[str], str]) -> Self:
+        """A copy with every path passed through `change`."""
         prompts, heldout = self.prompts, self.heldout
         moved = {
             "prompts": change(prompts)

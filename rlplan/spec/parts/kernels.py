@@ -1,4 +1,4 @@
-"""The kernels that a trainer runs, where they are not those that its target runs by itself.
+"""The kernels of a trainer, where they differ from the framework's defaults.
 
 In: `training.kernels` of a job. Out: frozen values. Left out: bytes (memory/), seconds (timing/training/kernels.py).
 """
@@ -12,23 +12,26 @@ from rlplan.spec.parts.workload import Count
 
 
 class KernelsSpec(Spec):
-    """Kernels of a trainer. rlplan's own runtime runs its own, so that these keys are for plans of other stacks."""
+    """Kernels of the trainer. rlplan's own runtime has fixed kernels, so that these keys serve plans for other
+    frameworks.
+    """
 
     attention: Literal["auto", "unfused", "flash_1", "flash_2", "flash_3", "flex"] = "auto"
-    """The attention kernel: `flash_3` is any kernel written for the chip (cuDNN's too), `unfused` stores its scores."""
+    """Attention kernel. `flash_3`: any kernel written for the GPU generation (also cuDNN's); `unfused`: scores are
+    stored."""
     is_compiled: bool = False
-    """Whether layers pass through torch.compile, which fuses norms, rotary positions and activations."""
+    """Whether layers are compiled with torch.compile, which fuses norms, rotary embeddings and activations."""
     matmuls: Literal["auto", "fp8", "fp8_rowwise", "mxfp8", "fp4"] = "auto"
-    """Number format of the layers' matmuls; `auto` is training.dtype, which stored weights keep in any case."""
+    """Number format of the layers' matmuls; stored weights keep training.dtype. `auto`: training.dtype."""
     logit_rows: Count | None = Field(default=None)
-    """Rows of logits that a loss by rows or chunks has at a time; None for 1,024."""
+    """Rows of logits that a row-chunked loss materializes at a time; None: 1,024."""
     overlaps_step: bool = True
-    """Whether a step's gradients are reduced beside passes (Megatron's `overlap_grad_reduce`)."""
+    """Whether gradient reduction overlaps with the backward pass (Megatron's `overlap_grad_reduce`)."""
     overlaps_tp: bool = False
-    """Whether tensor parallel collectives run beside the matmuls that they feed (async TP)."""
+    """Whether tensor-parallel collectives overlap with matmuls (async TP)."""
     has_cuda_graphs: bool | Auto = "auto"
-    """Whether layers of experts are launched as CUDA graphs; `auto` launches them one kernel at a time."""
+    """Whether expert layers run as CUDA graphs; `auto`: no."""
     expert_dispatcher: Literal["auto", "alltoall", "deepep", "hybridep"] = "auto"
-    """Who sends rows to experts: `alltoall` (and `auto`) one for each expert, the others one for each host."""
+    """How tokens are dispatched to experts. `alltoall` (and `auto`) sends a row per expert, the others one per host."""
     overlaps_experts: bool = False
-    """Whether rows travel to experts beside another micro-batch's matmuls (Megatron's expert overlap)."""
+    """Whether token dispatch overlaps with the matmuls of another micro-batch (Megatron's expert overlap)."""

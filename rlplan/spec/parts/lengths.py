@@ -1,10 +1,10 @@
-"""Lengths as distributions: how many tokens the responses of a workload have.
+"""Response lengths as distributions, in tokens.
 
-In: the `response_lengths:` part of a job's workload. Out: mean, deviation, probabilities and quantiles in tokens.
-Left out: dependence between lengths (rollouts of one prompt are somewhat alike); prompts, which count at their mean.
+In: the `response_lengths:` part of a job's workload. Out: mean, deviation, probabilities and quantiles in tokens. Left
+out: correlation of lengths (rollouts of one prompt are somewhat alike); prompts, which count at their mean.
 
-Every distribution is cut at the longest allowed response: what would be longer has exactly that length, for the engine
-stops it there.
+Every distribution is capped at max_response_len: the engine stops longer responses there, so that they have that
+length.
 """
 
 import math
@@ -19,53 +19,56 @@ from rlplan.spec.base import Spec
 
 MAX_LEN = 1 << 30
 POINTS = 200
-"""Quantiles at which a cut log-normal's mean and deviation are taken."""
+"""Quantiles from which the mean and deviation of a capped distribution are computed."""
 _STANDARD = NormalDist()
 
 
 class ConstantLengths(Spec):
-    """Every response has `value` tokens; without a value, the longest allowed."""
+    """Every response has `value` tokens; without a value, max_response_len."""
 
     kind: Literal["constant"] = "constant"
     value: int | None = Field(default=None, ge=1, le=MAX_LEN)
+    """Tokens of every response; None: max_response_len."""
 
     def quantile(self, share: float) -> float:
-        """Tokens that a share of the responses does not exceed."""
+        """Number of tokens that a fraction `share` of the responses does not exceed."""
         return float(MAX_LEN if self.value is None else self.value)
 
 
 class UniformLengths(Spec):
-    """Every length from `low` to `high` is as likely as any other."""
+    """Lengths are uniform from `low` to `high`."""
 
     EXAMPLE: ClassVar[str] = "{kind: uniform, low: 100, high: 2000}"
     kind: Literal["uniform"]
     low: int = Field(ge=1, le=MAX_LEN)
+    """Shortest length in tokens."""
     high: int = Field(ge=1, le=MAX_LEN)
+    """Longest length in tokens."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "UniformLengths":
+    def _low_is_below_high(self) -> "UniformLengths":
         if self.low > self.high:
             raise ValueError(f"low = {self.low} must be at most high = {self.high}")
         return self
 
     def quantile(self, share: float) -> float:
-        """Tokens that a share of the responses does not exceed."""
+        """Number of tokens that a fraction `share` of the responses does not exceed."""
         return self.low + share * (self.high - self.low)
 
 
 class LogNormalLengths(Spec):
-    """The logarithm of the length is normal: few short, many usual, a long tail."""
+    """Log-normal lengths: few short, many usual, a long tail."""
 
     EXAMPLE: ClassVar[str] = "{kind: lognormal, median: 600, sigma: 0.9}"
     kind: Literal["lognormal"]
     median: float = Field(gt=0, le=MAX_LEN)
-    """In tokens."""
+    """Median length in tokens."""
     sigma: float = Field(gt=0, le=5)
-    """Standard deviation of the natural logarithm."""
+    """Standard deviation of the natural logarithm of the length."""
 
     def quantile(self, share: float) -> float:
-        """Tokens that a share of the responses does not exceed."""
-        clipped = min(max(share, 1e-12), 1 - 1e-12)
+        """Number of tokens that a fraction `share` of the responses does not exceed."""
+        clipped = min(max(share, 1e-12), 1 - 1e-12)  # inv_cdf is infinite at 0 and 1
         return math.exp(math.log(self.median) + self.sigma * _STANDARD.inv_cdf(clipped))
 
 
@@ -86,12 +89,14 @@ def histogram_of(lengths: Sequence[int], num_bins: int = 20) -> "HistogramLength
 
 
 class HistogramLengths(Spec):
-    """Counts from data: `counts[i]` responses have from `edges[i]` to `edges[i + 1]` tokens, evenly spread."""
+    """Measured lengths: `counts[i]` responses have from `edges[i]` to `edges[i + 1]` tokens, evenly spread."""
 
     EXAMPLE: ClassVar[str] = "{kind: histogram, edges: [0, 500, 2000], counts: [3, 1]}"
     kind: Literal["histogram"]
     edges: tuple[int, ...] = Field(min_length=2, max_length=10_000)
+    """Edges of the bins in tokens, one more than there are counts."""
     counts: tuple[int, ...] = Field(min_length=1, max_length=10_000)
+    """Number of responses in each bin."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "HistogramLengths":
@@ -104,12 +109,12 @@ class HistogramLengths(Spec):
         return self
 
     def quantile(self, share: float) -> float:
-        """Tokens that a share of the responses does not exceed."""
-        left = share * sum(self.counts)
+        """Number of tokens that a fraction `share` of the responses does not exceed."""
+        remaining = share * sum(self.counts)
         for index, count in enumerate(self.counts):
-            if left <= count and count:
-                return self.edges[index] + left / count * (self.edges[index + 1] - self.edges[index])
-            left -= count
+            if remaining <= count and count:
+                return self.edges[index] + remaining / count * (self.edges[index + 1] - self.edges[index])
+            remaining -= count
         return float(self.edges[-1])
 
 
@@ -119,7 +124,7 @@ LengthSpec = Annotated[
 
 
 class Lengths:
-    """A distribution cut at `longest` tokens, as numbers."""
+    """A distribution capped at `longest` tokens, as numbers."""
 
     def __init__(self, spec: LengthSpec, longest: int) -> None:
         self.spec, self.longest = spec, longest
@@ -128,7 +133,7 @@ class Lengths:
         self.variance = sum((value - self.mean) ** 2 for value in values) / POINTS
 
     def quantile(self, share: float) -> float:
-        """Tokens that a share of the responses does not exceed.
+        """Number of tokens that a fraction `share` of the responses does not exceed.
 
         >>> Lengths(UniformLengths(kind="uniform", low=100, high=300), 250).quantile(0.5)
         200.0
@@ -138,7 +143,7 @@ class Lengths:
         return min(float(self.longest), self.spec.quantile(share))
 
     def at_most(self, tokens: float) -> float:
-        """Probability that a response has at most so many tokens, to 2^-40.
+        """Probability that a response has at most `tokens` tokens, to a precision of 2^-40.
 
         >>> lengths = Lengths(UniformLengths(kind="uniform", low=100, high=300), 1000)
         >>> round(lengths.at_most(150), 6), lengths.at_most(300), lengths.at_most(99)
@@ -155,7 +160,7 @@ class Lengths:
         return high if high == 1.0 else low
 
     def longest_of(self, count: int) -> float:
-        """Tokens of the longest of `count` responses, at its median.
+        """Median of the longest of `count` responses, in tokens.
 
         Counts: the quantile at 0.5 ** (1 / count). Assumes: lengths are independent.
 
@@ -165,7 +170,7 @@ class Lengths:
         return self.quantile(0.5 ** (1 / count))
 
     def sum_at_most(self, tokens: float, count: int) -> float:
-        """Probability that `count` responses have at most so many tokens together.
+        """Probability that `count` responses have at most `tokens` tokens together.
 
         Counts: the normal distribution of the sum. Assumes: many, independent (central limit theorem).
 
@@ -178,7 +183,7 @@ class Lengths:
         return NormalDist(count * self.mean, deviation).cdf(tokens)
 
     def sum_quantile(self, share: float, count: int) -> float:
-        """Tokens that `count` responses together do not exceed in a share of cases. See `sum_at_most`."""
+        """Number of tokens that `count` responses together do not exceed with probability `share`."""
         deviation = math.sqrt(count * self.variance)
         total = count * self.mean + (_STANDARD.inv_cdf(share) * deviation if deviation else 0.0)
         return min(total, float(count * self.longest))
@@ -186,5 +191,5 @@ class Lengths:
 
 @lru_cache(maxsize=64)
 def cut_lengths(spec: LengthSpec, longest: int) -> Lengths:
-    """The distribution cut at `longest` tokens, computed once."""
+    """The distribution capped at `longest` tokens, cached."""
     return Lengths(spec, longest)

@@ -1,7 +1,7 @@
 """Where a job runs: its hardware, and how roles share devices.
 
-In: the `hardware:` and `placement:` parts of a job. Out: frozen Specs.
-Left out: whether they go together, and with the rest of the job: JobSpec.
+In: the `hardware:` and `placement:` parts of a job. Out: frozen Specs. Left out: whether they agree with each other and
+with the rest of the job (JobSpec).
 """
 
 from typing import Annotated, Literal
@@ -15,64 +15,65 @@ from rlplan.vocabulary import SyncContent, Transport
 
 
 class PoolSpec(Spec):
-    """A second group of GPUs, which generates."""
+    """A second group of GPUs, used for generation."""
 
     profile: str
-    """Of a GPU or of a node of GPUs."""
+    """Profile of a GPU or of a node of GPUs."""
     num_devices: int = Field(ge=1, le=1 << 20)
-    """How many of them."""
+    """Number of GPUs in the group."""
 
 
 LinkRate = Annotated[int, BeforeValidator(parse_link_rate, json_schema_input_type=int | str)]
 
 
 class LinkSpec(Spec):
-    """A slow link between the place that trains and those that generate, as over the internet. All places are alike."""
+    """A slow link, such as the internet, between the training site and the generation sites. All sites are alike."""
 
     bandwidth: LinkRate
-    """Bytes per second into a place and out of one, each direction: 590Mb/s, 1.2GB/s."""
+    """Bandwidth of each site, in bytes per second per direction: 590Mb/s, 1.2GB/s."""
     latency_s: float = Field(default=0.0, ge=0, le=60)
-    """Seconds one way; an answer is back after twice that."""
+    """One-way latency in seconds; a round trip takes twice as long."""
     loss: float = Field(default=0.0, ge=0, lt=1)
-    """The share of packets that are lost: 0.001 is one of a thousand."""
+    """Share of packets that are lost: 0.001 is one in a thousand."""
     num_connections: int = Field(default=1, ge=1, le=1024)
-    """TCP connections that share a transfer; loss slows each down by itself."""
+    """TCP connections that share a transfer. Packet loss slows each connection on its own."""
     num_places: int = Field(default=1, ge=1, le=1 << 20)
-    """Places that generate; the GPUs of `generation` are spread evenly over them."""
+    """Number of generation sites; the GPUs of `generation` are spread evenly over them."""
     fan_out: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
-    """Places that one place passes weights on to, in a tree from the trainers on; num_places: the trainers send to all
-    themselves.
-    """
+    """Number of sites to which each site forwards weights, in a tree rooted at the trainers. With fan_out = num_places
+    the trainers send to all sites themselves."""
 
 
 class HardwareSpec(Spec):
-    """Where the job runs. The short forms `8xH100`, `8xH100 + 8xL40S` and `cpu-host` stand for it (job_forms.py)."""
+    """The hardware of the job. Short forms: `8xH100`, `8xH100 + 8xL40S`, `cpu-host` (job_forms.py)."""
 
     profile: str
-    """Of a CPU host, whose devices are process slots, or of a GPU or a node of GPUs, whose devices these are."""
+    """Profile of a CPU host (its devices are process slots), of a GPU, or of a node of GPUs (its devices are GPUs)."""
     num_devices: int = Field(ge=1, le=1 << 20)
-    """Over all hosts; `2xdgx-h100` are sixteen."""
+    """Devices over all hosts; `2xdgx-h100` has sixteen."""
     num_hosts: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
-    """The devices lie on so many, filled in order and evenly; `auto` is one CPU host, or full nodes of GPUs."""
+    """Number of hosts, filled in order and evenly. `auto`: one CPU host, or full nodes of GPUs."""
     generation: PoolSpec | None = None
-    """GPUs of another kind that generate, where those of `profile` train and score."""
+    """A second group of GPUs that generates; the GPUs of `profile` then train and score."""
     link: LinkSpec | None = None
-    """Between the two groups, where it is slower than the network of their hosts; None for that network."""
+    """Slow link between the two groups; None: they share the network of their hosts."""
     memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
-    """Bytes that may be used of each host, on GPUs of each GPU; None for all there are."""
+    """Bytes that the job may use on each GPU, or on each CPU host; None: all of it."""
     host_memory: Annotated[ByteCount, Field(ge=1 << 20)] | None = None
-    """On GPUs, bytes of each host; None as in the node that is named, or the first bundled one with this GPU."""
+    """Host memory per GPU host in bytes; None: the value of the named node, or of the first bundled node with this
+    GPU."""
     power_limit: int | None = Field(default=None, ge=1, le=100_000)
-    """Watts that each GPU is limited to (`nvidia-smi -pl`), below what its profile has; None for that."""
+    """Power limit of each GPU in watts (`nvidia-smi -pl`), below the profile's own limit; None: the profile's limit."""
     price_per_gpu_hour: float | None = Field(default=None, gt=0, le=1e6)
-    """Dollars, of each group of GPUs alike."""
+    """Price in US dollars per GPU and hour, the same for both groups of GPUs."""
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
-    """Where trainer ranks meet, on the first one's host (its loopback where that is the only one); 0: any."""
+    """Port where trainer ranks meet, on the host of the first rank (on its loopback if there is one host); 0: any free
+    port."""
     keeps_heap: bool = False
-    """On a CPU host, whether processes use freed memory again and do not give it back: faster passes, higher peaks."""
+    """Whether processes on a CPU host keep freed memory for reuse: faster passes, higher peaks."""
 
     @model_validator(mode="after")
-    def _every_host_has_a_device(self) -> "HardwareSpec":
+    def _hosts_have_devices(self) -> "HardwareSpec":
         if self.num_hosts != "auto" and self.num_hosts > self.num_devices:
             raise ValueError(f"num_hosts = {self.num_hosts} must be at most num_devices = {self.num_devices}")
         return self
@@ -97,43 +98,41 @@ class HardwareSpec(Spec):
 
 
 class PlacementSpec(Spec):
-    """Who shares devices with whom, and how weights travel."""
+    """Device sharing of roles, and synchronization of weights."""
 
     placement: Literal["auto", "colocated", "hybrid", "disaggregated"] = "auto"
-    """colocated: time sharing of the same devices; hybrid: the same devices side by side; disaggregated: groups of
-    their own.
-    """
+    """colocated: roles take turns on the same devices. hybrid: roles stay on the same devices side by side.
+    disaggregated: generation and training have separate devices."""
     num_generation_devices: Annotated[int, Field(ge=1, le=1 << 20)] | Auto = "auto"
-    """Devices that generate, where these have a group of their own."""
+    """Devices for generation, in a disaggregated placement."""
     num_scoring_devices: Annotated[int, Field(ge=0, le=1 << 20)] | Auto = "auto"
-    """Devices of the frozen roles' own, where generation has its own; 0 has them with training."""
+    """Devices for frozen roles, in a disaggregated placement; 0: they share the training devices."""
     max_staleness: Annotated[int, Field(ge=0, le=64)] | Auto = 0
-    """Policy versions that a rollout may be behind; from 1 on, generation may run beside training. `auto`: the fewest
-    of 0, 1, 2, 4 and 8 with which a step is as fast as with any of them.
-    """
+    """Policy versions by which a rollout may lag behind; with 1 or more, generation can run during training. `auto`:
+    the smallest of 0, 1, 2, 4 and 8 that reaches the shortest step time."""
     partial_rollouts: bool = True
-    """Whether new weights interrupt rollouts, which go on under them, and new adapters come in beside rollouts, which
-    keep theirs; otherwise these end first.
-    """
+    """Whether a weight sync pauses running rollouts, which then continue with the new weights. New adapters do not
+    pause rollouts: those that run keep their old adapter. If false, running rollouts finish first."""
     max_buffered_groups: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Prompts whose rollouts are under way or wait for a step, at most; None as max_staleness allows."""
+    """Limit on prompts whose rollouts are running or waiting for a step; None: as many as max_staleness allows."""
     max_groups_in_memory: int | None = Field(default=None, ge=0, le=MAX_COUNT)
-    """Of those that are finished so many wait in memory, the others on the disk; None for all."""
+    """Limit on finished groups held in memory; further ones wait on disk. None: all stay in memory."""
     spreads_scoring: bool | Auto = "auto"
-    """Whether a frozen role has a process on every device of its group instead of one on the first."""
+    """Whether a frozen role has a process on every device of its group, or only on the first."""
     offload: Literal["auto", "none", "host", "disk"] = "auto"
-    """Where roles go while they wait."""
+    """Where idle roles are offloaded to."""
     offload_roles: Literal["auto", "all", "frozen"] = "auto"
-    """Which go: every role that waits (colocated only), or frozen ones alone."""
+    """Idle roles that are offloaded: all (colocated only), or only the frozen ones."""
     transport: Literal[
         "auto", Transport.SHARED_MEMORY, Transport.GLOO, Transport.DISK, Transport.CUDA_IPC, Transport.NCCL
     ] = "auto"
     """How weights reach the engines."""
     sync_senders: Literal["auto", "one", "each"] = "auto"
-    """Trainer rank `one` hands over to all, or `each` to the engine on its own device (CUDA IPC must)."""
+    """`one`: one trainer rank sends to all engines. `each`: every rank sends to the engine on its own device (required
+    for CUDA IPC)."""
     sync_content: SyncContent | Auto = "auto"
-    """All weights, what has changed since the last sync, or adapters alone; `auto` may send adapters on GPUs."""
+    """Contents of a sync: all weights, changes since the last one, or adapters. On GPUs `auto` may mean adapters."""
     sync_bucket: Annotated[ByteCount, Field(ge=0)] | Auto = "auto"
-    """Bytes that may be on their way; 0 sends each tensor by itself (verl without a checkpoint engine)."""
+    """Bytes in flight during a sync; 0 sends each tensor on its own (verl without a checkpoint engine)."""
     sync_verification: Literal["first", "every"] = "first"
-    """Syncs after which the engines' own parameters are compared with the trainer's: the first of a run, or each."""
+    """Syncs after which the engine's parameters are compared with the trainer's: the first of a run, or every one."""

@@ -1,4 +1,4 @@
-"""Rewards that follow rules: how a response is judged, as the `rewards:` part of a job says it.
+"""Rule-based rewards (verifiers): how a response is judged, as the `rewards:` part of a job defines it.
 
 In: parsed YAML. Out: frozen values. Left out: how they are computed (runtime/rewards); learned rewards are a role.
 """
@@ -24,44 +24,47 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-def pattern_with_group(pattern: str) -> str:
-    """A regular expression that holds something. Raises: ValueError."""
+def check_group(pattern: str) -> str:
+    """A regular expression with at least one group. Raises: ValueError."""
     if re.compile(_compiles(pattern)).groups < 1:
         raise ValueError("the pattern needs one (group) that holds the answer")
     return pattern
 
 
 class _Reward(Spec):
-    """What all rewards have."""
+    """Keys shared by all rewards."""
 
     weight: float = 1.0
+    """Weight of the reward in a rollout's total reward."""
     name: Name | None = None
-    """Under which its values are reported; None for its kind."""
+    """Name of the reward in metrics; None: its kind."""
 
     @property
     def label(self) -> str:
-        """Its name among the rewards of a job."""
+        """The reward's name within the job."""
         return self.name or str(getattr(self, "kind", ""))
 
 
 class AnswerMatcherSpec(_Reward):
-    """Reward 1 when the pattern's first group equals the row's answer, whitespace around both aside."""
+    """Reward 1 if the pattern's first group equals the row's answer, ignoring surrounding whitespace."""
 
     kind: Literal["answer_matcher"]
     pattern: str = r"<answer>(.*?)</answer>"
+    """Regular expression whose first group is the answer."""
     compares: Literal["text", "math"] = "text"
-    """As `text`, or as `math`: equal by the rules of mathematics (math-verify, in a process of its own)."""
+    """How answers are compared: as `text`, or by mathematical equality (math-verify, in a separate process)."""
     timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """For one comparison of mathematics."""
+    """Timeout in seconds of one mathematical comparison."""
 
-    _pattern_has_group = field_validator("pattern")(pattern_with_group)
+    _pattern_has_group = field_validator("pattern")(check_group)
 
 
 class FormatCheckerSpec(_Reward):
-    """Reward 1 when the whole response matches the pattern."""
+    """Reward 1 if the whole response matches the pattern."""
 
     kind: Literal["format_checker"]
     pattern: str = r"<answer>.*</answer>"
+    """Regular expression that the response must match."""
 
     _pattern_compiles = field_validator("pattern")(_compiles)
 
@@ -71,21 +74,21 @@ class CodeExecutorSpec(_Reward):
 
     kind: Literal["code_executor"]
     pattern: str = r"\x60{3}\w*[ \t]*\n(.*?)\x60{3}"
-    """Its first group is the program; the last match counts."""
+    """Regular expression whose first group is the program; the last match counts."""
     template: str = "{program}"
-    """What is run; `{program}` and `{prompt}` stand for them."""
+    """Text of the program that is run, with `{program}` and `{prompt}` filled in."""
     credit: Literal["all", "fraction"] = "all"
-    """1 when `all` tests pass, or the `fraction` that do."""
+    """`all`: 1 if all tests pass; `fraction`: the fraction of tests that pass."""
     case_timeout_s: float = Field(default=4.0, gt=0, le=600)
-    """For one test."""
+    """Timeout in seconds of one test."""
     timeout_s: float = Field(default=30.0, gt=0, le=3600)
-    """For all tests."""
+    """Timeout in seconds of all tests."""
     memory: ByteCount = 512 * MIB
-    """Bytes of the whole sandbox."""
+    """Memory limit of the sandbox in bytes."""
     max_processes: int = Field(default=32, ge=4, le=4096)
-    """Of the whole sandbox."""
+    """Process limit of the sandbox."""
 
-    _pattern_has_group = field_validator("pattern")(pattern_with_group)
+    _pattern_has_group = field_validator("pattern")(check_group)
 
     @field_validator("template")
     @classmethod
@@ -96,18 +99,19 @@ class CodeExecutorSpec(_Reward):
 
 
 class FunctionSpec(_Reward):
-    """A function of the user's own, in a process of its own."""
+    """A user-defined reward function, run in a separate process."""
 
     kind: Literal["function"]
     path: str
-    """`FILE.py:NAME`."""
+    """Function as `FILE.py:NAME`."""
     signature: Literal["auto", "trl", "verl"] = "auto"
-    """`trl`, f(prompts, completions, **columns) -> list, once per batch; `verl`, f(data_source, solution_str,
-    ground_truth, extra_info) -> number or dict with `score`, per response; `auto` looks at its parameters."""
+    """Calling convention. `trl`: f(prompts, completions, **columns) -> list, once per batch. `verl`: f(data_source,
+    solution_str, ground_truth, extra_info) -> number or dict with `score`, once per response. `auto`: decided by the
+    function's parameters."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
-    """Seconds for each response of a call."""
+    """Timeout in seconds per response of a call."""
     memory: ByteCount = GIB
-    """Bytes that it may take beside the responses that it is called with."""
+    """Memory limit in bytes, in addition to the responses passed in."""
 
     @model_validator(mode="after")
     def _path_names_a_function(self) -> "FunctionSpec":
@@ -128,7 +132,7 @@ RewardSpec = Annotated[
 
 
 def runs_elsewhere(reward: RewardSpec) -> bool:
-    """Whether a reward takes processes of its own, so that it is worth starting early."""
+    """Whether a reward uses processes of its own, which are worth starting early."""
     return not isinstance(reward, FormatCheckerSpec) and not (
         isinstance(reward, AnswerMatcherSpec) and reward.compares == "text"
     )
@@ -136,58 +140,63 @@ def runs_elsewhere(reward: RewardSpec) -> bool:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A metric over held-out prompts, of one reward of the responses to each."""
+    """A metric over held-out prompts: one reward of the responses to them."""
 
     reward: str
-    """Its label among a rollout's rewards."""
+    """Label of the reward."""
     name: str
-    """The metric is `evaluate/NAME`."""
+    """Name of the metric, which is `evaluate/NAME`."""
     title: str
-    """The name in words, where it is ours."""
+    """Name in words, for metrics of rlplan's own rewards."""
     is_share: bool
-    """A share of the prompts or of their tests, between 0 and 1."""
+    """Whether the metric is a share of the prompts or of their tests, between 0 and 1."""
     heldout: str = ""
-    """The data set, where there are several."""
+    """Name of the data set, if there are several."""
     passes_of: int = 0
-    """k of pass@k: the share of prompts of which one of k responses is right; 0 is the mean over all responses."""
+    """k of pass@k: the share of prompts with at least one right response among k. 0: the mean over all responses."""
 
     @property
     def metric(self) -> str:
-        """Its column among a run's metrics."""
+        """Column of the metric in a run's metrics."""
         return EVALUATION_PREFIX + self.name
 
 
-def evaluations_of(
+def list_evaluations(
     rewards: Iterable[RewardSpec], *, has_environment: bool, heldout_sets: Iterable[str] = ("",), num_samples: int = 0
 ) -> tuple[Evaluation, ...]:
-    """What is evaluated, data set by data set: the answer matcher first, then the other rewards as they stand, the
-    environment last. num_samples: responses that are sampled of each prompt; 0 for one greedy one.
+    """Evaluations per data set: the answer matcher first, then the other rewards in order, the environment last.
+
+    num_samples: sampled responses per prompt; 0 for one greedy response.
     """
-    found = [_evaluation(reward, is_greedy=not num_samples) for reward in rewards]
-    found.sort(key=lambda one: one.name.removeprefix("greedy_") != "accuracy")
+    evaluations = [_evaluation(reward, is_greedy=not num_samples) for reward in rewards]
+    evaluations.sort(key=lambda evaluation: evaluation.name.removeprefix("greedy_") != "accuracy")
     if has_environment:
-        found.append(Evaluation(ENVIRONMENT, "environment_reward", "environment reward", is_share=False))
+        evaluations.append(Evaluation(ENVIRONMENT, "environment_reward", "environment reward", is_share=False))
     if num_samples:
-        found = [each for one in found for each in _sampled(one, num_samples)]
-    return tuple(one if not name else _within(one, name) for name in heldout_sets for one in found)
+        evaluations = [metric for evaluation in evaluations for metric in _list_sampled(evaluation, num_samples)]
+    return tuple(_add_prefix(evaluation, name) for name in heldout_sets for evaluation in evaluations)
 
 
-def ranking_evaluations(heldout_sets: Iterable[str]) -> tuple[Evaluation, ...]:
-    """What is evaluated of a model that scores pairs, data set by data set."""
-    one = Evaluation(PAIR_ACCURACY, PAIR_ACCURACY, "pair accuracy", is_share=True)
-    return tuple(one if not name else _within(one, name) for name in heldout_sets)
+def list_ranking_evaluations(heldout_sets: Iterable[str]) -> tuple[Evaluation, ...]:
+    """Evaluations of a model that scores pairs, per data set."""
+    evaluation = Evaluation(PAIR_ACCURACY, PAIR_ACCURACY, "pair accuracy", is_share=True)
+    return tuple(_add_prefix(evaluation, name) for name in heldout_sets)
 
 
-def _sampled(one: Evaluation, num_samples: int) -> Iterator[Evaluation]:
-    """avg@n, and of a reward that says right or wrong pass@k for each power of 2 up to n."""
-    yield replace(one, name=f"{one.name}/avg@{num_samples}", title=f"{one.title} avg@{num_samples}")
-    powers = [1 << exponent for exponent in range(1, num_samples.bit_length()) if one.is_share]
+def _list_sampled(evaluation: Evaluation, num_samples: int) -> Iterator[Evaluation]:
+    """avg@n, and for a right-or-wrong reward pass@k for each power of 2 up to n."""
+    yield replace(
+        evaluation, name=f"{evaluation.name}/avg@{num_samples}", title=f"{evaluation.title} avg@{num_samples}"
+    )
+    powers = [1 << exponent for exponent in range(1, num_samples.bit_length()) if evaluation.is_share]
     for k in sorted({*powers, *([num_samples] if powers else [])}):
-        yield replace(one, name=f"{one.name}/pass@{k}", title=f"{one.title} pass@{k}", passes_of=k)
+        yield replace(evaluation, name=f"{evaluation.name}/pass@{k}", title=f"{evaluation.title} pass@{k}", passes_of=k)
 
 
-def _within(one: Evaluation, heldout: str) -> Evaluation:
-    return replace(one, name=f"{heldout}/{one.name}", title=f"{heldout}: {one.title}", heldout=heldout)
+def _add_prefix(evaluation: Evaluation, heldout: str) -> Evaluation:
+    """The evaluation named after its data set, if that has a name."""
+    name, title = f"{heldout}/{evaluation.name}", f"{heldout}: {evaluation.title}"
+    return replace(evaluation, name=name, title=title, heldout=heldout) if heldout else evaluation
 
 
 def _evaluation(reward: RewardSpec, *, is_greedy: bool) -> Evaluation:
@@ -200,7 +209,7 @@ def _evaluation(reward: RewardSpec, *, is_greedy: bool) -> Evaluation:
 
 EVALUATION_PREFIX = "evaluate/"
 PAIR_ACCURACY = "pair_accuracy"
-"""The share of held-out pairs whose chosen answer a reward model scores higher; of equal ones a half."""
+"""Metric: the share of held-out pairs whose chosen answer a reward model scores higher; ties count half."""
 ENVIRONMENT = "environment"
-"""The label of an environment's reward among those of a rollout."""
+"""Label of an environment's reward."""
 _OUR_NAMES = {"answer_matcher": "greedy_accuracy", "format_checker": "format_accuracy", "code_executor": "pass_rate"}

@@ -1,7 +1,7 @@
-"""Roles: the models beside the policy, where they come from, and who holds each in its memory.
+"""Roles: the models besides the policy, where they come from, and which processes compute them.
 
-In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape of a role's model.
-Left out: which roles an algorithm trains (algorithm.py), and how a role computes (runtime/workers).
+In: the `roles:` part of a job, a model's folder. Out: frozen values; the shape of a role's model. Left out: which roles
+an algorithm trains (algorithm.py), and how a role computes (runtime/workers).
 """
 
 from collections.abc import Callable
@@ -23,32 +23,33 @@ SCALAR_HEAD = "score.weight"
 
 
 NO_ADAPTER = "none"
-"""In place of an adapter's folder: the frozen base alone."""
+"""Value of `adapter` for a reference that is the frozen base without an adapter."""
 START_ADAPTER = "start"
-"""In place of an adapter's folder: a frozen copy of the adapter that training starts from."""
+"""Value of `adapter` for a reference that is a frozen copy of the adapter that training starts from."""
 OnBase = TypeVar("OnBase", "ReferenceSpec", "TeacherSpec")
 
 
 def _either(spec: OnBase, role: Role) -> OnBase:
     if spec.path is not None and spec.adapter is not None:
         raise ValueError(
-            f"roles.{role}.path is a model of its own, roles.{role}.adapter one on the policy's base: drop one"
+            f"roles.{role}.path is a separate model, roles.{role}.adapter an adapter on the policy's base: drop one"
         )
     return spec
 
 
 class ReferenceSpec(Spec):
-    """The KL anchor."""
+    """The reference model of the KL penalty."""
 
     path: str | None = None
-    """Its own model; None for the policy as it starts."""
+    """Folder of a separate reference model; None: the policy's start weights."""
     adapter: str | None = None
-    """A folder in PEFT's layout with its adapter on the policy's frozen base; `none` for that base alone; `start` for a
-    copy of the adapter as training starts (AgileRL); None for the policy as it starts."""
+    """Folder of a PEFT adapter on the policy's frozen base, used as the reference. `none`: the base without an adapter.
+    `start`: a copy of the adapter that training starts from (AgileRL). None: the policy as it starts."""
     dtype: Dtype | Auto = "auto"
-    """What its weights are kept in; `auto`: as the policy's passes have them."""
+    """Data type of the reference's weights; `auto`: the policy's compute type."""
     is_precomputed: bool = False
-    """Its log-probs stand beside the given answers before training begins, so that nothing loads it."""
+    """Whether the reference's log-probs of given answers are computed before training, so that no reference model is
+    loaded (TRL's `precompute_ref_log_probs`)."""
 
     @model_validator(mode="after")
     def _one_model(self) -> "ReferenceSpec":
@@ -59,61 +60,66 @@ class RewardModelSpec(Spec):
     """A learned reward: a sequence classifier with one label, read at the last token. Without a path there is none."""
 
     path: str | None = None
+    """Folder of the reward model; None: no learned reward."""
     weight: float = 1.0
-    """Its factor in a rollout's reward, beside the `rewards:`."""
+    """Weight of the learned reward, added to the weighted sum of `rewards:`."""
     max_seq_len: int | None = Field(default=None, ge=1)
-    """Tokens that it reads where it has another tokenizer than the policy; longer texts lose their beginning."""
+    """Maximum sequence length in tokens if the reward model has another tokenizer than the policy; longer texts are
+    truncated at their start."""
 
 
 class ValueTrainingSpec(Spec):
-    """How the value model is laid out and trained where that is not as the policy; `auto` is as the policy."""
+    """Training settings of the value model where they differ from the policy's; `auto`: same as the policy."""
 
     zero_stage: Literal["auto", 0, 1, 2, 3] = "auto"
-    """The ZeRO stage of its states, as training.zero_stage counts it."""
+    """ZeRO stage of the value model's states, as in training.zero_stage."""
     gradient_checkpointing: bool | Auto = "auto"
-    """Whether its activations are computed again in the backward pass."""
+    """Whether activations are recomputed in the backward pass."""
     micro_batch_size_per_gpu: Count | Auto = "auto"
-    """Rollouts of a training pass of a rank, counted at their longest."""
+    """Rollouts per training micro-batch on each rank, counted at maximum length."""
     max_tokens_per_micro_batch: Count | Auto = "auto"
-    """Tokens that are packed into one training pass."""
+    """Tokens packed into one training micro-batch."""
     ulysses: Ranks = "auto"
-    """Ranks that share a pass, each with a part of its tokens."""
+    """Ulysses sequence-parallel size."""
     tp: Ranks = "auto"
-    """Ranks that share a pass, each with a part of every layer."""
+    """Tensor-parallel size."""
     pp: Ranks = "auto"
-    """Pipeline stages."""
+    """Pipeline-parallel size."""
     cp: Ranks = "auto"
-    """Ranks that share a sequence's attention."""
+    """Context-parallel size."""
     ep: Ranks = "auto"
-    """Ranks that share the experts of a layer."""
+    """Expert-parallel size."""
 
 
 class ValueSpec(Spec):
-    """The value model."""
+    """The value model (critic)."""
 
     path: str | None = None
-    """Where it starts; None for the policy's start weights."""
+    """Folder of the value model's start weights; None: the policy's start weights."""
     shares_backbone: bool = False
-    """It is one more head on the policy, trained with it."""
+    """Whether the value model is a second head on the policy, trained together with it."""
     training: ValueTrainingSpec = ValueTrainingSpec.by_default()
-    """Its own layout and passes."""
+    """Layout and batch sizes of the value model's training."""
 
     @model_validator(mode="after")
     def _one_backbone(self) -> "ValueSpec":
         if self.path is not None and self.shares_backbone:
-            raise ValueError("a value head on the policy's backbone has no path of its own: drop one of the two keys")
+            raise ValueError("a value head on the policy's backbone cannot have a path: drop one of the two keys")
         if self.shares_backbone and self.training != ValueTrainingSpec.by_default():
             raise ValueError("a value head on the policy's backbone is trained with it: drop roles.value.training")
         return self
 
 
 class TeacherSpec(Spec):
-    """A model that is distilled into the policy on the policy's own samples: algorithm.teacher_coef weighs the reverse
-    KL, KL(policy || teacher). Without a path or an adapter there is no teacher."""
+    """A teacher that is distilled into the policy on the policy's own samples (on-policy distillation).
+    algorithm.teacher_coef weighs the reverse KL, KL(policy || teacher). Without a path or an adapter there is no
+    teacher.
+    """
 
     path: str | None = None
+    """Folder of a separate teacher model."""
     adapter: str | None = None
-    """A folder in PEFT's layout with its adapter on the policy's frozen base."""
+    """Folder of a PEFT adapter on the policy's frozen base, used as the teacher."""
 
     @model_validator(mode="after")
     def _one_model(self) -> "TeacherSpec":
@@ -121,16 +127,20 @@ class TeacherSpec(Spec):
 
 
 class RolesSpec(Spec):
-    """The `roles:` part of a job. A reward model and a teacher are there when they have a path."""
+    """The `roles:` part of a job. A reward model and a teacher exist only if they have a path."""
 
     reference: ReferenceSpec = ReferenceSpec.by_default()
+    """The reference model of the KL penalty."""
     reward: RewardModelSpec = RewardModelSpec.by_default()
+    """The learned reward."""
     value: ValueSpec = ValueSpec.by_default()
+    """The value model (critic)."""
     teacher: TeacherSpec = TeacherSpec.by_default()
+    """The teacher of on-policy distillation."""
 
     @property
     def paths(self) -> dict[Role, str]:
-        """The folder of every role that has one of its own."""
+        """Folders of roles that have a model of their own."""
         named = {
             Role.REFERENCE: self.reference.path,
             Role.REWARD: self.reward.path,
@@ -141,12 +151,12 @@ class RolesSpec(Spec):
 
     @property
     def adapters(self) -> dict[Role, str]:
-        """The folder of every role's adapter on the policy's base that the job names."""
+        """Folders of adapters on the policy's base that roles use as their model."""
         named = {Role.REFERENCE: self.reference.adapter, Role.TEACHER: self.teacher.adapter}
         return {role: folder for role, folder in named.items() if folder not in (None, NO_ADAPTER, START_ADAPTER)}
 
-    def with_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
-        """The same roles in other folders."""
+    def map_paths(self, of_model: Callable[[str], str], of_adapter: Callable[[str], str]) -> "RolesSpec":
+        """A copy with every model path changed by `of_model` and every adapter folder by `of_adapter`."""
         places = {role: {"path": of_model(path)} for role, path in self.paths.items()}
         places |= {role: {"adapter": of_adapter(folder)} for role, folder in self.adapters.items()}
         return self.model_copy(
@@ -155,37 +165,40 @@ class RolesSpec(Spec):
 
 
 class ScalarHeadModel(ModelSpec):
-    """A decoder whose head gives one number a token: a value or a reward.
+    """A decoder whose head outputs one number per token: a value or a reward.
 
     >>> from rlplan.spec.models.catalogue import find_model
     >>> model = find_model("meta-llama/Llama-3.1-8B")
-    >>> model.num_parameters - with_scalar_head(model).num_parameters  # 128255 * 4096
+    >>> model.num_parameters - replace_head(model).num_parameters  # 128255 * 4096
     525332480
     """
 
     @cached_property
     def tensors(self) -> tuple[Parameter, ...]:
-        """Every tensor; the language head is one row of h."""
-        whole = super().tensors
-        kept = tuple(tensor for tensor in whole if tensor.component is not Component.HEAD)
-        return (*kept, Parameter(SCALAR_HEAD, (1, self.hidden_size), Component.HEAD))
+        """Every tensor; the language head is replaced by one row of h."""
+        all_tensors = super().tensors
+        decoder = tuple(tensor for tensor in all_tensors if tensor.component is not Component.HEAD)
+        return (*decoder, Parameter(SCALAR_HEAD, (1, self.hidden_size), Component.HEAD))
 
     @property
     def head_width(self) -> int:
-        """Numbers that the head gives for a token: one."""
+        """Outputs of the head per token: one."""
         return 1
 
 
 @lru_cache(maxsize=64)
-def with_scalar_head(model: ModelSpec) -> ScalarHeadModel:
-    """The same decoder with a scalar head. A tied table then is the embedding alone."""
+def replace_head(model: ModelSpec) -> ScalarHeadModel:
+    """The same decoder with a scalar head. A tied table then serves only as the embedding."""
     return ScalarHeadModel(**{**model.model_dump(), "has_tied_embeddings": False})
 
 
 def load_role_model(role: Role, path: str, *, needs_tokens: int, where: str) -> ModelSpec:
-    """The shape of a role's model. needs_tokens: of the longest sequence that it reads. Raises: SpecError."""
+    """The shape of a role's model. Raises: SpecError.
+
+    needs_tokens: length of the longest sequence that the model reads.
+    """
     has_scalar_head = role in (Role.VALUE, Role.REWARD)
-    model = with_scalar_head(load_scalar_base(Path(path))) if has_scalar_head else load_model(Path(path))
+    model = replace_head(load_scalar_base(Path(path))) if has_scalar_head else load_model(Path(path))
     if needs_tokens > model.max_position_embeddings:
         raise SpecError(
             f"the {role} reads up to {needs_tokens} tokens, its model's limit is {model.max_position_embeddings}",

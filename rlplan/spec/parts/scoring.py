@@ -1,7 +1,7 @@
-"""Scoring passes: which roles take log-probs, values or rewards of finished rollouts, and how large each pass is.
+"""Scoring passes: which roles compute log-probs, values or rewards of finished rollouts, and with which batch sizes.
 
-In: the `scoring:` part of a job. Out: frozen values. Left out: which roles a job has (job_roles.py).
-Units: sizes are of one pass of one rank.
+In: the `scoring:` part of a job. Out: frozen values. Left out: which roles a job has (job_roles.py). Units: sizes are
+per micro-batch of one rank.
 """
 
 from typing import Literal
@@ -12,43 +12,45 @@ from rlplan.vocabulary import Role
 
 
 class ScoringPassSpec(Spec):
-    """The size of a role's scoring passes. One of the two keys says it; without both it is a training pass's size."""
+    """Micro-batch size of a role's scoring passes. At most one of the two keys is set; with neither, the training size
+    applies.
+    """
 
     micro_batch_size_per_gpu: Count | Auto = "auto"
-    """Rollouts of a pass of a rank, counted at their longest."""
+    """Rollouts per micro-batch on each rank, counted at maximum length."""
     max_tokens_per_micro_batch: Count | Auto = "auto"
-    """Tokens that are packed into one pass."""
+    """Tokens packed into one micro-batch."""
 
     @property
     def sizes(self) -> tuple[int | Literal["auto"], int | Literal["auto"]]:
-        """Rollouts and tokens of a pass."""
+        """Rollouts and tokens of a micro-batch."""
         return self.micro_batch_size_per_gpu, self.max_tokens_per_micro_batch
 
     @property
     def is_stated(self) -> bool:
-        """Whether the passes have a size of their own."""
+        """Whether the job sets a size for these passes."""
         return self.sizes != ("auto", "auto")
 
 
 class ScoringSpec(Spec):
-    """The `scoring:` part of a job. What is `auto` is as the job's framework does it (rlplan/frameworks)."""
+    """The `scoring:` part of a job. `auto` follows the job's framework (rlplan/frameworks)."""
 
     policy_log_probs: Literal["auto", "always", "never"] = "auto"
-    """Whether the trainer recomputes the policy's log-probs of every finished rollout before the step's updates."""
+    """Whether the trainer recomputes the policy's log-probs of finished rollouts before the step's updates."""
     has_entropy: bool | Auto = "auto"
-    """Whether that pass takes entropies beside log-probs."""
+    """Whether that pass also computes entropies."""
     policy: ScoringPassSpec = ScoringPassSpec.by_default()
-    """The pass that recomputes the policy's log-probs."""
+    """Micro-batch size of the pass that recomputes the policy's log-probs."""
     reference: ScoringPassSpec = ScoringPassSpec.by_default()
-    """The reference's pass."""
+    """Micro-batch size of the reference model."""
     value: ScoringPassSpec = ScoringPassSpec.by_default()
-    """The value model's pass."""
+    """Micro-batch size of the value model."""
     reward: ScoringPassSpec = ScoringPassSpec.by_default()
-    """The learned reward's pass."""
+    """Micro-batch size of the reward model."""
     teacher: ScoringPassSpec = ScoringPassSpec.by_default()
-    """The teacher's pass."""
+    """Micro-batch size of the teacher."""
 
     def pass_of(self, role: Role) -> ScoringPassSpec:
-        """The size of a role's passes."""
+        """The micro-batch size of a role's scoring passes."""
         sizes: ScoringPassSpec = getattr(self, role.value)
         return sizes

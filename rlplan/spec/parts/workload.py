@@ -1,7 +1,7 @@
-"""The workload: how many prompts, and how many rollouts of what length.
+"""The workload: how many prompts, and how many rollouts of which length.
 
-In: the `workload:` part of a job. Out: frozen values.
-Units: lengths in tokens; counts are of prompts or rollouts as their names say.
+In: the `workload:` part of a job. Out: frozen values. Units: lengths are in tokens, counts in prompts or rollouts as
+their names say.
 """
 
 from typing import Annotated
@@ -12,60 +12,60 @@ from rlplan.spec.base import Auto, Spec
 from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LengthSpec, cut_lengths
 
 MAX_COUNT = 1 << 30
-"""Above any real batch: a count beyond it is a slip of the keyboard."""
+"""Limit of counts, far above any real batch: a larger number is a typo."""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 MAX_MINI_BATCHES = 256
-"""Optimizer steps in one RL step; each is an action of the schedule."""
+"""Limit of optimizer steps in one RL step: each is an action of the schedule, so that planning time grows with them."""
 
 
 class WorkloadSpec(Spec):
     """The `workload:` part of a job: the batch ladder and the lengths."""
 
     num_steps: int = Field(default=200, ge=1, le=10_000_000)
-    """RL steps."""
+    """Number of RL steps."""
     num_prompts_per_step: Count = 128
-    """Prompts of a step."""
+    """Prompts per RL step."""
     num_generated_prompts_per_step: Count | None = None
-    """Prompts that a step generates for, where it trains on some groups alone: dynamic sampling and over-sampling in
-    other frameworks. None: those of the step.
-    """
+    """Prompts that a step generates rollouts for, if it trains only on some of the groups (dynamic sampling,
+    over-sampling in other frameworks). None: num_prompts_per_step."""
     num_samples_per_prompt: Count = 8
-    """Rollouts of a prompt; 1 or 2 of an algorithm that is given its answers."""
+    """Rollouts per prompt; 1 or 2 for algorithms that learn from answers in the data."""
     mini_batch_size: Count | None = None
-    """Rollouts per optimizer step; None takes all of a step."""
+    """Rollouts per optimizer step; None: all rollouts of the RL step."""
     num_epochs_per_step: int = Field(default=1, ge=1, le=MAX_MINI_BATCHES)
-    """How often a step's rollouts are trained on, each time in mini-batches dealt anew."""
+    """Training epochs over a step's rollouts; each shuffles them into new mini-batches."""
     micro_batch_size_per_gpu: Count | Auto = "auto"
-    """Rollouts of a pass of a rank, counted at their longest; training.max_tokens_per_micro_batch says it in tokens."""
+    """Rollouts per micro-batch on each rank, counted at maximum length. training.max_tokens_per_micro_batch is the same
+    limit in tokens."""
     max_prompt_len: Count = 1024
-    """Tokens of the longest prompt."""
+    """Maximum prompt length in tokens."""
     max_response_len: Count = 3072
-    """Tokens of the longest response."""
+    """Maximum response length in tokens."""
     mean_prompt_len: Count | None = None
-    """Tokens of a usual prompt, for predictions alone; the longest where not given."""
+    """Mean prompt length in tokens, for predictions only; None: max_prompt_len."""
     mean_response_len: Count | None = None
-    """Tokens of a usual response, for predictions; the longest where not given. On GPUs `response_lengths`, where it is
-    given, says it instead.
-    """
+    """Mean response length in tokens, for predictions only; None: max_response_len. On GPUs a given `response_lengths`
+    takes precedence."""
     response_lengths: LengthSpec = ConstantLengths.by_default()
-    """How lengths are distributed, for predictions on GPUs, simulated runs, and real ones where controls force them."""
+    """Distribution of response lengths, for predictions on GPUs, simulations, and runs with controls.forces_lengths."""
     num_concurrent_requests: Count | None = None
-    """Requests that clients keep in flight at engines that serve alone (`framework: vllm`), for `rlplan simulate`: each
-    has the usual prompt and response, and the next is sent when one is answered."""
+    """Requests that clients keep in flight at a standalone engine (`framework: vllm`), for `rlplan simulate`. Each has
+    the mean prompt and response length; an answered request is replaced at once."""
     reward_latency_s: float = Field(default=0.0, ge=0, le=3600)
-    """Seconds that a rule-based reward of one rollout takes, for predictions on GPUs."""
+    """Seconds that the rule-based reward of one rollout takes, for predictions on GPUs."""
     temperature: float = Field(default=1.0, ge=0.01, le=2)
-    """Of sampling."""
+    """Sampling temperature."""
     ignores_eos: bool = False
-    """Whether responses go on behind an end of sequence."""
+    """Whether generation continues past the end-of-sequence token."""
     evaluate_every: int = Field(default=10, ge=1)
-    """Evaluation on the held-out prompts after every so many steps; also before the first and after the last."""
+    """Interval of evaluation on held-out prompts, in steps; evaluation also runs before the first step and after the
+    last."""
     num_heldout_prompts: int = Field(default=256, ge=1)
-    """Held-out prompts that are evaluated, at most: of each data set."""
+    """Limit on held-out prompts per evaluation, for each data set."""
     num_evaluation_samples: int = Field(default=1, ge=1, le=1024)
-    """Responses of each held-out prompt."""
+    """Responses per held-out prompt."""
     evaluation_temperature: float = Field(default=0.0, ge=0, le=2)
-    """Of their sampling; 0 is greedy."""
+    """Sampling temperature of evaluation; 0 is greedy."""
 
     @property
     def num_rollouts_per_step(self) -> int:
@@ -94,12 +94,12 @@ class WorkloadSpec(Spec):
 
     @property
     def usual_response_len(self) -> int:
-        """Tokens of a response in predicted seconds: the longest, an upper bound, unless the job says."""
+        """Response length used for predicted times: the mean if the job has one, else the maximum as an upper bound."""
         return self.max_response_len if self.mean_response_len is None else self.mean_response_len
 
     @property
     def usual_prompt_len(self) -> int:
-        """Tokens of a prompt in predictions: the longest, an upper bound, unless the job says."""
+        """Prompt length used for predictions: the mean if the job has one, else the maximum as an upper bound."""
         return self.max_prompt_len if self.mean_prompt_len is None else self.mean_prompt_len
 
     @property
@@ -112,7 +112,7 @@ class WorkloadSpec(Spec):
 
     @property
     def tokens_in_words(self) -> str:
-        """Prompt and response of a rollout, as pages and answers name them."""
+        """Prompt and response lengths in words, for pages and answers."""
         longest, mean = self.max_response_len, round(self.lengths.mean)
         beside = f", {mean:,} on average" if mean < longest else ""
         most = "up to " if beside else ""

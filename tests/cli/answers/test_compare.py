@@ -84,8 +84,8 @@ def test_an_old_and_an_unknown_price_are_named(rlplan: Call, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((JOB, *CLUSTERS, "--price", "h100=-1"), "'h100=-1' is no price"),
-        ((JOB, *CLUSTERS, "--price", "h100=0"), "'h100=0' is no price"),
+        ((JOB, *CLUSTERS, "--price", "h100=-1"), "'h100=-1' is not a price"),
+        ((JOB, *CLUSTERS, "--price", "h100=0"), "'h100=0' is not a price"),
         ((JOB, *CLUSTERS, "--price", "h1000=2"), "hardware profile 'h1000' is unknown"),
         ((JOB, "--hardware", "H100"), "names no GPUs"),
         ((JOB, "--budget-per-hour", "0"), "buys nothing"),

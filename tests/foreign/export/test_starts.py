@@ -231,5 +231,5 @@ def test_engines_of_trl_on_gpus_of_their_own_are_a_server_beside_the_training(tm
 
 def test_a_server_beside_several_hosts_that_train_is_not_written() -> None:
     plan = of_trl("24xH100", "placement.placement=disaggregated", "placement.num_generation_devices=8")
-    with pytest.raises(EmitError, match="trl vllm-serve on the host that trains"):
+    with pytest.raises(EmitError, match="trl vllm-serve on the training host"):
         check_fits(plan)

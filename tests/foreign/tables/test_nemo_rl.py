@@ -43,7 +43,7 @@ def test_ppo_has_a_critic_and_the_sizes_of_its_own_part(tmp_path: Path) -> None:
     assert (data["workload.num_prompts_per_step"], data["workload.num_samples_per_prompt"]) == (64, 8)
     assert (data["workload.num_epochs_per_step"], data["algorithm.gae_lambda"]) == (4, 0.95)
     assert (data["algorithm.kl_coef"], data["algorithm.value_learning_rate"]) == (0.0, 1e-5)
-    assert any("the critic is laid out as the policy" in note for note in found.notes)
+    assert any("the critic is predicted with the policy's layout" in note for note in found.notes)
 
 
 def test_a_file_that_stands_on_ppo_s_own_has_its_defaults(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_reward_model_has_gpus_of_its_own_which_no_policy_has(nodes: int, coun
     of_all = convert(read_source(write_yaml(tmp_path, settings), None), f"{8 * nodes}xH100", None)
     assert of_all.data["hardware"]["num_devices"] == counted
     assert any(
-        "of the reward model" in note and "whether it fits there is not answered" in note for note in found.notes
+        "of the reward model" in note and "whether it fits there is not predicted" in note for note in found.notes
     )
 
 
@@ -139,7 +139,7 @@ MEGATRON = {"policy.megatron_cfg.enabled": True, "policy.megatron_cfg.activation
         ({"policy.megatron_cfg.recompute_granularity": "selective"}, "selective recomputation"),
         (
             {"policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp": True},
-            "Megatron's FSDP is counted as",
+            "Megatron's FSDP is predicted as",
         ),
     ],
 )

@@ -90,8 +90,8 @@ def test_muon_of_openrlhf_is_counted_as_such(tmp_path: Path) -> None:
 
 def test_what_lies_on_the_host_or_twice_on_the_gpu_is_said_with_its_direction(tmp_path: Path) -> None:
     left = {one.key: one.why for one in of_openrlhf(tmp_path, RLOO + "--ref.offload --ds.zpg 8").left}
-    assert left["ref.offload"].endswith("counted on the GPU, which takes more")
-    assert left["ds.zpg"].endswith("not counted, it takes more")
+    assert left["ref.offload"].endswith("predicted on the GPU, which takes more")
+    assert left["ds.zpg"].endswith("not predicted, so that the run takes more")
 
 
 @pytest.mark.parametrize(("micro_batch", "mini_batch", "fits"), [(1, 8, True), (2, 16, False), (4, 32, False)])

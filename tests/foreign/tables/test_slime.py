@@ -44,7 +44,7 @@ def test_slime_shares_rows_where_its_flag_is_given(tmp_path: Path) -> None:
 def test_a_context_that_slime_bounds_leaves_prompts_what_responses_do_not_take(tmp_path: Path) -> None:
     found = slime(tmp_path, "--rollout-max-context-len 3072")
     assert found.data["workload"]["max_prompt_len"] == 2048
-    assert not any("sets prompts no limit" in note for note in found.notes)
+    assert not any("does not limit prompts" in note for note in found.notes)
     as_long_as_responses = slime(tmp_path, "--rollout-max-context-len 1024")
     assert as_long_as_responses.data["workload"]["max_prompt_len"] == 1024
 
@@ -55,8 +55,8 @@ def test_sglang_s_cache_in_fp8_is_one_for_slime(tmp_path: Path) -> None:
 
 def test_what_slime_counts_in_parts_is_said_with_its_direction(tmp_path: Path) -> None:
     left = {one.key: one.why for one in slime(tmp_path, "--log-probs-chunk-size 1024 --mtp-num-layers 1").left}
-    assert left["log_probs_chunk_size"].endswith("counted whole, which takes more")
-    assert left["mtp_num_layers"].endswith("not counted, they take more")
+    assert left["log_probs_chunk_size"].endswith("predicted with all logits, which takes more")
+    assert left["mtp_num_layers"].endswith("not predicted, so that the run takes more")
 
 
 def test_trainers_that_take_turns_beside_a_critic_are_said_to_be_counted_together(tmp_path: Path) -> None:

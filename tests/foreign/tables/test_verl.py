@@ -64,14 +64,14 @@ def test_engines_beside_those_of_the_trainer_s_gpus_are_said(hardware: str, tmp_
 def test_a_mode_that_takes_turns_ahead_of_time_is_said_to_be_counted_as_sync(tmp_path: Path) -> None:
     found = imported(tmp_path, {"trainer.v1.trainer_mode": "colocate_async"})
     assert flat(found.data)["placement.placement"] == "colocated"
-    assert any("colocate_async takes the memory of sync" in note for note in found.notes)
+    assert any("colocate_async is predicted as sync" in note for note in found.notes)
 
 
 def test_the_gpus_of_a_teacher_are_beside_those_that_are_counted(tmp_path: Path) -> None:
     settings = {"distillation.enabled": True, "distillation.nnodes": 1, "distillation.n_gpus_per_node": 4}
     found = imported(tmp_path, settings, "12xH100")
     assert found.data["hardware"]["num_devices"] == 8
-    assert any("the teacher's own GPUs" in note for note in found.notes)
+    assert any("the teacher's separate GPUs" in note for note in found.notes)
 
 
 def test_a_trainer_that_is_chosen_as_a_group_of_the_configuration_is_that_trainer(tmp_path: Path) -> None:

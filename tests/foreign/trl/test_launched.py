@@ -141,7 +141,7 @@ def test_a_server_elsewhere_leaves_the_trainer_what_its_launcher_says(tmp_path: 
 
 def test_a_server_beside_an_unknown_number_of_trainers_is_refused_and_its_way_out_can_be_typed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SERVED)
-    with pytest.raises(SpecError, match="how many train is not said") as caught:
+    with pytest.raises(SpecError, match="the number of training GPUs is not given") as caught:
         convert(read_source(tmp_path / "train.py", None), "8xH100", None)
     assert caught.value.way_out.startswith("--set accelerate.num_processes=4 --hardware 8xH100")
     found = flat(convert(read_source(tmp_path / "train.py", None, ["accelerate.num_processes=4"]), "8xH100", None).data)
@@ -165,7 +165,7 @@ def test_ranks_that_share_a_sequence_share_a_batch(kind: str, axis: str, more: s
 
 def test_what_is_not_counted_of_accelerate_s_parallelism_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(PARALLEL.format("FSDP", "tp", FSDP2))
-    with pytest.raises(SpecError, match="tensor parallelism of accelerate is not counted"):
+    with pytest.raises(SpecError, match="tensor parallelism of accelerate is not supported"):
         job(tmp_path, "accelerate launch --config_file own.yaml train.py")
 
 

@@ -127,13 +127,13 @@ def test_sequences_without_a_limit_are_said_to_be_counted_at_one(tmp_path: Path)
 def test_a_base_in_8_bits_is_counted_in_half_with_a_note_that_it_takes_less(tmp_path: Path) -> None:
     found = imported(tmp_path, "trainer: sft\nuse_peft: true\nload_in_8bit: true\n")
     assert flat(found.data)["training.master_dtype"] == "bfloat16"
-    assert "a base in 8 bits is counted in bfloat16, a byte a parameter more than it takes" in found.notes
+    assert "an 8-bit base is predicted in bfloat16, a byte per parameter more than it takes" in found.notes
 
 
 def test_adapters_of_a_reward_model_are_said_not_to_be_counted(tmp_path: Path) -> None:
     found = imported(tmp_path, "trainer: reward\nuse_peft: true\n")
     assert "training.lora.rank" not in flat(found.data)
-    assert any(note.startswith("adapters of a reward model are not counted") for note in found.notes)
+    assert any(note.startswith("adapters of a reward model are ignored") for note in found.notes)
 
 
 def test_an_optimizer_step_of_several_generations_is_one_step(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_weight_of_no_prompt_is_refused(tmp_path: Path) -> None:
 def test_names_must_differ_and_something_must_be_there(tmp_path: Path) -> None:
     path = sorting(tmp_path / "easy.jsonl", 10000, 6)
     for data, message in (
-        ({"prompts": [{"path": path}, {"path": path}]}, "these are easy, easy: give them `name`"),
+        ({"prompts": [{"path": path}, {"path": path}]}, "these are easy, easy: set `name`"),
         ({"prompts": []}, "at least one data set"),
         ({"heldout": {}}, "data.heldout: at least one data set"),
     ):

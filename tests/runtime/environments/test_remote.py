@@ -229,7 +229,7 @@ def test_tools_of_an_mcp_server_are_called_side_by_side_and_every_fault_is_count
         ({"url": "https://user:secret@example.org"}, "no user, password"),
         ({"mcp": ["https://example.org/mcp?key=secret"]}, "no user, password"),
         ({"mcp": ["server.js"]}, "neither https://"),
-        ({"url": "https://[example"}, "is no address"),
+        ({"url": "https://[example"}, "is not an address"),
         ({"url": "https://example.org", "path": "game.py:play"}, "a rollout has one"),
     ],
 )

@@ -53,9 +53,9 @@ def test_states_are_those_of_a_ranks_own_part_as_predicted(found: dict[str, tupl
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"training.ulysses": 2}, "one group beside data parallelism"),
+        ({"training.ulysses": 2}, "one group besides data parallelism"),
         ({"training.zero_stage": 3}, "ZeRO 0 to 2"),
-        ({"training.lora": {"rank": 4}}, "PEFT has wrapped"),
+        ({"training.lora": {"rank": 4}}, "wrapped by PEFT"),
         ({"training.offloads_optimizer": True}, "never tried"),
     ],
 )

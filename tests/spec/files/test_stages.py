@@ -38,7 +38,7 @@ def test_an_override_is_for_every_stage_or_for_one() -> None:
 
 def still_open(name: str, *overrides: str) -> dict[str, str]:
     stages = stages_of(read_yaml(FILE, "the job file"), "")
-    return open_inputs(next(one for one in stages if one.name == name), overrides, stages)
+    return open_inputs(next(stage for stage in stages if stage.name == name), overrides, stages)
 
 
 def test_what_a_run_has_left_takes_the_place_of_a_stage() -> None:
@@ -67,7 +67,7 @@ def test_one_job_is_asked_for_and_none_is_chosen() -> None:
 
 @pytest.mark.parametrize("verb", ["emit", "run"])
 def test_what_will_run_needs_the_models_of_earlier_stages(verb: str) -> None:
-    with pytest.raises(SpecError, match=r"policy\.path is what stage sft leaves, which is not there yet"):
+    with pytest.raises(SpecError, match=r"policy\.path is the model of stage sft, which has not run yet"):
         read_question(verb, JobWords(str(FILE), ["stage=ppo"]))
     assert read_question("plan", JobWords(str(FILE), ["stage=ppo"])).job.algorithm.name == "ppo"
     assert read_question(verb, JobWords(str(FILE), ["stage=sft"])).job.algorithm.name == "sft"
@@ -92,9 +92,9 @@ SFT, REWARD = stage("sft", algorithm="sft"), stage("reward", algorithm={"name": 
         ([SFT, stage("two", policy="stage:sfd")], "no earlier stage is named 'sfd'"),
         (
             [SFT, REWARD, stage("ppo", policy="stage:reward")],
-            "stage reward leaves a reward model, policy takes a policy",
+            "stage reward saves a reward model, policy needs a policy",
         ),
-        ([SFT, stage("ppo", roles={"reward": {"path": "stage:sft"}})], "stage sft leaves a policy, roles.reward takes"),
+        ([SFT, stage("ppo", roles={"reward": {"path": "stage:sft"}})], "stage sft saves a policy, roles.reward needs"),
     ],
 )
 def test_stages_that_will_not_do_are_refused(stages: Any, what: str) -> None:
@@ -110,7 +110,7 @@ def test_weights_that_are_drawn_are_those_of_the_first_stage_alone() -> None:
 
 
 def test_a_stage_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="there is no stage 'pop' here") as caught:
+    with pytest.raises(SpecError, match="unknown stage 'pop'") as caught:
         load_job(FILE, ["stage=pop"])
     assert "Did you mean 'ppo'" in str(caught.value)
     assert caught.value.way_out == "stage=sft"

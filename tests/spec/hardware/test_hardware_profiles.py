@@ -114,21 +114,21 @@ PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
 LINK_GB_PER_S = {("nvlink", 2): 25, ("nvlink", 3): 25, ("nvlink", 4): 25, ("nvlink", 5): 50, ("xgmi", 3): 50}
 
 
-def sourced(part: Spec) -> Iterator[tuple[str, Sourced]]:
+def list_sourced(part: Spec) -> Iterator[tuple[str, Sourced]]:
     """Every value with a source in a profile, with its key."""
     for key, value in part:
         for leaf in value.values() if isinstance(value, dict) else [value]:
             if isinstance(leaf, Sourced):
                 yield key, leaf
             elif isinstance(leaf, Spec):
-                yield from sourced(leaf)
+                yield from list_sourced(leaf)
 
 
 def nominal_gigabytes(name: str) -> int:
-    """What the vendor calls the memory: the number in the file's first line."""
-    found = re.match(r"# Marketing: (\d+)", profile_paths()[name].read_text(encoding="utf-8"))
-    assert found, f"{name}: the first line says `# Marketing: <n> GB …`"
-    return int(found.group(1))
+    """Memory in gigabytes as the vendor markets it: the number in the file's first line."""
+    marketing = re.match(r"# Marketing: (\d+)", profile_paths()[name].read_text(encoding="utf-8"))
+    assert marketing, f"{name}: the first line says `# Marketing: <n> GB …`"
+    return int(marketing.group(1))
 
 
 def test_there_are_at_least_forty_gpus_and_every_kind_of_machine():
@@ -168,7 +168,7 @@ def test_no_two_profiles_have_the_same_driver_name():
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_value_has_a_source_and_a_date(name: str):
-    for key, value in sourced(PROFILES[name]):
+    for key, value in list_sourced(PROFILES[name]):
         assert len(value.source) >= 8, key
         assert value.date is not None, key
         assert "http" not in value.source, key
@@ -176,7 +176,7 @@ def test_every_value_has_a_source_and_a_date(name: str):
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_value_that_was_computed_says_how(name: str):
-    for key, value in sourced(PROFILES[name]):
+    for key, value in list_sourced(PROFILES[name]):
         if value.provenance is Provenance.DERIVED:
             assert re.search(r"halved|half|quarter|:| as |^as |less|x \d|an eighth|a 72nd", value.source), (key, value)
 

@@ -15,10 +15,10 @@ def hardware(text: str) -> HardwareSpec:
 
 
 def test_a_link_is_typed_behind_the_two_groups() -> None:
-    found = hardware("16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections").link
-    assert found is not None
-    assert (found.bandwidth, found.latency_s, found.loss) == (73_750_000, 0.04, 0.001)
-    assert (found.num_places, found.num_connections, found.fan_out) == (8, 16, "auto")
+    link = hardware("16xH100 + 64xL40S over 590Mb/s 40ms 0.1% 8 places 16 connections").link
+    assert link is not None
+    assert (link.bandwidth, link.latency_s, link.loss) == (73_750_000, 0.04, 0.001)
+    assert (link.num_places, link.num_connections, link.fan_out) == (8, 16, "auto")
 
 
 def test_without_a_link_nothing_changes() -> None:

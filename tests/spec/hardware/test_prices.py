@@ -33,16 +33,16 @@ def test_what_is_typed_comes_before_a_file_and_a_file_before_the_bundled_list(tm
     file.write_text("h100: 2.1\nl40s: {dollars: 0.7, source: our cluster, date: 2026-11-01}\n")
     prices = read_prices(["h100=$1.5"], [file], today=TODAY)
     named = [prices.of(gpu) for gpu in ("h100-sxm", "l40s", "h200-sxm")]
-    assert [one and one.dollars for one in named] == [1.5, 0.7, 4.59]
-    assert [one and one.source.partition(",")[0] for one in named] == ["your own", "our cluster", "RunPod"]
+    assert [price and price.dollars for price in named] == [1.5, 0.7, 4.59]
+    assert [price and price.source.partition(",")[0] for price in named] == ["your own", "our cluster", "RunPod"]
     job = prices.of("h200-sxm", 3.0), prices.of("h100-sxm", 3.0)
-    assert [one and one.dollars for one in job] == [3.0, 1.5]  # a job's own stands between typed and bundled
+    assert [price and price.dollars for price in job] == [3.0, 1.5]  # a job's own stands between typed and bundled
     assert prices.of("h20") is None
 
 
 @pytest.mark.parametrize("typed", ["h100=-2", "h100=0", "h100=nan", "h100=inf", "h100=1e9", "h100=cheap", "h100", "=2"])
 def test_a_price_that_is_none_is_answered_by_what_was_typed(typed: str) -> None:
-    with pytest.raises(SpecError, match=r"is no price|is unknown") as caught:
+    with pytest.raises(SpecError, match=r"is not a price|is unknown") as caught:
         read_prices([typed], today=TODAY)
     assert repr(typed)[1:-1] in caught.value.what or "hardware profile" in caught.value.what
 

@@ -194,7 +194,7 @@ def test_a_profile_survives_json(name: str):
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("name", "meant"),
     [
         ("H100", "h100-sxm"),
         ("h100_nvl", "h100-nvl"),
@@ -206,8 +206,8 @@ def test_a_profile_survives_json(name: str):
         ("dgx-h100", "h100-sxm"),
     ],
 )
-def test_a_gpu_is_found_by_what_people_call_it(said: str, meant: str):
-    assert get_gpu(said, where="").name == meant
+def test_a_gpu_is_found_by_what_people_call_it(name: str, meant: str):
+    assert get_gpu(name, where="").name == meant
 
 
 def test_an_unknown_name_is_refused_with_near_ones():
@@ -235,13 +235,13 @@ def test_a_profile_of_another_kind_is_refused(get: Any, name: str):
     [("8xH100", 8, "h100-sxm"), ("1 x rtx-4090", 1, "rtx-4090"), ("16384xb200", 16384, "b200")],
 )
 def test_gpus_are_a_number_and_a_name(text: str, count: int, name: str):
-    found, gpu, node = parse_gpus(text, where="--gpus")
-    assert (found, gpu.name, node) == (count, name, None)
+    num_gpus, gpu, node = parse_gpus(text, where="--gpus")
+    assert (num_gpus, gpu.name, node) == (count, name, None)
 
 
 def test_nodes_are_counted_with_all_their_gpus():
-    found, gpu, node = parse_gpus("2xdgx-h100", where="--gpus")
-    assert (found, gpu.name) == (16, "h100-sxm")
+    num_gpus, gpu, node = parse_gpus("2xdgx-h100", where="--gpus")
+    assert (num_gpus, gpu.name) == (16, "h100-sxm")
     assert node is not None
     assert node.name == "dgx-h100"
 
@@ -258,14 +258,14 @@ def test_nodes_are_counted_with_all_their_gpus():
     ],
 )
 def test_a_name_may_stand_before_its_number_where_that_means_one_thing(text: str, count: int, name: str):
-    found, gpu, _ = parse_gpus(text, where="--gpus")
-    assert (found, gpu.name) == (count, name)
+    num_gpus, gpu, _ = parse_gpus(text, where="--gpus")
+    assert (num_gpus, gpu.name) == (count, name)
 
 
 def test_gpus_that_could_mean_two_things_or_are_not_counted_are_refused_with_what_to_write():
     with pytest.raises(SpecError, match="names no GPUs"):
         parse_gpus("4090x3090", where="--gpus")
-    with pytest.raises(SpecError, match="does not say how many") as caught:
+    with pytest.raises(SpecError, match="their number is missing") as caught:
         parse_gpus("4090", where="--gpus")
     assert caught.value.way_out == "write 1x4090"
 

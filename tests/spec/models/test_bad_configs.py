@@ -129,7 +129,7 @@ OTHER_CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def broken(name: str, changes: dict[str, Any]) -> dict[str, Any]:
+def break_config(name: str, changes: dict[str, Any]) -> dict[str, Any]:
     config = copy.deepcopy(load_catalogue()[name].config)
     for path, value in changes.items():
         *parents, key = path.split(".")
@@ -159,7 +159,7 @@ def refusal(path: Path, limit_s: float = 1.0) -> SpecError:
 def test_a_wrong_number_is_refused_with_its_key_path(tmp_path: Path, name: str, key: str, kind: str) -> None:
     value = WRONG_NUMBERS[kind]
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(broken(name, {key: value})))
+    path.write_text(json.dumps(break_config(name, {key: value})))
     error = refusal(path)
     word = key.rpartition(".")[2]
     assert kind == "digits" or word in error.where
@@ -169,7 +169,7 @@ def test_a_wrong_number_is_refused_with_its_key_path(tmp_path: Path, name: str, 
 @pytest.mark.parametrize(("name", "changes", "word"), OTHER_CASES.values(), ids=OTHER_CASES)
 def test_what_does_not_fit_together_is_refused(tmp_path: Path, name: str, changes: dict[str, Any], word: str) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(broken(name, changes)))
+    path.write_text(json.dumps(break_config(name, changes)))
     assert word in refusal(path).where
 
 
@@ -241,14 +241,14 @@ def hostile() -> Iterator[dict[str, Any]]:
 def test_what_a_config_asks_to_run_is_data(tmp_path: Path, extra: dict[str, Any]) -> None:
     touched = tmp_path / "touched"
     (tmp_path / "evil.py").write_text(f"import pathlib; pathlib.Path({str(touched)!r}).touch()")
-    (tmp_path / "config.json").write_text(json.dumps(broken("Qwen/Qwen2.5-7B", extra)))
+    (tmp_path / "config.json").write_text(json.dumps(break_config("Qwen/Qwen2.5-7B", extra)))
     assert read_model(tmp_path).num_parameters == 7_615_616_512
     assert not touched.exists()
 
 
 def test_an_unknown_architecture_is_told_the_nearest_and_the_way_out(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(broken("Qwen/Qwen2.5-7B", {"architectures": ["Qwen4ForCausalLM"]})))
+    path.write_text(json.dumps(break_config("Qwen/Qwen2.5-7B", {"architectures": ["Qwen4ForCausalLM"]})))
     error = refusal(path)
     assert "Qwen3ForCausalLM" in error.rule
     assert "rlplan estimate --trace" in error.way_out

@@ -128,10 +128,10 @@ def test_a_family_lists_the_tensors_of_the_live_module(architecture: str, overri
 
     module, model = live_and_read(architecture, overrides)
     expected = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
-    found = [(parameter.name, parameter.shape) for parameter in model.parameters]
+    actual = [(parameter.name, parameter.shape) for parameter in model.parameters]
     if architecture.startswith(("Gemma4", "Kimi")):  # the projection stands behind the language model, here before it
-        expected, found = sorted(expected), sorted(found)
-    assert found == expected
+        expected, actual = sorted(expected), sorted(actual)
+    assert actual == expected
 
     stored = module.state_dict().keys()
     buffers = {name: tuple(buffer.shape) for name, buffer in module.named_buffers() if name in stored}

@@ -41,11 +41,11 @@ def test_a_file_of_the_library_is_read_exactly(tmp_path: Path) -> None:
         "empty": torch.zeros(0, 7, dtype=torch.int64),
     }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = {tensor.name: tensor for tensor in read_checkpoint(tmp_path)}
-    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in found.items()} == {
+    stored = {tensor.name: tensor for tensor in read_checkpoint(tmp_path)}
+    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in stored.items()} == {
         name: (tuple(tensor.shape), tensor.numel() * tensor.element_size()) for name, tensor in tensors.items()
     }
-    assert [found[name].dtype for name in tensors] == ["BF16", "F8_E4M3", "F32", "I64"]
+    assert [stored[name].dtype for name in tensors] == ["BF16", "F8_E4M3", "F32", "I64"]
 
 
 def test_shards_are_joined_by_their_index(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_broken_header_is_refused_with_its_file(tmp_path: Path, header: Any, d
 @pytest.mark.parametrize("content", [b"", b"\1", struct.pack("<Q", 1 << 63), struct.pack("<Q", 100) + b"{}"])
 def test_a_header_that_is_not_there_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(SpecError, match="the header is said to have"):
+    with pytest.raises(SpecError, match="the header's length is"):
         read_header(tmp_path / "x.safetensors")
 
 
@@ -101,7 +101,7 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 400 << 20))
     with path.open("r+b") as file:
         file.truncate(500 << 20)
-    with pytest.raises(SpecError, match="the header is said to have 419430400 bytes"):
+    with pytest.raises(SpecError, match="the header's length is 419430400 bytes"):
         read_header(path)
 
 
@@ -149,7 +149,7 @@ def test_a_config_of_another_model_beside_a_checkpoint_is_refused_with_both_coun
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] * 2}))
-    with pytest.raises(SpecError, match=r"the checkpoint holds [\d,]+ parameters, config.json says [\d,]+"):
+    with pytest.raises(SpecError, match=r"the checkpoint holds [\d,]+ parameters, config.json describes [\d,]+"):
         resolve_model(str(tmp_path))
 
 

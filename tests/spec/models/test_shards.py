@@ -1,4 +1,4 @@
-"""What ranks hold, value heads and adapters: worked by hand, and properties that hold for every model."""
+"""Parameters on each rank, value heads and adapters: worked by hand, and properties that hold for every model."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from rlplan.errors import SpecError
 from rlplan.spec.model import Component, Layout, ModelSpec
 from rlplan.spec.models.adapters import lora_parameters, value_head_parameters
 from rlplan.spec.models.catalogue import find_model, load_catalogue
-from rlplan.spec.models.shards import head_in_layers, stage_layers, stage_tensors, trained_stages
+from rlplan.spec.models.shards import count_head_layers, stage_layers, stage_tensors, trained_stages
 from tests.factories import make_model
 
 
@@ -18,18 +18,18 @@ def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
     return tuple(sum(tensor.numel for tensor in stage_tensors(model, layout, stage)) for stage in range(layout.pp))
 
 
-def held(model: ModelSpec, **layout: int) -> int:
+def count_held(model: ModelSpec, **layout: int) -> int:
     return sum(stage_parameters(model, Layout(**layout)))
 
 
 def test_a_rank_of_a_small_model_holds_what_is_worked_by_hand() -> None:
     # h=8, q=12, kv=6 (2 heads of 3), I=20, V=70, tied. tp=2: table 35*8=280; a layer: q 6*8, k and v 3*8, o 8*6,
     # norms of 3 whole, MLP 3*10*8, norms 8+8: 48+24+24+48+6+240+16 = 406; last norm 8.
-    assert held(make_model(), tp=2) == 280 + 2 * 406 + 8
+    assert count_held(make_model(), tp=2) == 280 + 2 * 406 + 8
     # tp=4: one key head of 3 on each rank (2 heads, held twice): q 3*8, k and v 3*8 as before, o 8*3, MLP 3*5*8.
-    assert held(make_model(), tp=4) == 18 * 8 + 2 * (24 + 24 + 24 + 24 + 6 + 120 + 16) + 8
+    assert count_held(make_model(), tp=4) == 18 * 8 + 2 * (24 + 24 + 24 + 24 + 6 + 120 + 16) + 8
     # 70 rows padded to 128, over two ranks.
-    assert held(make_model(), tp=2, vocab_multiple=64) == 64 * 8 + 2 * 406 + 8
+    assert count_held(make_model(), tp=2, vocab_multiple=64) == 64 * 8 + 2 * 406 + 8
 
 
 def test_stages_hold_their_layers_and_a_tied_table_at_both_ends() -> None:
@@ -60,19 +60,19 @@ def test_no_split_that_megatron_can_say_is_faster_and_no_stage_is_larger_than_in
     assert [layer for stage in stages for layer in stage] == list(range(model.num_layers))
     most = max(map(len, even))
     assert max(map(len, stages)) <= most
-    slowest = max(*map(len, stages[:-1]), len(stages[-1]) + head_in_layers(model))
+    slowest = max(*map(len, stages[:-1]), len(stages[-1]) + count_head_layers(model))
     splits = [((model.num_layers - last) // (pp - 1), last) for last in range(1, most + 1)]
     sayable = [(others, last) for others, last in splits if others * (pp - 1) + last == model.num_layers]
     for others, last in sayable:
         if 1 <= others <= most:
             assert len(set(map(len, stages[:-1]))) == 1
-            assert slowest <= max(others, last + head_in_layers(model))
+            assert slowest <= max(others, last + count_head_layers(model))
 
 
 def test_the_head_of_a_mixture_is_worth_several_layers() -> None:
     active = 2048 * (32 * 128 * 2 + 4 * 128 * 2 + 128 + 8 * 3 * 768)  # projections, router, eight experts
     mixture = find_model("Qwen/Qwen3-30B-A3B")
-    assert head_in_layers(mixture) == pytest.approx(151936 * 2048 / active, rel=1e-4)
+    assert count_head_layers(mixture) == pytest.approx(151936 * 2048 / active, rel=1e-4)
     assert len(trained_stages(mixture, 4)[-1]) == 12  # no other stage may grow: twelve layers each
 
 
@@ -95,8 +95,8 @@ def test_sharing_never_loses_parameters_and_never_holds_more_than_all(name: str)
     model = find_model(name)
     for tp in (2, 4, 8):
         with contextlib.suppress(SpecError):
-            one = held(model, tp=tp)
-            assert one <= model.num_parameters <= one * tp
+            per_rank = count_held(model, tp=tp)
+            assert per_rank <= model.num_parameters <= per_rank * tp
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_adapters_have_rank_times_in_plus_out(name: str, rank: int, targets: str
 
 @pytest.mark.parametrize("targets", [["q_prj"], "k", ["q_proj", "lm_head"], ["embed_tokens"]])
 def test_a_target_that_is_no_linear_layer_is_refused(targets: str | list[str]) -> None:
-    with pytest.raises(SpecError, match="is no linear layer of Qwen2ForCausalLM"):
+    with pytest.raises(SpecError, match="is not a linear layer of Qwen2ForCausalLM"):
         lora_parameters(find_model("Qwen/Qwen2.5-0.5B"), 8, targets)
 
 

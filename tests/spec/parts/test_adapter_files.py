@@ -15,7 +15,7 @@ from tests.factories import make_adapter, make_job, make_plan
 LORA = {"rank": 4, "alpha": 8.0}
 
 
-def with_kl(kl_coef: float = 0.01, **lora: Any) -> dict[str, Any]:
+def set_kl(kl_coef: float = 0.01, **lora: Any) -> dict[str, Any]:
     return {"training.lora": LORA | lora, "algorithm.kl_coef": kl_coef}
 
 
@@ -30,19 +30,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_policy_that_starts_from_an_adapter_has_it_as_its_reference_too(folder: Path) -> None:
-    job = make_job(**with_kl(path=str(folder)))
+    job = make_job(**set_kl(path=str(folder)))
     assert {role: adapter.path for role, adapter in job.frozen_adapters.items()} == {Role.REFERENCE: str(folder)}
     assert job.holder_of(Role.REFERENCE) is Role.POLICY
 
 
 def test_none_is_the_base_alone_and_without_a_kl_nothing_is_held(folder: Path) -> None:
     path = str(folder)
-    assert not make_job(**with_kl(path=path), **{"roles.reference.adapter": "none"}).frozen_adapters
-    assert not make_job(**with_kl(0.0, path=path)).frozen_adapters
+    assert not make_job(**set_kl(path=path), **{"roles.reference.adapter": "none"}).frozen_adapters
+    assert not make_job(**set_kl(0.0, path=path)).frozen_adapters
 
 
 def test_a_teacher_s_adapter_is_held_by_the_policy(folder: Path) -> None:
-    job = make_job(**{**with_kl(), "roles.teacher.adapter": str(folder)})
+    job = make_job(**{**set_kl(), "roles.teacher.adapter": str(folder)})
     assert Role.TEACHER in job.scored_roles
     assert job.holder_of(Role.TEACHER) is Role.POLICY
     assert not job.frozen_roles
@@ -51,18 +51,18 @@ def test_a_teacher_s_adapter_is_held_by_the_policy(folder: Path) -> None:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_role_s_adapter_adds_its_own_elements_to_each_rank_and_nothing_else(folder: Path, stage: int) -> None:
     alone, beside = (
-        make_plan(**with_kl(), **{"training.zero_stage": stage, "roles.reference.adapter": adapter})
+        make_plan(**set_kl(), **{"training.zero_stage": stage, "roles.reference.adapter": adapter})
         for adapter in ("none", str(folder))
     )
     job = beside.job
-    held = 4 * sum(tensor.numel for tensor in job.frozen_adapter_parameters(job.load_model()))
+    num_bytes = 4 * sum(tensor.numel for tensor in job.frozen_adapter_parameters(job.load_model()))
     for kind in (MemoryKind.WEIGHTS, MemoryKind.OPTIMIZER, MemoryKind.GRADIENTS, MemoryKind.MASTER_WEIGHTS):
         before, after = (
             sum(r.resident_bytes for r in plan.ledger.rows_of("policy_trainer/0") if is_steady_step(r, kind))
             for plan in (alone, beside)
         )
-        grown = 0 if kind is not MemoryKind.WEIGHTS else held // (2 if stage == 3 else 1)
-        assert grown <= after - before <= grown + (held if stage == 3 and grown else 0)
+        grown = 0 if kind is not MemoryKind.WEIGHTS else num_bytes // (2 if stage == 3 else 1)
+        assert grown <= after - before <= grown + (num_bytes if stage == 3 and grown else 0)
 
 
 def is_steady_step(row: Any, kind: MemoryKind) -> bool:
@@ -112,7 +112,7 @@ def test_a_file_with_other_tensors_than_it_says_is_refused(folder: Path) -> None
     with pytest.raises(SpecError, match="is needed"):
         check_tensors(read_adapter(folder, where="here"), model, where="here")
     change(folder, r=4, target_modules=["q_proj"])
-    with pytest.raises(SpecError, match="stands beside no layer"):
+    with pytest.raises(SpecError, match="belongs to no layer"):
         check_tensors(read_adapter(folder, where="here"), model, where="here")
 
 
@@ -120,7 +120,7 @@ def test_roles_adapters_need_a_frozen_base_and_no_model_of_their_own(folder: Pat
     with pytest.raises(SpecError, match=r"roles.reference.adapter.*training.lora"):
         make_job(**{"algorithm.kl_coef": 0.01, "roles.reference.adapter": str(folder)})
     with pytest.raises(SpecError, match="drop one"):
-        make_job(**with_kl(), **{"roles.reference": {"path": str(folder), "adapter": str(folder)}})
+        make_job(**set_kl(), **{"roles.reference": {"path": str(folder), "adapter": str(folder)}})
 
 
 def test_a_colocated_engine_on_a_cpu_host_begins_without_an_adapter(folder: Path) -> None:

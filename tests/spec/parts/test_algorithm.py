@@ -28,7 +28,7 @@ def test_grpo_is_what_its_paper_says() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ({"lr_warmup_steps": 2, "lr_warmup_ratio": 0.5}, "say the same: give one"),
+        ({"lr_warmup_steps": 2, "lr_warmup_ratio": 0.5}, "set the same value: give one"),
         ({"min_lr_ratio": 0.1}, "a constant schedule has no minimum"),
         ({"lr_decay_steps": 2}, "a constant learning rate does not decay"),
         ({"lr_warmup_steps": 4}, "lr_warmup_steps = 4 of a constant schedule of 3 steps"),

@@ -1,4 +1,4 @@
-"""What a job says of training: which models several ranks can compute together."""
+"""The `training:` part of a job: models that several ranks can compute together."""
 
 import pytest
 
@@ -12,7 +12,7 @@ UNCUT = ("Phi3ForCausalLM", "Olmo2ForCausalLM", "Glm4ForCausalLM", "Starcoder2Fo
 @pytest.mark.parametrize("name", UNCUT)
 def test_layers_that_autotp_does_not_cut_refuse_tensor_parallel_training_alone(name: str) -> None:
     model = model_from_config(config_of(name), where=name)
-    assert any("layers that AutoTP does not cut" in one.what for one in sharing_refusals(model, 1, 2))
+    assert any("layers that AutoTP does not cut" in refusal.what for refusal in sharing_refusals(model, 1, 2))
     assert not list(sharing_refusals(model, 2, 1))
 
 

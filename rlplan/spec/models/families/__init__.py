@@ -1,1 +1,1 @@
-"""The model families as data: tables of tensors, and how a config spells what fills them."""
+"""The model families as data: tables of tensors, and how a config spells the sizes in them."""

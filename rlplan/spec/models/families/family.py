@@ -1,8 +1,9 @@
-"""What a model family is: tables of tensors, the spelling of its config, and what it refuses.
+"""Model families as data: tables of tensors, the spelling of their configs, and values that they refuse.
 
-In: the files of this folder: `tables.json`, parts of layers by name, and a file for each group of families, whose entry
-names tables (or writes lines of its own, in the language of `tensors`), keys of the config and readers. `like` is the
-architecture with whose entry it begins. Out: `FAMILIES`. Left out: towers (towers.py), what readers do (readers.py).
+In: the files of this folder. `tables.json` has parts of layers by name. A file per group of families has entries that
+name tables (or contain lines in the language of `tensors`), keys of the config and readers. `like` names the
+architecture whose entry is extended. Out: `FAMILIES`. Left out: towers (towers.py), the readers themselves
+(readers.py).
 """
 
 import json
@@ -25,50 +26,52 @@ class Family:
     layer: str
     """Table of a decoder layer, read once for each kind of layer."""
     before: str
-    """Table of what comes before the stack."""
+    """Table of the modules before the layers."""
     after: str
-    """Table of what comes after the stack."""
+    """Table of the modules after the layers."""
     prefix: str = "model.layers."
-    """Of layer 0's tensors, up to its number."""
+    """Prefix of a layer's tensors, up to its number."""
     conditions: frozenset[str] = frozenset()
-    """Hold in every model of the family."""
+    """Conditions that hold in every model of the family."""
     switches: Switches = field(default_factory=dict)
-    """Config booleans, the library's default for each, and the conditions that they turn on."""
+    """Config booleans with the library's defaults and the conditions that they turn on."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Our key -> the config's, where that is not the usual one."""
+    """Keys of the config that differ from rlplan's names."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What the library's config class assumes."""
+    """Defaults of the library's config class."""
     required: tuple[str, ...] = ()
-    """Keys that must be there: for an absent one the library assumes a number that follows from nothing else."""
+    """Keys that must exist, since the library's default would be arbitrary."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that other keys must have, for what is not modelled."""
+    """Values that other keys must have, because other values are not modelled."""
     is_tied: bool = False
-    """tie_word_embeddings where the config does not say."""
+    """Default of tie_word_embeddings."""
     reads: tuple[readers.Reader, ...] = (readers.full_only,)
-    """What is beyond the plain decoder."""
+    """Readers of fields beyond the plain decoder."""
     text_key: str = ""
-    """Where a multimodal config keeps the language model."""
+    """Key under which a multimodal config has the language model."""
     vision: str = ""
     """Name of the vision tower in towers.json."""
     audio: str = ""
-    """Name of the audio tower, where a config has one."""
+    """Name of the audio tower, if a config may have one."""
     wrapper: tuple[tuple[str, str], ...] = ()
-    """Renames tensors: (prefix, its replacement)."""
+    """Prefixes of tensor names, each with its replacement."""
     has_layer_overrides: bool = False
-    """`per_layer_config` is read; elsewhere it is refused, for it would change layers one by one."""
+    """Whether `per_layer_config` is supported; other families refuse it, since it changes single layers."""
 
     def key(self, name: str) -> str:
-        """The config's key for one of ours."""
+        """The config's key for one of rlplan's names."""
         return self.keys.get(name, name)
 
 
 class Families(Mapping[str, Family]):
-    """Every family by the name of its architecture, made when it is asked for; architectures of one entry share one."""
+    """Every family by the name of its architecture, built on first use. Architectures with the same entry share a
+    family.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[str, list[str]] = json.loads((FOLDER / "tables.json").read_text("utf-8"))["tables"]
         self._entries: dict[str, dict[str, Any]] = {}
-        self._made: dict[int, Family] = {}
+        self._built: dict[int, Family] = {}
         for group in GROUPS:
             for own in load_group(group):
                 architectures, like = own.pop("architectures"), own.pop("like", None)
@@ -77,9 +80,9 @@ class Families(Mapping[str, Family]):
 
     def __getitem__(self, architecture: str) -> Family:
         entry = self._entries[architecture]
-        if id(entry) not in self._made:
-            self._made[id(entry)] = _family(entry, self._tables)
-        return self._made[id(entry)]
+        if id(entry) not in self._built:
+            self._built[id(entry)] = _family(entry, self._tables)
+        return self._built[id(entry)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -92,7 +95,7 @@ class Families(Mapping[str, Family]):
 
 
 def load_group(name: str) -> list[dict[str, Any]]:
-    """The entries of a group of families, as its file has them."""
+    """The entries of a group of families, as stored in its file."""
     entries: list[dict[str, Any]] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["families"]
     return entries
 
@@ -102,25 +105,27 @@ def _family(entry: Mapping[str, Any], tables: Mapping[str, list[str]]) -> Family
         name: "".join(f"{line}\n" for part in entry[name] for line in (tables[part] if isinstance(part, str) else part))
         for name in ("layer", "before", "after")
     }
-    lists = {name: tuple(map(_frozen, entry[name])) for name in ("required", "wrapper") if name in entry}
+    lists = {name: tuple(map(_freeze, entry[name])) for name in ("required", "wrapper") if name in entry}
     reads = {"reads": tuple(map(_reader, entry["reads"]))} if "reads" in entry else {}
     return Family(**{**entry, "conditions": frozenset(entry.get("conditions", ()))} | texts | lists | reads)
 
 
-def _frozen(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
 def _reader(named: str | dict[str, dict[str, Any]]) -> readers.Reader:
-    """A reader by its name, or made by the function of that name with the arguments that the entry gives."""
+    """A reader by its name, or built by the function of that name with the entry's arguments."""
     known: dict[str, Any] = vars(readers) | vars(single_families)
     if isinstance(named, str):
         reader: readers.Reader = known[named]
         return reader
     ((maker, arguments),) = named.items()
-    made: readers.Reader = known[maker](**{key: known.get(value, value) for key, value in arguments.items()})
-    return made
+    reader_with_arguments: readers.Reader = known[maker](
+        **{key: known.get(value, value) for key, value in arguments.items()}
+    )
+    return reader_with_arguments
 
 
 FAMILIES = Families()
-"""Every architecture whose tensors are known, by the name that stands in a config's `architectures`."""
+"""Every supported architecture, by its name in a config's `architectures`."""

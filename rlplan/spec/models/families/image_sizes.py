@@ -1,8 +1,7 @@
-"""Sizes of images in a prompt: how many pixels and tokens a vision-language model's own processor makes of one.
+"""Image sizes in a prompt: the pixels and tokens that a vision-language model's processor produces.
 
 In: `config.json` and `preprocessor_config.json` as data, an image's size. Out: its size in tokens. Left out: videos,
-and processors that cut images into several parts.
-Source: transformers 5.19, `smart_resize` of image_processing_qwen2_vl.py.
+and processors that split images. Source: transformers 5.19, `smart_resize` of image_processing_qwen2_vl.py.
 """
 
 import math
@@ -16,34 +15,34 @@ from rlplan.spec.models.config import read_config
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RATIO = 200
-"""Between a longer and a shorter side: the processor takes no other."""
+"""Largest ratio of an image's sides; the processor refuses others."""
 
 WITH_IMAGES = ("Qwen2_5_VLForConditionalGeneration",)
 
 
 @dataclass(frozen=True)
 class ImageRule:
-    """What a processor does with sizes."""
+    """How a processor resizes images."""
 
     patch: int
-    """Side of what the tower sees as one patch, in pixels."""
+    """Side of a vision tower's patch in pixels."""
     merge: int
-    """Patches side by side that become one token, in each direction."""
+    """Patches per token in each direction."""
     min_pixels: int
     max_pixels: int
 
     @property
     def side(self) -> int:
-        """Of one token, in pixels."""
+        """Side of one token in pixels."""
         return self.patch * self.merge
 
     @property
     def max_patches(self) -> int:
-        """Of the largest image."""
+        """Patches of the largest image."""
         return self.max_pixels // self.patch**2
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of tokens of an image of so many pixels. Raises: ValueError for one that is too narrow.
+        """(rows, columns) of tokens of an image. Raises: ValueError for an image that is too narrow.
 
         >>> ImageRule(14, 2, 56 * 56, 1280 * 28 * 28).grid(480, 640)
         (17, 23)
@@ -52,6 +51,7 @@ class ImageRule:
             raise ValueError(f"one side is more than {MAX_RATIO} times the other")
         side = self.side
         rows, columns = round(height / side), round(width / side)
+        # rounded down above the limit and up below it, as in smart_resize, so that the result lies within the limits
         if rows * columns * side**2 > self.max_pixels:
             scale = math.sqrt(height * width / self.max_pixels)
             rows, columns = (max(1, math.floor(length / scale / side)) for length in (height, width))
@@ -62,21 +62,21 @@ class ImageRule:
 
 
 def takes_images(config: Mapping[str, Any]) -> bool:
-    """Whether runs take images in prompts of this model."""
+    """Whether runs accept images in prompts for this model."""
     names = config.get("architectures")
     return isinstance(names, list) and bool(names) and names[0] in WITH_IMAGES
 
 
 def rule_of(folder: Path, max_pixels: int) -> ImageRule:
-    """The rule of a model's folder. Raises: SpecError where a file is missing or is no JSON object."""
+    """The resizing rule of a model's folder. Raises: SpecError where a file is missing or not a JSON object."""
     processor = read_json(folder / "preprocessor_config.json", "the image processor", limit=MAX_CONFIG_BYTES)
-    return image_rule(read_config(folder / "config.json"), processor, max_pixels)
+    return build_image_rule(read_config(folder / "config.json"), processor, max_pixels)
 
 
-def image_rule(config: Mapping[str, Any], processor: Mapping[str, Any], max_pixels: int) -> ImageRule:
-    """The rule of a model's folder. max_pixels: the job's limit, which may be lower than the processor's.
+def build_image_rule(config: Mapping[str, Any], processor: Mapping[str, Any], max_pixels: int) -> ImageRule:
+    """The resizing rule of a model's configs. max_pixels: the job's limit, which may be lower than the processor's.
 
-    >>> image_rule({"vision_config": {}}, {"max_pixels": 12845056}, 50176)
+    >>> build_image_rule({"vision_config": {}}, {"max_pixels": 12845056}, 50176)
     ImageRule(patch=14, merge=2, min_pixels=3136, max_pixels=50176)
     """
     tower, size = config.get("vision_config") or {}, processor.get("size") or {}

@@ -1,6 +1,6 @@
-"""Readers that one family alone needs: of the first generation, and of Gemma 4.
+"""Readers for a single family: Gemma 4, and families of the first generation.
 
-In: a Config and the number of layers. Out: fields of a ModelSpec by name. Left out: what several families share
+In: a Config and the number of layers. Out: fields of a ModelSpec by name. Left out: readers shared by families
 (readers.py). Source: configuration and modeling files of transformers 5.19, named at each reader.
 """
 
@@ -11,73 +11,79 @@ from rlplan.spec.models.parts import FULL, GlobalAttentionSpec, PerLayerInputSpe
 
 
 def words_as_wide_as_layers(config: Config, num_layers: int) -> Fields:
-    """Embeddings as wide as the layers: OPT-350m's projections around the stack are not modelled (modeling_opt.py)."""
-    config.refuse_unless("word_embed_proj_dim", config.count("hidden_size"))
+    """Embeddings as wide as the layers; OPT-350m's projections around the layers are not modelled (modeling_opt.py)."""
+    config.refuse_unless("word_embed_proj_dim", config.read_count("hidden_size"))
     return {}
 
 
 def four_times_hidden(config: Config, num_layers: int) -> Fields:
-    """`n_inner` or four times the width (modeling_gpt2.py)."""
+    """`n_inner`, or four times the hidden size (modeling_gpt2.py)."""
     key = "n_embd" if config.get("n_embd") is not None else "hidden_size"
-    return {"intermediate_size": config.optional_count("n_inner") or 4 * config.count(key)}
+    return {"intermediate_size": config.read_optional_count("n_inner") or 4 * config.read_count(key)}
 
 
 def falcon(config: Config, num_layers: int) -> Fields:
-    """One key head, one for each query head, or `num_kv_heads` of the new architecture (modeling_falcon.py)."""
-    heads = config.count("num_attention_heads")
-    is_new = config.flag("new_decoder_architecture", default=False)
+    """One key head, one per query head, or `num_kv_heads` of the new architecture (modeling_falcon.py)."""
+    heads = config.read_count("num_attention_heads")
+    is_new = config.read_flag("new_decoder_architecture", default=False)
     if is_new:
-        kv_heads = config.optional_count("num_kv_heads") or heads
+        kv_heads = config.read_optional_count("num_kv_heads") or heads
     else:
-        kv_heads = 1 if config.flag("multi_query", default=True) else heads
+        kv_heads = 1 if config.read_flag("multi_query", default=True) else heads
     conditions = {"new"} if is_new and config.get("num_ln_in_parallel_attn") in (None, 2) else set()
-    if not is_new and not config.flag("parallel_attn", default=True):
+    if not is_new and not config.read_flag("parallel_attn", default=True):
         conditions.add("sequential")
-    width = config.optional_count("ffn_hidden_size") or 4 * config.count("hidden_size")
+    width = config.read_optional_count("ffn_hidden_size") or 4 * config.read_count("hidden_size")
     return {"num_kv_heads": kv_heads, "intermediate_size": width, "options": tuple(sorted(conditions))}
 
 
 def mpt(config: Config, num_layers: int) -> Fields:
-    """`expansion_ratio` times the width; `kv_n_heads` does not exist in the library's model (modeling_mpt.py)."""
-    if config.get("attn_config") is not None and config.child("attn_config").get("attn_type") == "multiquery_attention":
+    """`expansion_ratio` times the hidden size. The library's model has no `kv_n_heads` (modeling_mpt.py)."""
+    if (
+        config.get("attn_config") is not None
+        and config.read_child("attn_config").get("attn_type") == "multiquery_attention"
+    ):
         config.refuse("attn_config.attn_type", "multiquery_attention", "multihead_attention")
-    return {"intermediate_size": config.count("expansion_ratio") * config.count("d_model")}
+    return {"intermediate_size": config.read_count("expansion_ratio") * config.read_count("d_model")}
 
 
 def gemma4_small(config: Config, num_layers: int) -> Fields:
-    """Keys shared by the last layers, and embeddings for every layer (E2B, E4B)."""
+    """Keys and values shared by the last layers, and per-layer embeddings (E2B, E4B)."""
     fields: Fields = {}
-    if shared := config.optional_count("num_kv_shared_layers", minimum=0, maximum=num_layers - 1):
-        widens = config.flag("use_double_wide_mlp", default=False)
+    if shared := config.read_optional_count("num_kv_shared_layers", minimum=0, maximum=num_layers - 1):
+        widens = config.read_flag("use_double_wide_mlp", default=False)
         fields["shared_keys"] = SharedKeysSpec(num_layers=shared, widens_mlp=widens)
-    if width := config.optional_count("hidden_size_per_layer_input", minimum=0):
-        words = config.optional_count("vocab_size_per_layer_input") or config.count("vocab_size")
+    if width := config.read_optional_count("hidden_size_per_layer_input", minimum=0):
+        words = config.read_optional_count("vocab_size_per_layer_input") or config.read_count("vocab_size")
         fields["per_layer_input"] = PerLayerInputSpec(width=width, vocab_size=words)
     return fields
 
 
 def gemma4_windows(config: Config, num_layers: int) -> Fields:
-    """Five sliding layers to a full one; the last is full whatever the config says (configuration_gemma4.py)."""
+    """Five sliding layers per full one; the last layer is always full (configuration_gemma4.py)."""
     fields = readers.window_every_layer_but(6)(config, num_layers)
     kinds = fields.get("attention_kinds", ())
     return fields | {"attention_kinds": (*kinds[:-1], FULL)} if kinds else fields
 
 
 def global_attention(config: Config, num_layers: int) -> Fields:
-    """Full layers have their own head_dim and key heads and may use keys as values (configuration_gemma4.py).
+    """Full layers have their own head_dim and key heads, and may use keys as values (configuration_gemma4.py).
 
-    Older configs say so in `global_head_dim` and `num_global_key_value_heads` (which counts only where keys are used as
-    values), newer ones in a `per_layer_config` of each full layer.
+    Older configs have `global_head_dim` and `num_global_key_value_heads`; the latter only counts if keys serve as
+    values. Newer configs have a `per_layer_config` for each full layer.
     """
-    shares_kv = config.flag("attention_k_eq_v", default=False)
-    kv_heads, head_dim = config.count("num_key_value_heads"), config.optional_count("global_head_dim") or 512
+    shares_kv = config.read_flag("attention_k_eq_v", default=False)
+    kv_heads, head_dim = config.read_count("num_key_value_heads"), config.read_optional_count("global_head_dim") or 512
     if shares_kv:
-        kv_heads = config.optional_count("num_global_key_value_heads") or kv_heads
+        kv_heads = config.read_optional_count("num_global_key_value_heads") or kv_heads
     if config.get("per_layer_config") is not None:
-        layers = config.child("per_layer_config")
-        full = [layers.child(name) for name in layers.data]
+        layers = config.read_child("per_layer_config")
+        full = [layers.read_child(name) for name in layers.data]
         sizes = {
-            (layer.optional_count("num_key_value_heads") or kv_heads, layer.optional_count("head_dim") or head_dim)
+            (
+                layer.read_optional_count("num_key_value_heads") or kv_heads,
+                layer.read_optional_count("head_dim") or head_dim,
+            )
             for layer in full
         }
         if len(sizes) != 1:
@@ -88,8 +94,8 @@ def global_attention(config: Config, num_layers: int) -> Fields:
 
 
 def gemma4_experts(config: Config, num_layers: int) -> Fields:
-    """Experts beside the dense MLP in every layer, if there are any."""
-    if not config.flag("enable_moe_block", default=False):
+    """Experts in addition to the dense MLP of every layer, if enabled."""
+    if not config.read_flag("enable_moe_block", default=False):
         return {}
     return readers.experts(number="num_experts", active="top_k_experts", width="moe_intermediate_size")(
         config, num_layers

@@ -1,10 +1,10 @@
-"""Vision and audio towers: tables of tensors and how their configs are read. Counted, not modelled further.
+"""Vision and audio towers: tables of tensors, and how their configs are read.
 
 In: the `vision_config` or `audio_config` of a multimodal config, and `towers.json`. Out: a VisionSpec, and its tensors.
-Left out: images' tokens. A tower is held whole by every rank here; vLLM shards its linear layers unless told otherwise.
+Left out: image tokens; sharding, as every rank holds a tower whole. vLLM shards its linear layers by default.
 
-A size in `towers.json` is a sum of products. A factor is a number, a key of the config (`a|b`: the first that stands
-there), a quotient `a//b` of two, or `text`, the width of the language model.
+A size in `towers.json` is a sum of products. A factor is a number, a key of the config (`a|b`: the first that exists),
+a quotient `a//b` of two, or `text`, the width of the language model.
 """
 
 import json
@@ -16,33 +16,33 @@ from typing import Any
 
 from rlplan.spec.models.config import MAX_LAYERS, Config
 from rlplan.spec.models.parts import VisionSpec
-from rlplan.spec.models.tensors import Parameter, Sizes, list_tensors, with_prefix
+from rlplan.spec.models.tensors import Parameter, Sizes, add_prefix, list_tensors
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A tower of one kind."""
+    """A kind of tower."""
 
     sizes: Mapping[str, str]
-    """Symbols of its tables, and what they are in its config."""
+    """Symbols of its tables, each with its config key or expression."""
     layers: str
     """Key of the number of layers."""
     before: Sequence[str]
-    """Table of what comes before the stack."""
+    """Table of the modules before the layers."""
     layer: Sequence[str]
-    """Table of one layer of the stack, below `prefix`."""
+    """Table of one layer, below `prefix`."""
     prefix: str
     after: Sequence[str]
-    """Table of what comes after the stack."""
+    """Table of the modules after the layers."""
     mergers: str = ""
-    """Key of the layers that have a further merger each."""
+    """Key of the layers with an extra merger each."""
     merger: Sequence[str] = ()
-    """Table of one further merger, below `merger_prefix`."""
+    """Table of an extra merger, below `merger_prefix`."""
     merger_prefix: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Values that other keys must have, for what is not modelled."""
+    """Values that other keys must have, because other values are not modelled."""
     switches: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
-    """Config booleans, the library's default for each, and the condition that they turn on."""
+    """Config booleans with the library's defaults and the conditions that they turn on."""
 
 
 TOWERS = {
@@ -52,17 +52,17 @@ TOWERS = {
 
 
 def read_tower(name: str, config: Config, text_hidden: int) -> VisionSpec:
-    """The tower of that name as a config has it. Raises: SpecError."""
+    """The tower of that name, with the config's sizes. Raises: SpecError."""
     tower = TOWERS[name]
     for key, allowed in tower.fixed.items():
         config.refuse_unless(key, allowed)
-    switches = ((word, config.flag(key, default=default)) for key, (default, word) in tower.switches.items())
+    switches = ((word, config.read_flag(key, default=default)) for key, (default, word) in tower.switches.items())
     return VisionSpec(
         tower=name,
         sizes={symbol: _size(config, text, text_hidden) for symbol, text in tower.sizes.items()},
-        num_layers=config.count(_present(config, tower.layers), maximum=MAX_LAYERS),
+        num_layers=config.read_count(_first_present(config, tower.layers), maximum=MAX_LAYERS),
         conditions=tuple(word for word, is_on in switches if is_on),
-        num_mergers=len(config.indices(tower.mergers)) if tower.mergers else 0,
+        num_mergers=len(config.read_indices(tower.mergers)) if tower.mergers else 0,
     )
 
 
@@ -74,18 +74,18 @@ def _factor(config: Config, text: str, text_hidden: int) -> int:
     if "//" in text:
         dividend, divisor = (_factor(config, part, text_hidden) for part in text.split("//"))
         return dividend // divisor
-    key = _present(config, text)
-    return text_hidden if key == "text" else int(key) if key.isdecimal() else config.count(key)
+    key = _first_present(config, text)
+    return text_hidden if key == "text" else int(key) if key.isdecimal() else config.read_count(key)
 
 
-def _present(config: Config, keys: str) -> str:
-    """The first of several keys that the config has, else the last of them."""
+def _first_present(config: Config, keys: str) -> str:
+    """The first of several keys that the config has, else the last one."""
     *others, last = keys.split("|")
     return next((key for key in others if config.get(key) is not None), last)
 
 
-def tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
-    """Every tensor of a vision tower and of what joins it to the language model."""
+def list_tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
+    """Every tensor of a tower, including those that connect it to the language model."""
     tower, sizes = TOWERS[vision.tower], Sizes(vision.sizes, vision.sizes)
     conditions = frozenset(vision.conditions)
 
@@ -95,7 +95,7 @@ def tower_tensors(vision: VisionSpec) -> Iterator[Parameter]:
     yield from tensors(tower.before)
     layer = tensors(tower.layer)
     for index in range(vision.num_layers):
-        yield from with_prefix(f"{tower.prefix}{index}.", layer)
+        yield from add_prefix(f"{tower.prefix}{index}.", layer)
     yield from tensors(tower.after)
     for index in range(vision.num_mergers):
-        yield from with_prefix(f"{tower.merger_prefix}{index}.", tensors(tower.merger))
+        yield from add_prefix(f"{tower.merger_prefix}{index}.", tensors(tower.merger))
