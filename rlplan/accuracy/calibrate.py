@@ -101,12 +101,12 @@ def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str,
     points = tuple(points)
     samples: list[Sample] = []
     unused: Counter[str] = Counter()
-    for point, one in zip(points, compare(points).points, strict=True):
-        sample = None if one.relative_error is None else _sample(point, one.relative_error)
+    for point, comparison in zip(points, compare(points).points, strict=True):
+        sample = None if comparison.relative_error is None else _sample(point, comparison.relative_error)
         if sample is not None:
             samples.append(sample)
         else:
-            unused[one.reason or f"no constant is fitted to {point.kind} in {point.measured.unit}"] += 1
+            unused[comparison.reason or f"no constant is fitted to {point.kind} in {point.measured.unit}"] += 1
     return samples, dict(unused)
 
 
@@ -148,16 +148,16 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     few = {
         f"{len(own)} of {group}, {LEAST} are needed": len(own) for group, own in groups.items() if 0 < len(own) < LEAST
     }
-    if not any(one.is_better for one in fits):
-        errors = ", ".join(f"{one.group} {one.error_before:.1%} to {one.error_after:.1%}" for one in fits)
+    if not any(result.is_better for result in fits):
+        errors = ", ".join(f"{result.group} {result.error_before:.1%} to {result.error_after:.1%}" for result in fits)
         raise _refused(
             f"no constant predicts what was held out better ({errors})",
             "a fit is kept where its held-out error is smaller",
             "keep the profile as it is",
         )
     profile = find(next(iter(gpus)))
-    for one in fits:
-        profile = _with(profile, one) if one.is_better else profile
+    for result in fits:
+        profile = _with(profile, result) if result.is_better else profile
     return Calibration(profile, fits, unused | few)
 
 
@@ -186,8 +186,8 @@ def _value(samples: Sequence[Sample]) -> float:
 
 
 def _error(sample: Sample, value: float) -> float:
-    told = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
-    return abs(told / sample.measured - 1)
+    corrected = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
+    return abs(corrected / sample.measured - 1)
 
 
 def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
@@ -196,7 +196,7 @@ def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
         f"rlplan calibrate: {fit.num_samples} measurements of {', '.join(fit.models)[:200]}; held-out error "
         f"{fit.error_before:.1%} before, {fit.error_after:.1%} after"
     )
-    said = {"provenance": Provenance.MEASURED, "source": source, "date": datetime.now(UTC).date().isoformat()}
+    origin = {"provenance": Provenance.MEASURED, "source": source, "date": datetime.now(UTC).date().isoformat()}
     for path in GROUPS[fit.group]:
         part_name, _, key = path.partition(".")
         part = getattr(profile, part_name)
@@ -209,7 +209,7 @@ def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
             value = float(f"{old.value * fit.value:.4g}")
         else:
             value = min(1.0, round(old.value / fit.value, 4))
-        changed = part.model_copy(update={key: old.model_copy(update={"value": value, **said})})
+        changed = part.model_copy(update={key: old.model_copy(update={"value": value, **origin})})
         profile = profile.model_copy(update={part_name: changed})
     return profile
 

@@ -136,18 +136,18 @@ class AccuracyReport:
             if point.pair and point.relative_error is not None:
                 errors.setdefault((point.kind, point.pair), []).append(point.relative_error)
         return tuple(
-            PairSummary(kind, pair, len(found), fmean(map(abs, found)), fmean(found))
-            for (kind, pair), found in errors.items()
+            PairSummary(kind, pair, len(values), fmean(map(abs, values)), fmean(values))
+            for (kind, pair), values in errors.items()
         )
 
     @property
     def without_effect(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """Settings that no prediction needed, by kind and reason."""
-        found: dict[tuple[str, str], dict[str, None]] = {}
+        names_by_reason: dict[tuple[str, str], dict[str, None]] = {}
         for point in self.points:
             for name, why in point.without_effect.items():
-                found.setdefault((point.kind, why), {})[name] = None
-        return {key: tuple(names) for key, names in found.items()}
+                names_by_reason.setdefault((point.kind, why), {})[name] = None
+        return {key: tuple(names) for key, names in names_by_reason.items()}
 
     @property
     def assumed(self) -> Counter[tuple[str, str, str]]:
@@ -270,5 +270,7 @@ def _summarize(points: list[Comparison]) -> KindSummary:
         median_abs=median(sizes) if sizes else None,
         max_abs=max(sizes) if sizes else None,
         bias=fmean(errors) if errors else None,
-        inside=fmean(judged) if (judged := [one for point in points if (one := point.is_inside) is not None]) else None,
+        inside=fmean(judged)
+        if (judged := [is_inside for point in points if (is_inside := point.is_inside) is not None])
+        else None,
     )

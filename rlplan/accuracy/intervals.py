@@ -146,7 +146,9 @@ def assign_strata(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
     """The points of one kind by the stratum whose interval they have: their own, else of their models, else all."""
     strata: dict[str, list[Residual]] = defaultdict(list)
     enough = {
-        of for of in _strata_of(residuals) if is_enough([residual for residual in residuals if belongs(residual, of)])
+        stratum
+        for stratum in _strata_of(residuals)
+        if is_enough([residual for residual in residuals if belongs(residual, stratum)])
     }
     for residual in residuals:
         names = (residual.stratum.words, Stratum(residual.stratum.is_moe).words)
@@ -178,12 +180,14 @@ def _errors_of_kind(kind: str, residuals: list[Residual]) -> Iterable[MeasuredEr
         yield MeasuredError(kind, "", UNKNOWN_FACTOR, len(residuals), len(sources))
         return
     judged = assign_strata(residuals)
-    for of in _strata_of(residuals):
-        points = [residual for residual in residuals if belongs(residual, of)]
+    for stratum in _strata_of(residuals):
+        points = [residual for residual in residuals if belongs(residual, stratum)]
         num_sources = len({residual.source for residual in points})
         if is_enough(points):
-            inside = round(share_inside(residuals, of, judged.get(of) or points), 4)
-            yield MeasuredError(kind, of, round(find_factor(residuals, of), 4), len(points), num_sources, inside)
+            inside = round(share_inside(residuals, stratum, judged.get(stratum) or points), 4)
+            yield MeasuredError(
+                kind, stratum, round(find_factor(residuals, stratum), 4), len(points), num_sources, inside
+            )
 
 
 def write_errors(residuals: Iterable[Residual]) -> Path:

@@ -31,7 +31,7 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
     seconds = phase_seconds(plan)
-    return Prediction(sum(seconds.get(one, 0.0) for one in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
+    return Prediction(sum(seconds.get(part, 0.0) for part in PHASES[phase]), stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("role_peak")

@@ -67,10 +67,10 @@ class Measured(Lenient):
         'reserved'
         """
         words = self.unit.lower()
-        found = [statistic for key, statistic in _STATISTICS.items() if key in words]
-        if Statistic.ALLOCATED in found and re.search(r"\b(average|avg|mean)\b", words):
+        statistics = [statistic for key, statistic in _STATISTICS.items() if key in words]
+        if Statistic.ALLOCATED in statistics and re.search(r"\b(average|avg|mean)\b", words):
             return Statistic.MEAN_ALLOCATED
-        return found[0] if found else Statistic.UNSTATED
+        return statistics[0] if statistics else Statistic.UNSTATED
 
 
 _BYTES = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "GB": 10**9, "MB": 10**6, "bytes": 1}

@@ -81,7 +81,7 @@ def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False
     moments = [
         _held(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
     ]
-    return max(moments, key=lambda held: sum(held.values()))
+    return max(moments, key=lambda sizes: sum(sizes.values()))
 
 
 def held_between_steps(plan: Plan, statistic: Statistic) -> dict[MemoryKind, int]:
@@ -106,18 +106,18 @@ def _held(
     is_resident: bool = False,
 ) -> dict[MemoryKind, int]:
     rows = plan.ledger.rows_of(process)
-    held = _by_kind(
+    sizes = _by_kind(
         (row for row in rows if (row.run_phase, row.action_id) == (run_phase, action)), is_resident=is_resident
     )
     if statistic is Statistic.PROCESS:
-        return held
+        return sizes
     started = _by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
-    held = {kind: size for kind, size in held.items() if kind not in NOT_TENSORS}
-    if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in held:
-        held[MemoryKind.COMM_BUFFERS] -= communicators
+    sizes = {kind: size for kind, size in sizes.items() if kind not in NOT_TENSORS}
+    if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in sizes:
+        sizes[MemoryKind.COMM_BUFFERS] -= communicators
     if statistic is not Statistic.RESERVED:
-        held.pop(MemoryKind.FRAGMENTATION, None)
-    return held
+        sizes.pop(MemoryKind.FRAGMENTATION, None)
+    return sizes
 
 
 def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident: bool = False) -> dict[MemoryKind, int]:
@@ -134,9 +134,9 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
                 active.setdefault(row.process, []).append(row)
         if moment == (run_phase, action):
             waiting = (rows for process, rows in last.items() if process not in active)
-            found = [_by_kind(rows, is_resident=is_resident) for rows in active.values()]
-            found += [_by_kind(rows, is_resident=True) for rows in waiting]
-            return {kind: sum(held.get(kind, 0) for held in found) for held in found for kind in held}
+            processes = [_by_kind(rows, is_resident=is_resident) for rows in active.values()]
+            processes += [_by_kind(rows, is_resident=True) for rows in waiting]
+            return {kind: sum(sizes.get(kind, 0) for sizes in processes) for sizes in processes for kind in sizes}
         last |= active
     raise AssertionError(f"{action} is no action of {run_phase}")
 
@@ -156,19 +156,19 @@ def context_of_process(plan: Plan) -> int:
 
 
 def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
-    found: dict[MemoryKind, int] = {}
+    sizes: dict[MemoryKind, int] = {}
     for row in rows:
         if row.space == "device":
             size = row.resident_bytes if is_resident else row.peak_bytes
-            found[row.kind] = max(found.get(row.kind, 0), size)
-    return found
+            sizes[row.kind] = max(sizes.get(row.kind, 0), size)
+    return sizes
 
 
-def in_its_unit(point: MeasuredPoint, held: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
+def in_its_unit(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
     """Bytes by kind as the point's source would print them. plan: that holds them."""
     unit = unit_bytes(point)
-    parts = {kind.value: size / unit for kind, size in held.items() if size}
-    return Prediction(sum(held.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
+    parts = {kind.value: size / unit for kind, size in sizes.items() if size}
+    return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 def seconds_of(plan: Plan) -> float:
@@ -182,18 +182,18 @@ def phase_seconds(plan: Plan) -> dict[Phase, float]:
     """Seconds of each phase of a usual step. Raises: CannotPredict where the profile has no rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")
-    found: dict[Phase, float] = {}
+    seconds_by_phase: dict[Phase, float] = {}
     for action in plan.timing.step.actions:
-        found[action.phase] = found.get(action.phase, 0.0) + action.cost.seconds
-    return {phase: seconds for phase, seconds in found.items() if seconds}
+        seconds_by_phase[action.phase] = seconds_by_phase.get(action.phase, 0.0) + action.cost.seconds
+    return {phase: seconds for phase, seconds in seconds_by_phase.items() if seconds}
 
 
 def device_peak(plan: Plan) -> dict[MemoryKind, int]:
     """Bytes by kind of the fullest GPU at its worst moment."""
-    held: dict[MemoryKind, int] = {}
+    sizes: dict[MemoryKind, int] = {}
     for _, _, kind, size in plan.binding.rows:
-        held[kind] = held.get(kind, 0) + size
-    return held
+        sizes[kind] = sizes.get(kind, 0) + size
+    return sizes
 
 
 def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKind, int]:
@@ -207,4 +207,4 @@ def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKin
         known = sorted({name.rpartition("/")[0] for name in plan.ledger.processes})
         raise CannotPredict(f"the job has no worker {worker!r}: {', '.join(known)}")
     moments = [_held(plan, action, statistic, "steady", process=process) for action in actions]
-    return max(moments, key=lambda held: sum(held.values()))
+    return max(moments, key=lambda sizes: sum(sizes.values()))

@@ -130,8 +130,8 @@ class Settings:
 
     @staticmethod
     def _complaint(key: str, value: Any, rule: str) -> str:
-        found = "is not stated" if value is None else f"is {shorten(value)}"
-        return f"setting '{key}' {found}; it must be {rule}"
+        state = "is not stated" if value is None else f"is {shorten(value)}"
+        return f"setting '{key}' {state}; it must be {rule}"
 
 
 ELEMENT_BYTES = {

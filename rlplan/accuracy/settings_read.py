@@ -49,13 +49,13 @@ class ReadSettings(dict[str, Any]):
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if key == "lora" and isinstance(value, dict):
-            found |= {f"lora_{name.removeprefix('lora_')}": one for name, one in value.items()}
+            flat |= {f"lora_{name.removeprefix('lora_')}": inner for name, inner in value.items()}
         else:
-            found[key] = value
-    return found
+            flat[key] = value
+    return flat
 
 
 SPELLINGS = {
@@ -90,14 +90,14 @@ def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
     ...     "recompute_modules": ["moe_act"]})
     {'tp': 2, 'ep': 8, 'recompute': ['moe_act']}
     """
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in values.items():
         ours = _OURS.get(name.lower(), name)
-        found[name if ours in values and ours != name else ours] = value
-    granularity, modules = found.pop("recompute_granularity", None), found.pop("recompute_modules", None)
-    if (modules or granularity) and "recompute" not in found:
-        found["recompute"] = modules if modules and str(granularity).lower() != "full" else granularity
-    return found
+        renamed[name if ours in values and ours != name else ours] = value
+    granularity, modules = renamed.pop("recompute_granularity", None), renamed.pop("recompute_modules", None)
+    if (modules or granularity) and "recompute" not in renamed:
+        renamed["recompute"] = modules if modules and str(granularity).lower() != "full" else granularity
+    return renamed
 
 
 def watched(point: MeasuredPoint) -> MeasuredPoint:
@@ -121,7 +121,7 @@ def unread(point: MeasuredPoint) -> dict[str, str]:
     settings = point.settings
     assert isinstance(settings, ReadSettings)
     asked = frozenset(settings.asked)
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, value in settings.items():
         if name in asked or value is None:
             continue
@@ -132,5 +132,5 @@ def unread(point: MeasuredPoint) -> dict[str, str]:
                 f"setting '{name}' is {shorten(value)}, which no formula of {point.kind} reads, and a prediction "
                 f"without it would be of another run.{near} Remarks belong under `note`"
             )
-        found[name] = why
-    return found
+        reasons[name] = why
+    return reasons

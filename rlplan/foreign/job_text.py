@@ -1,6 +1,6 @@
-"""An imported job as the text of a job file, each key with the foreign one that it came from.
+"""The YAML text of an imported job, each key with a comment that names its foreign key.
 
-In: Imported and its job. Out: YAML. Left out: the file itself.
+In: Imported and its job. Out: YAML. Left out: writing the file.
 """
 
 import json
@@ -13,13 +13,13 @@ from rlplan.spec.job import JobSpec
 
 
 def job_text(imported: Imported, job: JobSpec) -> str:
-    """The job file. The KV cache is in bytes, which the engine's share of the GPU leaves."""
-    table, origins = imported.settings.table, {one.ours: one for one in imported.taken}
+    """The job file. The KV cache stands in bytes, as the engine's fraction of the GPU leaves it."""
+    table, origins = imported.settings.table, {entry.ours: entry for entry in imported.taken}
     lines = [
         f"# From {imported.settings.file}, as {table.title} {table.version} reads it",
         f"# ({table.repository}@{table.commit[:8]}).",
-        "# `default` is upstream's own. What has no counterpart: `rlplan import` lists it.",
-        *(f"# Not counted, and can take more memory: {words}" for words in imported.not_counted),
+        "# `default` marks upstream's own values. `rlplan import` lists the keys without a counterpart.",
+        *(f"# Not counted, may need more memory: {words}" for words in imported.not_counted),
         "schema_version: 2",
         f"name: {imported.data['name']}",
     ]
@@ -37,14 +37,14 @@ def job_text(imported: Imported, job: JobSpec) -> str:
 
 
 def _lines(values: dict[str, Any], prefix: str, depth: int, origins: dict[str, Any]) -> list[str]:
-    found = []
+    lines = []
     for key, value in values.items():
         if isinstance(value, dict) and any(f"{prefix}{key}.{inner}" in origins for inner in flat(value)):
-            found.append(f"{'  ' * depth}{key}:")
-            found += _lines(value, f"{prefix}{key}.", depth + 1, origins)
+            lines.append(f"{'  ' * depth}{key}:")
+            lines += _lines(value, f"{prefix}{key}.", depth + 1, origins)
         else:
-            found.append(f"{'  ' * depth}{key}: {_text(value)}{_comment(origins.get(prefix + key))}")
-    return found
+            lines.append(f"{'  ' * depth}{key}: {_text(value)}{_comment(origins.get(prefix + key))}")
+    return lines
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""What a foreign file or script says: its keys and values, with their places, and what upstream takes for the rest.
+"""The settings of a foreign file or script: keys and values with their places, and upstream's defaults for the rest.
 
-In: pairs of key and text. Out: Settings. Left out: where they come from (source.py), what they mean (convert.py).
+In: pairs of key and text. Out: Settings. Left out: reading files (source.py), the meaning of keys (convert.py).
 """
 
 import re
@@ -17,7 +17,7 @@ _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
 _PRODUCT = re.compile(r"\$\{mul:\s*([^,]+),\s*([^,]+)\}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 AS_IT_IS = "as it is"
-"""Of a key that is required: the value that holds."""
+"""Stands in a table for the current value of a required key."""
 MAX_REFERENCES = 16
 _OF_SHELL = "variables, ${X:-default}, $((...)) and references to keys are followed; nothing is executed"
 _OF_PYTHON = "constants, functions of the script's own and defaults of its parser are followed; nothing is executed"
@@ -25,81 +25,89 @@ _OF_PYTHON = "constants, functions of the script's own and defaults of its parse
 
 @dataclass(frozen=True)
 class Given:
-    """A value as it was given. place: file and line, or key."""
+    """A value as it was given."""
 
     value: Any
     place: str
+    """File and line, or the key, for messages."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys of one configuration. given: by key. defaults: upstream's defaults for keys that are not given."""
+    """The keys of one configuration."""
 
     table: Table
     file: str
     given: Mapping[str, Given]
+    """Values that the file sets, by key."""
     defaults: Mapping[str, Any]
+    """Upstream's values of keys that the file leaves out."""
     notes: tuple[str, ...] = ()
     ours: dict[str, Any] = field(default_factory=dict)
-    """What has been converted so far, which rows may ask for."""
+    """Job keys that are converted so far; later table rows may ask for them."""
 
     def value(self, key: str) -> Any:
-        """The value that holds, references followed. Raises: SpecError where only running would tell it."""
-        found = self.known(key)
-        if isinstance(found, str) and (not is_known(found) or "${" in found):
-            given = self.given.get(key, Given(found, self.file))
+        """The effective value, with references followed. Raises: SpecError where it is known only at run time."""
+        value = self.known(key)
+        if isinstance(value, str) and (not is_known(value) or "${" in value):
+            entry = self.given.get(key, Given(value, self.file))
             raise SpecError(
-                f"{key} is {shown(found)}, which only running would tell",
-                where=given.place,
-                rule=_OF_PYTHON if ".py:" in given.place else _OF_SHELL,
-                way_out=f"say it: {_variable(found)}--set {key}=VALUE",
+                f"{key} is {shown(value)}, which is known only at run time",
+                where=entry.place,
+                rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
+                way_out=f"say it: {_variable(value)}--set {key}=VALUE",
             )
-        return found
+        return value
 
     def known(self, key: str) -> Any:
-        """The value, references followed, with what only running would tell left in it."""
+        """The effective value, with references followed; unknown parts stay marked."""
         return self._followed(self.raw(key))
 
-    def _followed(self, found: Any) -> Any:
-        """A value with its references to other keys followed, and products of two."""
+    def _followed(self, value: Any) -> Any:
+        """A value with `${key}` references and `${mul: a, b}` products resolved."""
         for _ in range(MAX_REFERENCES):
-            if not isinstance(found, str):
+            if not isinstance(value, str):
                 break
-            if product := _PRODUCT.fullmatch(found.strip()):
+            if product := _PRODUCT.fullmatch(value.strip()):
                 factors = [self._followed(typed(word)) for word in product.groups()]
-                return factors[0] * factors[1] if all(isinstance(one, int) for one in factors) else found
-            reference = _REFERENCE.fullmatch(found)
+                return factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else value
+            reference = _REFERENCE.fullmatch(value)
             if reference is None:
                 break
             name, otherwise = reference.groups()
             if name not in self.given and name not in self.defaults and otherwise is None:
                 break
-            found = self.raw(name) if name in self.given or name in self.defaults else typed(otherwise)
-        return found
+            value = self.raw(name) if name in self.given or name in self.defaults else typed(otherwise)
+        return value
 
     def raw(self, key: str) -> Any:
-        """The value as it stands: given, of ours, or upstream's default; None where there is none."""
+        """The literal value: given, converted so far, or upstream's default; None where there is none."""
         if key in self.ours and key not in self.defaults:
             return self.ours[key]
-        given = self.given.get(key)
-        return self.defaults.get(key) if given is None else given.value
+        entry = self.given.get(key)
+        return self.defaults.get(key) if entry is None else entry.value
 
     def place(self, key: str) -> str:
-        """Where a key was given; empty where upstream's default holds."""
+        """Place of a key in the file; empty where upstream's default holds."""
         return self.given[key].place if key in self.given else ""
 
     def holds(self, condition: Condition) -> bool:
-        """Whether every key of a condition has the value, one of the values, or one beyond the bound."""
+        """Whether every key of a condition has its value, one of its values, or a value within its bound."""
         return all(matches(self.value(key), wanted) for key, wanted in condition.items())
 
     def required(self) -> dict[str, Any]:
-        """What the stack asks for beside what is given, with values of its own where they are not given."""
-        asked = [pair for one in self.table.required if self.holds(one.when) for pair in one.keys.items()]
+        """Keys that the stack requires beside the given ones, with the table's values where the file has none."""
+        asked = [
+            pair
+            for requirement in self.table.required
+            if self.holds(requirement.when)
+            for pair in requirement.keys.items()
+        ]
         values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.given}
         return {key: self.value(key) if value == AS_IT_IS else value for key, value in values.items()}
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
-        """The same with other values."""
+        """The settings with other values."""
         changed = {**self.given, **{key: Given(value, "a change") for key, value in values.items()}}
         return replace(self, given=changed, ours={})
 
@@ -137,6 +145,6 @@ def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]
 
 
 def _variable(text: str) -> str:
-    """A way out by the name that a text lacks: a shell's variable, or a name of Python's where it is nothing else."""
-    found = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
-    return f"--set {found.group(1)}=VALUE, or " if found else ""
+    """The `--set NAME=VALUE` of a missing shell variable or Python name in a text; empty without one."""
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
+    return f"--set {match.group(1)}=VALUE, or " if match else ""

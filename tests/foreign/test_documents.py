@@ -26,10 +26,10 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 def test_what_an_anchor_marks_stands_wherever_another_stack_s_file_repeats_it(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(REPEATED)
-    given, _ = read_document(tmp_path / "job.yaml")
-    assert given["value.dtensor_cfg.tensor_parallel_size"].value == 2
-    assert given["value.model_name"].value == "Qwen/Qwen2.5-0.5B"
-    assert given["grpo.tensor_parallel_size"].value == 2
+    entries, _ = read_document(tmp_path / "job.yaml")
+    assert entries["value.dtensor_cfg.tensor_parallel_size"].value == 2
+    assert entries["value.model_name"].value == "Qwen/Qwen2.5-0.5B"
+    assert entries["grpo.tensor_parallel_size"].value == 2
 
 
 @pytest.mark.parametrize(

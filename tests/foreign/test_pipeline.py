@@ -37,10 +37,10 @@ OFFLOADED = ("training.backend=megatron", "training.offloads_optimizer=true")
 @pytest.mark.parametrize("stack", EXPERTS)
 @pytest.mark.parametrize(("tp", "ep", "etp"), [(4, 1, 4), (2, 4, 1), (2, 2, 2), (1, 8, 1)])
 def test_a_stack_cuts_experts_as_the_plan_counts_them(stack: str, tp: int, ep: int, etp: int, tmp_path: Path) -> None:
-    given = (f"training.etp={etp}",) if etp != (1 if ep > 1 else tp) else ()
-    plan = plan_of(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *given, model=MIXTURE)
-    said = exported(plan, stack).settings
-    assert (said.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
+    overrides = (f"training.etp={etp}",) if etp != (1 if ep > 1 else tp) else ()
+    plan = plan_of(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *overrides, model=MIXTURE)
+    written = exported(plan, stack).settings
+    assert (written.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
     write_export(plan, stack, tmp_path)
     _, job = imported_job(read_source(tmp_path / STARTED[stack], None), Asked("8xH100"))
     assert (job.training.tp, job.training.ep, job.training.etp) == (tp, ep, etp)
@@ -78,22 +78,22 @@ def test_whole_experts_on_every_rank_take_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "last"), [("Qwen/Qwen3-235B-A22B", 4), ("deepseek-ai/DeepSeek-V3", 1)])
 def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, model: str, last: int) -> None:
     """94 = 15 x 6 + 4 and 61 = 15 x 4 + 1 layers on 16 stages."""
-    assert exported(of_stages(stack, model), stack).settings[LAST[stack]] == last
+    assert exported(plan_stages(stack, model), stack).settings[LAST[stack]] == last
 
 
-def of_stages(stack: str, model: str, *more: str) -> Plan:
+def plan_stages(stack: str, model: str, *more: str) -> Plan:
     words = (*ASKED[stack], "training.backend=megatron", "training.pp=16", "workload.num_prompts_per_step=512")
     job = job_from({"policy": model, "hardware": "256xH200", "algorithm": "grpo"}, (*words, *more))
     return best_plan(job, with_others=False)
 
 
 def test_a_plan_with_stages_that_no_key_says_is_refused_with_a_number_that_is_taken() -> None:
-    plan = of_stages("slime", "Qwen/Qwen2.5-7B")
+    plan = plan_stages("slime", "Qwen/Qwen2.5-7B")
     assert plan.verdict is Verdict.REFUSED
     with pytest.raises(EmitError, match="28 layers over 16 stages") as caught:
         check_fits(plan)
     assert caught.value.way_out == "training.pp=4"
-    assert of_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED
+    assert plan_stages("slime", "Qwen/Qwen2.5-7B", "training.pp=4").verdict is not Verdict.REFUSED
 
 
 def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path: Path) -> None:

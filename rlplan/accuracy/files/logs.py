@@ -104,12 +104,12 @@ def _measurements(lines: list[str]) -> Iterator[_Found]:
 
 def _settings(lines: list[str]) -> dict[str, Any]:
     """What the log says of the engine's settings, in the words of points; arguments win over the printed config."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for line in lines:
         if "LLM engine" in line or "with config:" in line:
-            found |= _renamed(dict(_CONFIG.findall(line)), _CONFIG_NAMES)
+            settings |= _renamed(dict(_CONFIG.findall(line)), _CONFIG_NAMES)
         if match := _ARGUMENTS.search(line):
-            found |= _renamed(_literal(match.group(1)), _ARGUMENT_NAMES)
+            settings |= _renamed(_literal(match.group(1)), _ARGUMENT_NAMES)
     for key, pattern, kind in (
         ("total_gib", _TOTAL, float),
         ("total_gib", _FREE, float),
@@ -118,11 +118,11 @@ def _settings(lines: list[str]) -> dict[str, Any]:
     ):
         read: Callable[[str], float] = kind
         if matches := [match for line in lines if (match := pattern.search(line))]:
-            found.setdefault(key, read(matches[0].group(1)))
+            settings.setdefault(key, read(matches[0].group(1)))
     if shares := _pairs(_TOTAL, lines):
-        found.setdefault("gpu_memory_utilization", shares[0][1])
-    found["vllm"] = _version(lines)
-    return found
+        settings.setdefault("gpu_memory_utilization", shares[0][1])
+    settings["vllm"] = _version(lines)
+    return settings
 
 
 def _version(lines: list[str]) -> str:
@@ -158,10 +158,10 @@ def _literal(text: str) -> dict[str, Any]:
 
 
 def _numbers(pattern: re.Pattern[str], lines: list[str]) -> list[float]:
-    found = (match.group(1) for line in lines if (match := pattern.search(line)))
-    return [float(text.replace(",", "")) for text in found if len(text) < 20 and text.strip(",")]
+    texts = (match.group(1) for line in lines if (match := pattern.search(line)))
+    return [float(text.replace(",", "")) for text in texts if len(text) < 20 and text.strip(",")]
 
 
 def _pairs(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[float, float]]:
-    found = (match.groups() for line in lines if (match := pattern.search(line)))
-    return [(float(a.replace(",", "")), float(b)) for a, b in found if len(a) < 20 and len(b) < 20 and a.strip(",")]
+    groups = (match.groups() for line in lines if (match := pattern.search(line)))
+    return [(float(a.replace(",", "")), float(b)) for a, b in groups if len(a) < 20 and len(b) < 20 and a.strip(",")]

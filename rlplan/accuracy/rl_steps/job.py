@@ -137,10 +137,10 @@ def _hardware(point: MeasuredPoint, count: int) -> str:
 def _algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
     without = "dapo" in text or re.search(r"\bkl(_coef)?[= ]0(\.0*)?\b(?!\.)|no ref", text) is not None
     name = str(settings.raw("algo") or "").lower()
-    found: dict[str, Any] = {"name": "ppo" if "ppo" in name else "grpo"}
+    algorithm: dict[str, Any] = {"name": "ppo" if "ppo" in name else "grpo"}
     if without:
-        found["kl_coef"] = 0.0
-    return found
+        algorithm["kl_coef"] = 0.0
+    return algorithm
 
 
 def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _max_prompt(settings: RunSettings, prompt: float) -> int:
 def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes) -> dict[str, Any]:
     """How the policy is trained. Assumed: activations are recomputed, but where NeMo-RL's recipes do not."""
     offload = str(settings.raw("offload") or "").lower()
-    found: dict[str, Any] = {
+    training: dict[str, Any] = {
         "backend": backend,
         **{axis: getattr(axes, axis) for axis in ("tp", "pp", "cp", "ep", "ulysses")},
         "gradient_checkpointing": framework != "nemo_rl"
@@ -181,8 +181,8 @@ def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backe
         "offloads_optimizer": "optimizer" in offload or "auto",
     }
     if stage := settings.first(("zero_stage", "zero")):
-        found["zero_stage"] = settings.count(stage, at_least=0)
-    return found
+        training["zero_stage"] = settings.count(stage, at_least=0)
+    return training
 
 
 def _passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: boo
     key = settings.first(("gen_parallel", "gen_tp", "rollout_tp", "infer_tp", "vllm_tp"))
     stated = re.search(r"(\d+)", str(settings.raw(key))) if key else None
     shared, alone = UTILIZATIONS.get(framework, USUAL_UTILIZATIONS)
-    found: dict[str, Any] = {
+    rollout: dict[str, Any] = {
         "tp": int(stated.group(1)) if stated else "auto",
         "attention_dp": 1,
         "has_cuda_graphs": "eager" not in str(settings.raw("rollout")).lower(),
@@ -205,8 +205,8 @@ def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: boo
         "max_num_seqs": MAX_NUM_SEQS,
     }
     if "sglang" in text:
-        found["engine"] = "sglang"
-    return found
+        rollout["engine"] = "sglang"
+    return rollout
 
 
 def _staleness(text: str) -> int:
@@ -289,9 +289,9 @@ def lognormal(mean: float, limit: int) -> Lengths:
     low, high = 1.0, 1e3 * limit
     for _ in range(60):
         median = (low * high) ** 0.5
-        found = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=SIGMA), limit)
-        low, high = (median, high) if found.mean < mean else (low, median)
-    return found
+        lengths = Lengths(LogNormalLengths(kind="lognormal", median=median, sigma=SIGMA), limit)
+        low, high = (median, high) if lengths.mean < mean else (low, median)
+    return lengths
 
 
 def _axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:

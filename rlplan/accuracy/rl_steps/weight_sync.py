@@ -36,15 +36,15 @@ UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 @predicts("weight_sync_time")
 def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
     """Seconds of one weight sync, or the bytes of the weights over them where a rate was measured."""
-    found = UNIT.match(point.measured.unit.strip())
-    if found is None:
+    unit = UNIT.match(point.measured.unit.strip())
+    if unit is None:
         return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
     plan = plan_of(sync_job(point))
     [action, *_] = find_actions(plan, ActionKind.SYNC_WEIGHTS)
     seconds = plan.costs[action].seconds
-    if found.group(1) == "GB/s":
+    if unit.group(1) == "GB/s":
         return Prediction(model_of(point).num_parameters * Settings(point).element_bytes("dtype") / seconds / 1e9)
-    return Prediction(seconds * (1000 if found.group(1) == "ms" else 1))
+    return Prediction(seconds * (1000 if unit.group(1) == "ms" else 1))
 
 
 def sync_job(point: MeasuredPoint) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class _Words:
         return re.search(pattern, self.text) is not None
 
     def number(self, pattern: str) -> int | None:
-        found = re.search(pattern, self.text)
-        return int(found.group(1)) if found else None
+        match = re.search(pattern, self.text)
+        return int(match.group(1)) if match else None
 
 
 def _transport(words: _Words) -> str:
@@ -126,11 +126,11 @@ def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
         return settings.count("trainer_fsdp"), settings.count("num_rollout")
-    if found := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
-        scale = USUAL_GPUS_PER_NODE if found.group(3) else 1
-        return int(found.group(1)) * scale, int(found.group(2)) * scale
-    if found := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
-        total = int(found.group(1)) * int(found.group(2))
+    if match := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
+        scale = USUAL_GPUS_PER_NODE if match.group(3) else 1
+        return int(match.group(1)) * scale, int(match.group(2)) * scale
+    if match := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
+        total = int(match.group(1)) * int(match.group(2))
     else:
         total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus")
     if total > 1 and _transport(words) in ("nccl", "delta", "disk"):

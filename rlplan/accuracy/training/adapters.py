@@ -83,8 +83,10 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
     Raises: CannotPredict for other methods, and for algorithms with other passes than a training step's.
     """
     words = [*_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
-    if found := PREFERENCE & set(words):
-        raise CannotPredict(f"{sorted(found)[0].upper()} has more passes than one, which the point does not state")
+    if preferences := PREFERENCE & set(words):
+        raise CannotPredict(
+            f"{sorted(preferences)[0].upper()} has more passes than one, which the point does not state"
+        )
     variants = {*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
     named = LORA & set(words)
     key = _lora_key(settings)
@@ -159,13 +161,13 @@ def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] 
         return ALL_LINEAR
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     spelled = {short.lower(): name for name in known for short in (name, name.removesuffix("_proj"))}
-    found = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
-    if not found and isinstance(value, str) and "," not in value:
+    targets = tuple(dict.fromkeys(spelled[name] for name in names if name in spelled))
+    if not targets and isinstance(value, str) and "," not in value:
         return None  # words of a remark, such as `see config`
     for name in names:
         if name not in spelled or not any(re.search(place, spelled[name]) for place in _PLACES.values()):
             raise CannotPredict(f"setting '{key}' names layer {shorten(name)}, which is not modelled in this model")
-    return found
+    return targets
 
 
 def _listed(text: str) -> tuple[str, ...] | None:
@@ -182,10 +184,10 @@ def _listed(text: str) -> tuple[str, ...] | None:
 def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
     """The first usual set of layers that gives the number, at the stated rank or at a power of two."""
     for targets in TARGETS:
-        each = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
-        found = trainable // each
-        if trainable == each * found and (found == rank if rank else found.bit_count() == 1):
-            return targets, found
+        per_rank = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
+        implied = trainable // per_rank
+        if trainable == per_rank * implied and (implied == rank if rank else implied.bit_count() == 1):
+            return targets, implied
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
 
@@ -195,17 +197,17 @@ def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
     if set(targets) <= known:
         return sorted(targets)
-    found = {name for name in known for place in wanted if re.search(f"^({_PLACES[place]})", name)}
-    if not found:
+    names = {name for name in known for place in wanted if re.search(f"^({_PLACES[place]})", name)}
+    if not names:
         raise CannotPredict(f"which layers of {model.architecture} are adapted is not stated")
-    return sorted(found)
+    return sorted(names)
 
 
 def _words(text: str) -> list[str]:
     """Words without dashes; `full-finetuning` and hqq_lora are two, `p-tuning` and `LN Tuning` are one."""
-    known, found = LORA | OTHER_METHODS, list[str]()
+    known, words = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):
         joined, parts = re.sub(r"[_\-]", "", word), re.split(r"[_\-]", word)
         is_split = joined not in known and (parts[0] in _BACKENDS or set(parts) & (FULL | {"dora", "lorafa"}))
-        found += parts if is_split else [joined]
-    return found
+        words += parts if is_split else [joined]
+    return words

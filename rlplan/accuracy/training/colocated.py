@@ -109,9 +109,9 @@ def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: b
     ]
     if not moments:
         raise CannotPredict(f"a step of this job has no {kinds[0].value}")
-    held = max(moments, key=lambda sizes: sum(sizes.values()))
+    peak = max(moments, key=lambda sizes: sum(sizes.values()))
     driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
-    return in_its_unit(point, held | driver, plan)
+    return in_its_unit(point, peak | driver, plan)
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
@@ -126,6 +126,6 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     """
     plan, is_asleep = plan_of(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
-    held = held_by_engine(plan, kind, is_resident=is_asleep)
-    held[MemoryKind.CONTEXT] = held.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
-    return in_its_unit(point, held | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)
+    sizes = held_by_engine(plan, kind, is_resident=is_asleep)
+    sizes[MemoryKind.CONTEXT] = sizes.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
+    return in_its_unit(point, sizes | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)

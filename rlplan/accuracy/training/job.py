@@ -83,17 +83,17 @@ class Layout:
     @property
     def groups(self) -> int:
         """Groups of ranks that compute micro-batches of their own. Raises: CannotPredict."""
-        each = self.tp * self.pp * self.cp * self.ulysses
-        if self.num_ranks % each:
-            raise CannotPredict(f"{each} ranks that share a micro-batch do not divide {self.num_ranks} GPUs")
-        return self.num_ranks // each
+        ranks = self.tp * self.pp * self.cp * self.ulysses
+        if self.num_ranks % ranks:
+            raise CannotPredict(f"{ranks} ranks that share a micro-batch do not divide {self.num_ranks} GPUs")
+        return self.num_ranks // ranks
 
     def keys(self, backend: str) -> dict[str, Any]:
         """The keys of `training`."""
-        found: dict[str, Any] = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "ulysses": self.ulysses}
+        axes: dict[str, Any] = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "ulysses": self.ulysses}
         if self.etp is not None and backend == "megatron":
-            found["etp"] = self.etp
-        return found
+            axes["etp"] = self.etp
+        return axes
 
 
 def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def hardware_of(point: MeasuredPoint, count: int) -> dict[str, Any]:
     gpu, settings, text = gpu_of(point), RunSettings(point), (point.gpu or "").lower()
     if gpu is None:
         settings.assume("gpu", USUAL_GPU)
-    found: dict[str, Any] = {"profile": gpu.name if gpu else USUAL_GPU, "num_devices": count}
+    hardware: dict[str, Any] = {"profile": gpu.name if gpu else USUAL_GPU, "num_devices": count}
     watts = re.search(r"(?<![\d.])(\d{2,4})\s*w(atts?)?\b", text)
     if watts or "power limited" in text:
-        found["power_limit"] = int(watts.group(1)) if watts else LIMITED_WATTS
+        hardware["power_limit"] = int(watts.group(1)) if watts else LIMITED_WATTS
     if key := settings.first(("gpus_per_host", "gpus_per_node")):
-        found["num_hosts"] = ceil_div(count, settings.count(key))
-    return found
+        hardware["num_hosts"] = ceil_div(count, settings.count(key))
+    return hardware
 
 
 def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: Tokens) -> dict[str, Any]:
@@ -196,23 +196,23 @@ def _kept(
 ) -> dict[str, Any]:
     """What weights, gradients and states are kept in, and adapters. Raises: CannotPredict."""
     precision = read_precision(settings, has_master=trainer.has_master)
-    kept: dict[str, Any] = {"dtype": precision.compute.value}
+    types: dict[str, Any] = {"dtype": precision.compute.value}
     if backend == "fsdp2":
-        kept |= {
+        types |= {
             "master_dtype": precision.stored.value,
             "reduce_dtype": "float32" if trainer.has_master else "bfloat16",
         }
         if precision.stored is Dtype.FLOAT16:
             raise CannotPredict("weights and states in fp16: no job says that of FSDP2")
         if _is_replicated(settings):
-            kept["fsdp_size"] = 1
+            types["fsdp_size"] = 1
         stated = settings.raw("fsdp")
         if type(stated) is int and 0 < stated < num_ranks(settings):
-            kept["fsdp_size"] = stated * settings.degree("cp", "context_parallel")
+            types["fsdp_size"] = stated * settings.degree("cp", "context_parallel")
     if backend == "megatron" and is_bridge(settings):
-        kept["reduce_dtype"] = "bfloat16"
+        types["reduce_dtype"] = "bfloat16"
         if model.architecture in BF16_MOMENTS:
-            kept["moment_dtype"] = "bfloat16"
+            types["moment_dtype"] = "bfloat16"
     base = _base_format(settings, trainer)
     lora = read_lora(point, model, trainer)
     if lora is not None:
@@ -220,10 +220,10 @@ def _kept(
             lora |= {"base_dtype": base} | ({"unquantized_dtype": "float32"} if trainer.upcasts_rest else {})
         elif backend == "fsdp2" and trainer is not PRIME_RL:
             lora["base_dtype"] = precision.compute.value
-        kept["lora"] = lora
+        types["lora"] = lora
     elif base:
         raise CannotPredict("weights in 4 bits without adapters are not trained")
-    return kept
+    return types
 
 
 def _base_format(settings: RunSettings, trainer: Trainer) -> str | None:
@@ -283,20 +283,20 @@ LOSSES = (
 
 
 def _kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     if is_compiled(settings, trainer):
-        found["is_compiled"] = True
+        kernels["is_compiled"] = True
     if trainer.vocab_chunk:
-        found["logit_rows"] = ceil_div(tokens.num * trainer.vocab_chunk, model.vocab_size)
+        kernels["logit_rows"] = ceil_div(tokens.num * trainer.vocab_chunk, model.vocab_size)
     elif trainer.logit_tile:
-        found["logit_rows"] = min(max(trainer.logit_tile // (4 * model.vocab_size), 128), 4096)
-    return found
+        kernels["logit_rows"] = min(max(trainer.logit_tile // (4 * model.vocab_size), 128), 4096)
+    return kernels
 
 
 def is_compiled(settings: RunSettings, trainer: Trainer) -> bool:
     """Whether torch.compile is on."""
-    said = settings.says("compile")
-    return trainer.is_compiled if said is None else said
+    stated = settings.says("compile")
+    return trainer.is_compiled if stated is None else stated
 
 
 def is_bridge(settings: RunSettings) -> bool:
@@ -345,8 +345,8 @@ def _shares_rows(settings: RunSettings, trainer: Trainer, layout: Layout) -> boo
     is_gpt = "gpt" in str(settings.raw("mode") or "").lower()
     does = trainer in (TORCHTITAN, MEGATRON) and not is_gpt
     does = does or re.search(r"\bSP\b", str(settings.raw("mode"))) is not None
-    said = settings.says("sequence_parallel")
-    return layout.tp > 1 and (does if said is None else said)
+    stated = settings.says("sequence_parallel")
+    return layout.tp > 1 and (does if stated is None else stated)
 
 
 def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:

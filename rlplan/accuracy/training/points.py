@@ -37,9 +37,9 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
 def predict_steady(point: MeasuredPoint) -> Prediction:
     """What a rank holds between two steps."""
     plan = plan_of(training_job(point, has_passes=False))
-    held = held_between_steps(plan, Statistic.ALLOCATED)
-    held = {kind: size for kind, size in held.items() if kind is not MemoryKind.COMM_BUFFERS}
-    return in_its_unit(point, held, plan)
+    sizes = held_between_steps(plan, Statistic.ALLOCATED)
+    sizes = {kind: size for kind, size in sizes.items() if kind is not MemoryKind.COMM_BUFFERS}
+    return in_its_unit(point, sizes, plan)
 
 
 def statistic_of(point: MeasuredPoint) -> Statistic:

@@ -179,8 +179,8 @@ def read_recompute(settings: RunSettings, default: str | None, selective: str | 
             raise CannotPredict("whether activations are recomputed is not stated")
         settings.assume("recompute", default)
         return default
-    found = recompute_of(settings.raw(key), key)
-    return selective if selective is not None and found == ("core_attn",) else found
+    recomputed = recompute_of(settings.raw(key), key)
+    return selective if selective is not None and recomputed == ("core_attn",) else recomputed
 
 
 def recomputed_modules(value: Any) -> tuple[str, ...]:

@@ -75,12 +75,12 @@ def in_unit(unit: str, plan: Plan, seconds: float) -> float:
     word = re.sub(r"sec(ond)?s?(?![a-z])", "s", word)
     workload = plan.job.workload
     num_sequences = workload.num_rollouts_per_step
-    each = plan.num_devices if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
+    divisor = plan.num_devices if re.search(r"/(gpu|device|chip|card|accelerator)", word) else 1
     if re.match(r"(k?tokens?|k?tok|tps|wps|words)", word):
-        each = plan.num_devices if word.startswith("tps") and "total" not in word else each
-        return num_sequences * workload.max_seq_len / seconds / each / (1000 if word.startswith("k") else 1)
+        divisor = plan.num_devices if word.startswith("tps") and "total" not in word else divisor
+        return num_sequences * workload.max_seq_len / seconds / divisor / (1000 if word.startswith("k") else 1)
     if re.match(r"(samples?|sequences?|seqs?)", word):
-        return num_sequences / seconds / each
+        return num_sequences / seconds / divisor
     if re.match(r"(ms|millis)", word):
         return 1000 * seconds
     if re.match(r"s(/|$)", word):
@@ -136,27 +136,27 @@ def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
 
 def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
     """Kernels that decide a step's seconds, as far as the point, or a recipe of Megatron-Bridge, says them."""
-    found: dict[str, Any] = {}
+    kernels: dict[str, Any] = {}
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
     has_fp8 = bool(settings.says("float8", "fp8")) or re.search(r"fp8(?! false)|float8", words) is not None
     if "fp4" in words:
-        found["matmuls"] = "fp4"
+        kernels["matmuls"] = "fp4"
     elif has_fp8:
         rows, blocks = re.search(r"row-?_?wise", words), "mx" in words
-        found["matmuls"] = "fp8_rowwise" if rows else "mxfp8" if blocks and trainer is not MEGATRON else "fp8"
+        kernels["matmuls"] = "fp8_rowwise" if rows else "mxfp8" if blocks and trainer is not MEGATRON else "fp8"
     if (attention := _attention(settings)) is not None:
-        found["attention"] = attention
+        kernels["attention"] = attention
     if settings.word("overlap").lower().startswith("none"):
-        found["overlaps_step"] = False
+        kernels["overlaps_step"] = False
     if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
-        return found | {"attention": "unfused"}
+        return kernels | {"attention": "unfused"}
     if trainer is MEGATRON:
-        return found | _recipe(settings, model)
+        return kernels | _recipe(settings, model)
     if trainer is FOUNDRY:  # low-precision norms, and Triton's first flash attention
-        found |= {"is_compiled": True, "attention": "flash_1"}
+        kernels |= {"is_compiled": True, "attention": "flash_1"}
     if trainer is TORCHTITAN and (settings.says("async_tp") or "async" in settings.word("tp_comm").lower()):
-        found["overlaps_tp"] = True
-    return found
+        kernels["overlaps_tp"] = True
+    return kernels
 
 
 def _attention(settings: RunSettings) -> str | None:
@@ -176,7 +176,7 @@ def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
     GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids Megatron-Core overlaps nothing,
     and their graphs leave experts out. Source: Megatron-Bridge src/megatron/bridge/perf_recipes (2026-08).
     """
-    has_recipe, found = is_bridge(settings), dict[str, Any]()
+    has_recipe, kernels = is_bridge(settings), dict[str, Any]()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
     is_grace, is_hybrid = re.search(r"gb\d00", settings.gpu.lower()) is not None, NONE in model.attention_kinds
     ep, pp = settings.degree("ep", "expert_parallel"), settings.degree("pp", "pipeline_parallel")
@@ -186,8 +186,8 @@ def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
     has_graphs = has_recipe and (is_grace or (container >= (26, 4) and pp == 1))
     has_graphs = re.search("moe|full", graphs) is not None if graphs else has_graphs
     if re.search("hybrid|deep", dispatcher) if dispatcher else has_recipe:
-        found["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
-    return found | {
+        kernels["expert_dispatcher"] = "deepep" if "deep" in dispatcher else "hybridep"
+    return kernels | {
         "overlaps_experts": has_recipe and hides and not is_hybrid,
         "has_cuda_graphs": has_graphs and not is_hybrid,
     }

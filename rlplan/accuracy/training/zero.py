@@ -40,18 +40,18 @@ def zero_keys(settings: RunSettings) -> dict[str, Any]:
     """Keys of `training` that a DeepSpeed config says. Raises: CannotPredict."""
     if (unsaid := settings.first(UNSAID)) is not None:
         raise CannotPredict(f"setting '{unsaid}': no job says it")
-    found: dict[str, Any] = {"zero_stage": read_stage(settings)}
+    keys: dict[str, Any] = {"zero_stage": read_stage(settings)}
     for key, names in COUNTS.items():
         if name := settings.first(names):
-            found[key] = settings.count(name, at_least=0)
+            keys[key] = settings.count(name, at_least=0)
     settings.says("overlap_comm")  # a job of rlplan's own runtime has no key for it, and its buckets are alike
     if settings.says("bf16_master_weights_and_grads"):
-        found["master_dtype"] = "bfloat16"
+        keys["master_dtype"] = "bfloat16"
     if settings.says("bf16_optimizer_states"):
-        found["moment_dtype"] = "bfloat16"
-    found["offloads_optimizer"] = is_offloaded(settings, "offload_optimizer")
-    found["offloads_parameters"] = is_offloaded(settings, "offload_param")
-    return found
+        keys["moment_dtype"] = "bfloat16"
+    keys["offloads_optimizer"] = is_offloaded(settings, "offload_optimizer")
+    keys["offloads_parameters"] = is_offloaded(settings, "offload_param")
+    return keys
 
 
 def is_offloaded(settings: RunSettings, key: str) -> bool:

@@ -1,11 +1,11 @@
-"""Everything in a plan that changes what is learned, and how an export is held to it.
+"""The job keys that change what is learned, and the check that an export keeps them.
 
-A stack's file says a part of an experiment; its defaults say the rest. An export that compares the keys that it wrote
-misses the rest: a dropout of 0.1, a lambda of 1. So the plan's keys are listed here, and each is compared with the
-value that holds after the file is read, upstream's defaults included.
+A stack's file sets part of an experiment, and its defaults set the rest: a dropout of 0.1, a lambda of 1. Comparing only
+the written keys would miss the defaults. So this module lists the plan's keys, and each is compared with the value after
+import, upstream's defaults included.
 
-In: a Plan, Settings. Out: keys of ours that count, and settings that rlplan's losses and optimizers stand for.
-Left out: what a stack's loss does inside of one algorithm's name, for which it has no key.
+In: a Plan, Settings. Out: job keys that count, and upstream's settings that match rlplan's losses and optimizers.
+Left out: details of a stack's loss that have no key.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _OF_ADVANTAGE = {"generalized": ("gamma", "gae_lambda"), "batch_normalized": ("g
 
 
 def list_learning_keys(job: JobSpec) -> tuple[str, ...]:
-    """Keys of a job on which it depends what is learned. A key without effect, such as lambda beside GRPO, is none.
+    """Job keys that change what is learned; without those that have no effect, such as lambda with GRPO.
 
     >>> from rlplan.spec.files.job_file import job_from
     >>> job = job_from({"policy": "Qwen/Qwen2.5-7B", "hardware": "8xH100", "algorithm": "grpo"}, [])
@@ -71,7 +71,7 @@ def _learning_names(job: JobSpec) -> Iterator[str]:
 
 
 def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
-    """The settings with the values that rlplan's losses and optimizers stand for, where the stack's own differ."""
+    """The settings with the values that match rlplan's losses and optimizers, where the stack's defaults differ."""
     changes: dict[str, Any] = {}
     for fixed in _that_hold(settings, wanted):
         for key, value in _filled(fixed, wanted).items():
@@ -81,12 +81,12 @@ def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
 
 
 def list_fixed_keys(settings: Settings, wanted: dict[str, Any]) -> frozenset[str]:
-    """Keys of ours that are said by fixed settings rather than by rows."""
+    """Job keys that fixed settings express, rather than rows."""
     return frozenset(key for fixed in _that_hold(settings, wanted) for key in fixed.says)
 
 
 def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
-    """Raises: EmitError where a fixed setting does not hold in the end."""
+    """Raises: EmitError where the final settings contradict a fixed setting."""
     table = settings.table
     for fixed in _that_hold(settings, wanted):
         for key, value in _filled(fixed, wanted).items():
@@ -105,7 +105,7 @@ def _that_hold(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
 
 
 def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Values with our keys in them replaced by the plan's values."""
+    """Values with job keys replaced by the plan's values."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, list | tuple):

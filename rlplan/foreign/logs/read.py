@@ -1,9 +1,10 @@
-"""A log of training steps, of whichever stack, as the seconds of its phases and the lengths of its answers.
+"""Seconds of the phases and lengths of the responses in a log of training steps of any stack.
 
-In: JSONL (a row a step, nested or not), CSV with a header, verl's console lines (`step:3 - timing_s/gen:41.2 - ...`), a
-trainer_state.json of transformers; what fields of one's own mean. Out: a MeasuredStep. Left out: what the job was.
+In: JSONL (one row per step, nested or not), CSV with a header, verl's console lines
+(`step:3 - timing_s/gen:41.2 - ...`), transformers' trainer_state.json; the meanings of the user's own fields. Out: a
+MeasuredStep with medians over the steps. Left out: the job.
 
-Medians over the steps, the first apart where there are others: it compiles and warms up.
+The first step compiles and warms up, so it is dropped where there are others.
 """
 
 import csv
@@ -26,39 +27,39 @@ from rlplan.vocabulary import Phase
 STEP = "step"
 LENGTHS = ("mean_response_len", "longest_response_len", "cut_share", "mean_prompt_len")
 MEANINGS = (STEP, *(phase.value for phase in Phase), *LENGTHS)
-"""What a field can mean: seconds of the step, of a phase, or a length."""
+"""Meanings of a field: seconds of the step, seconds of a phase, or a length."""
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 """Seconds of a unit of time."""
 SUFFIXES = (".jsonl", ".csv", ".log", ".txt")
-"""Files that are logs; trainer_state.json is one too."""
+"""Suffixes of logs, beside the name trainer_state.json."""
 MAX_LOG_BYTES = 64 << 20
 MAX_FIELDS = 2_000
 MAX_STEP_S = 1e6
 OVERLAP = 1.2
-"""Phases of async steps overlap the step's seconds; one that is longer by more is in another unit."""
+"""Longest phase relative to its step: phases of async steps overlap. A longer one is in another unit."""
 _VERL_LINE = re.compile(r"\bstep:\s*(\d+) - (.+)")
 _PAIR = re.compile(r"([^\s:]+):\s*(?:np\.\w+\()?(-?\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)\)?(?=\s|$)")
-"""A name and a number, which numpy 2 writes as `np.float64(0.5)`; a version such as 0.9.1 is none."""
+"""A name and a number. numpy 2 prints `np.float64(0.5)`; a version such as 0.9.1 is no number."""
 _TIME_LIKE = re.compile(r"(time|timing|seconds|_s$|_ms$|duration|elapsed)", re.IGNORECASE)
 
 Row = dict[str, float]
 
 
 class Stack(NamedTuple):
-    """The names of one stack: what each of its metrics means (several of one meaning are added up), and those that are
-    read only where another is not there.
-    """
+    """The metric names of one stack."""
 
     name: str
     meanings: dict[str, str]
+    """The meaning of each metric; several metrics of one meaning are added up."""
     instead: dict[str, str]
+    """Metrics that are read only where another metric is missing, by name."""
     covers: dict[str, Phase]
-    """Our actions whose seconds the timer of another phase includes, and that phase."""
+    """Actions whose seconds are part of another phase's timer, and that phase."""
 
 
 @cache
 def stacks() -> tuple[Stack, ...]:
-    """Every stack whose names are known (names.yaml)."""
+    """The stacks with known metric names (names.yaml)."""
     path = Path(__file__).with_name("names.yaml")
     table = parse_yaml(path.read_text("utf-8"), where=str(path), what="names of metrics")
     return tuple(
@@ -78,17 +79,17 @@ def is_log(path: Path) -> bool:
 
 
 def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
-    """What a log says of a usual step. fields: `rollout=my/gen_ms:ms` for names that no table has.
+    """The median step of a log. fields: `rollout=my/gen_ms:ms` for names that no table has.
 
     Raises: SpecError for an empty log, one without a known field, fields without a unit, and impossible numbers.
     """
-    own = dict(_own_field(one) for one in fields)
+    own = dict(_own_field(field) for field in fields)
     rows = [row for row in _rows(path) if row]
     if not rows:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
         raise _refused(path, "the log has no rows", rule, "name the log of a run that has made steps")
     names = {name for row in rows for name in row}
-    stack = max(stacks(), key=lambda one: sum(name in names for name in one.meanings))
+    stack = max(stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
     meanings = {
         name: (meaning, 1.0)
         for name, meaning in stack.meanings.items()
@@ -98,19 +99,19 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
     if not any(meaning not in LENGTHS for meaning, _ in meanings.values()):
         raise _unknown(path, names)
     timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
-    found = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
-    if set(found) <= set(LENGTHS):
+    medians = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
+    if set(medians) <= set(LENGTHS):
         raise _refused(
             path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on"
         )
-    _check_units(found, path)
+    _check_units(medians, path)
     unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
     return MeasuredStep(
         stack=stack.name if any(name in stack.meanings for name in meanings) else "own names",
         num_steps=len(timed),
-        step_s=found.get(STEP),
-        phases={phase: found[phase.value] for phase in Phase if phase.value in found},
-        lengths={name: found[name] for name in LENGTHS if name in found},
+        step_s=medians.get(STEP),
+        phases={phase: medians[phase.value] for phase in Phase if phase.value in medians},
+        lengths={name: medians[name] for name in LENGTHS if name in medians},
         covers=stack.covers,
         unread=tuple(unread),
     )
@@ -158,17 +159,17 @@ def _console_rows(text: str) -> Iterator[Row]:
 
 def _flat(row: Any, prefix: str = "") -> Row:
     """Numbers by name; `data` and `metrics`, in which loggers wrap a row, leave no prefix."""
-    found: Row = {}
+    numbers: Row = {}
     for key, value in list(row.items())[:MAX_FIELDS] if isinstance(row, Mapping) else ():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= _flat(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
+            numbers |= _flat(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
         elif isinstance(value, str):
             number = _number(value)
-            found |= {} if number is None else {name: number}
+            numbers |= {} if number is None else {name: number}
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+            numbers[name] = float(value)
+    return numbers
 
 
 def _number(text: str) -> float | None:
@@ -212,8 +213,8 @@ def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: P
 
 
 def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
-    """Of each meaning the median over steps of the sum of its fields. Raises: SpecError for impossible numbers."""
-    found: dict[str, list[float]] = {}
+    """The median over steps, by meaning, of the sum of its fields. Raises: SpecError for impossible numbers."""
+    by_meaning: dict[str, list[float]] = {}
     for row in rows:
         sums: dict[str, float] = {}
         for name, (meaning, unit) in meanings.items():
@@ -226,15 +227,15 @@ def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], pat
                 raise _refused(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
             sums[meaning] = sums.get(meaning, 0.0) + value * unit
         for meaning, value in sums.items():
-            found.setdefault(meaning, []).append(value)
-    return {meaning: median(values) for meaning, values in found.items()}
+            by_meaning.setdefault(meaning, []).append(value)
+    return {meaning: median(values) for meaning, values in by_meaning.items()}
 
 
-def _check_units(found: Mapping[str, float], path: Path) -> None:
-    """A phase that is longer than its step is in another unit. Raises: SpecError."""
-    step = found.get(STEP)
+def _check_units(medians: Mapping[str, float], path: Path) -> None:
+    """Raises: SpecError for a phase that is longer than its step, which is in another unit."""
+    step = medians.get(STEP)
     for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE, Phase.SYNC):
-        seconds = found.get(phase.value, 0.0)
+        seconds = medians.get(phase.value, 0.0)
         if step is not None and seconds > OVERLAP * step:
             raise _refused(
                 path,

@@ -1,6 +1,6 @@
-"""The Python of a file: a script as it stands, a notebook's cells of code one below the other.
+"""The Python code of a file: a script, or the joined code cells of a notebook.
 
-In: a path. Out: a syntax tree. Left out: what IPython alone knows, `!pip install` and `%%time`, which trains nothing.
+In: a path. Out: a syntax tree. Left out: IPython's own lines, such as `!pip install` and `%%time`.
 """
 
 import ast
@@ -15,7 +15,7 @@ _IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
 
 
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree. Raises: SpecError where it is not Python."""
+    """The syntax tree of a file. Raises: SpecError for a file that is not Python."""
     try:
         text = read_text(path, "the script")
         if path.suffix == ".ipynb":
@@ -36,6 +36,6 @@ def parsed(path: Path) -> ast.Module:
 
 
 def _code_of(notebook: str) -> str:
-    """The cells of code of a notebook. Raises: ValueError, TypeError, KeyError where it is none."""
+    """The code cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
     cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
     return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"

@@ -1,7 +1,7 @@
-"""What tests of a script come to: `[ ... ]`, `[[ ... ]]` and `(( ... ))`, also joined by `&&` and `||`.
+"""Evaluation of shell tests: `[ ... ]`, `[[ ... ]]` and `(( ... ))`, also joined by `&&` and `||`.
 
-In: nodes of the grammar, words that are expanded. Out: true, false, or None where only running would tell.
-Left out: tests of files, commands in the place of tests.
+In: nodes of the grammar, expanded words. Out: true, false, or None where the result is known only at run time.
+Left out: tests of files, commands as tests.
 """
 
 import fnmatch
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
-"""An argument of the script, which is empty where it is started without any."""
+"""An argument of the script, which is empty: the script is read as started without arguments."""
 
 
 def is_test(node: "Node") -> bool:
-    """Whether a statement is a test alone: `[ ... ]`, `[[ ... ]]` or `(( ... ))`."""
+    """Whether a statement is only a test: `[ ... ]`, `[[ ... ]]` or `(( ... ))`."""
     return node.type == "test_command" or (node.type == "compound_statement" and text_of(node).startswith("(("))
 
 
 def verdict_of(node: "Node", words: Words) -> bool | None:
-    """What a test comes to; None where only running would tell."""
+    """The result of a test; None where it is known only at run time."""
     kind, children = node.type, node.named_children
     if kind == "compound_statement" and is_test(node) and len(children) == 1:
         return _computed(children[0], words)
@@ -43,7 +43,7 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
     if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
         word = " ".join(words.fields(node.children[-1], quoted=True))
         if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
-            word = ""  # of an unset variable
+            word = ""  # an unset variable is empty
         return bool(word) is (text_of(node.children[0]) == "-n")
     return {"true": True, "false": False}.get(text_of(node))
 
@@ -65,7 +65,7 @@ def _compared(node: "Node", sign: str, words: Words) -> bool | None:
         pair = int(left), int(right)
     except ValueError:
         return None
-    found = {"-eq": pair[0] == pair[1], "-ne": pair[0] != pair[1], "-lt": pair[0] < pair[1]}
-    found |= {"-gt": pair[0] > pair[1], "-le": pair[0] <= pair[1], "-ge": pair[0] >= pair[1]}
-    found |= {"<": pair[0] < pair[1], ">": pair[0] > pair[1], "<=": pair[0] <= pair[1], ">=": pair[0] >= pair[1]}
-    return found.get(sign)
+    verdicts = {"-eq": pair[0] == pair[1], "-ne": pair[0] != pair[1], "-lt": pair[0] < pair[1]}
+    verdicts |= {"-gt": pair[0] > pair[1], "-le": pair[0] <= pair[1], "-ge": pair[0] >= pair[1]}
+    verdicts |= {"<": pair[0] < pair[1], ">": pair[0] > pair[1], "<=": pair[0] <= pair[1], ">=": pair[0] >= pair[1]}
+    return verdicts.get(sign)

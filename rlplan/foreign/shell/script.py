@@ -1,8 +1,8 @@
-"""Commands of a shell script, as they would be typed: read with tree-sitter's grammar of bash, never run.
+"""The commands of a shell script with their words expanded, read with tree-sitter's grammar of bash and never run.
 
-In: a script and variables from outside. Out: its commands with their lines, and what could not be told.
-Left out: how words expand (words.py) and what tests come to (conditions.py); what only running would tell: `$(...)`
-beyond paths, loops without an end, tests of files.
+In: a script and variables from outside. Out: its commands with their lines, and notes on undecided parts.
+Left out: expansion of words (words.py), tests (conditions.py); whatever is known only at run time: `$(...)` other than
+paths, `while` loops, tests of files.
 """
 
 import fnmatch
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STATEMENTS = 20_000
-"""Of a script and what it sources, loops unrolled."""
+"""Statements of a script and the files that it sources, with loops unrolled."""
 MAX_DEPTH = 64
-"""Of sources, calls and nested statements."""
+"""Nesting of sourced files, calls and statements."""
 MAX_REDIRECTIONS = 2_000
-"""Of a file: tree-sitter-bash takes the square of their number, and of NUL characters' (16,000: 1 and 2 s)."""
+"""Redirections of a file: tree-sitter-bash needs time quadratic in their number, and in that of NUL characters.
+
+Measured with 16,000: 1 s and 2 s.
+"""
 _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", "declaration_command"} | {
     "variable_assignments"
 }
-"""Nodes of the grammar whose parts are statements."""
+"""Nodes of the grammar whose children are statements."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
-"""Nodes that give variables values."""
+"""Nodes that set variables."""
 _ACTS = {
     "variable_assignment": "_assign",
     "command": "_command",
@@ -46,24 +49,28 @@ _ACTS = {
     "c_style_for_statement": "_endless",
     "function_definition": "_function",
 }
-"""What is done with the others."""
+"""Methods for the other nodes of the grammar."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a script. words: it and its arguments. places: file and line of each."""
+    """One command of a script."""
 
     words: tuple[str, ...]
+    """The command and its arguments."""
     places: tuple[str, ...]
+    """File and line of each word."""
 
 
 @dataclass
 class Script:
-    """What a script comes to. notes: what could not be told, and was left out. names: all that may be a variable's."""
+    """The commands of a script."""
 
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    """Parts that were left out because they are known only at run time."""
     names: set[str] = field(default_factory=set)
+    """Words of the script that may be variables."""
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> Script:
@@ -74,7 +81,7 @@ def read_script(path: Path, variables: Mapping[str, str]) -> Script:
 
 
 def _checked(path: Path, text: str) -> str:
-    """The text, which the grammar takes no longer for than its length allows. Raises: SpecError."""
+    """The text. Raises: SpecError for a text on which the grammar needs quadratic time."""
     num_redirections = text.count("<") + text.count(">")
     if "\0" in text or num_redirections > MAX_REDIRECTIONS:
         raise SpecError(
@@ -101,7 +108,7 @@ def _parser() -> Any:
 
 
 class _Reader:
-    """Goes through a script once, statement by statement."""
+    """One pass through a script, statement by statement."""
 
     def __init__(self, parser: Any, variables: dict[str, str]) -> None:
         self.parser, self.script = parser, Script()
@@ -110,10 +117,10 @@ class _Reader:
         self.functions: dict[str, Node] = {}
         self.path, self.num_statements = Path(), 0
         self.first_line = 1
-        """Of the text that is read, in its file: that of `bash -c` begins further down."""
+        """First line of the current text in its file; the text of `bash -c` begins further down."""
 
     def source(self, path: Path, depth: int) -> None:
-        """Read a file as if its lines stood here."""
+        """Read a file in place, as `source` does."""
         text = _checked(path, read_text(path, "the script"))
         data = text.encode()
         self.script.names.update(re.findall(r"\w+", text))
@@ -130,7 +137,7 @@ class _Reader:
             self.words.variables["BASH_SOURCE"] = own
 
     def run(self, node: "Node", depth: int) -> None:
-        """One statement, and those inside of it."""
+        """Follow one statement and the statements inside."""
         self.num_statements += 1
         if self.num_statements > MAX_STATEMENTS or depth > MAX_DEPTH:
             raise SpecError(
@@ -147,7 +154,7 @@ class _Reader:
                 self.run(child, depth + 1)
 
     def _endless(self, node: "Node", depth: int) -> None:
-        self._note(node, "a loop whose end only running would tell was skipped")
+        self._note(node, "a loop whose end is known only at run time was skipped")
 
     def _function(self, node: "Node", depth: int) -> None:
         self.functions[text_of(node.named_children[0])] = node.named_children[-1]
@@ -156,19 +163,19 @@ class _Reader:
         name, value = node.named_children[0], node.named_children[1] if len(node.named_children) > 1 else None
         key = text_of(name)
         if key in self.outside:
-            return  # as it was set from outside; scripts that ask for that write ${X:-default}
-        found: Value = ""
+            return  # the value from outside wins; in bash a script allows that with ${X:-default}
+        expanded: Value = ""
         if value is not None and value.type == "array":
-            found = [word for child in value.named_children for word in self.words.fields(child)]
+            expanded = [word for child in value.named_children for word in self.words.fields(child)]
         elif value is not None:
-            found = self.words.one(value)
+            expanded = self.words.one(value)
         before = self.words.variables.get(key)
         if any(child.type == "+=" for child in node.children) and before is not None:
             if isinstance(before, list):
-                found = before + (found if isinstance(found, list) else [found])
+                expanded = before + (expanded if isinstance(expanded, list) else [expanded])
             else:
-                found = before + (found if isinstance(found, str) else " ".join(found))
-        self.words.variables[key] = found
+                expanded = before + (expanded if isinstance(expanded, str) else " ".join(expanded))
+        self.words.variables[key] = expanded
 
     def _command(self, node: "Node", depth: int) -> None:
         words, places = self._argv(node)
@@ -192,35 +199,35 @@ class _Reader:
                 self._text(text, places[0], depth)
 
     def _text(self, text: str, place: str, depth: int) -> None:
-        """The commands of a text, as if they stood at a place."""
+        """Read the commands of a text as if they stood at a place."""
         before, self.first_line = self.first_line, int(place.rpartition(":")[2])
         self.run(self.parser.parse(_checked(self.path, text).encode()).root_node, depth + 1)
         self.first_line = before
 
     def _handed(self, node: "Node", word: str) -> str:
-        """The text that a command runs, which a variable before it or of the script has; empty without one."""
+        """The text of the variable that a batch script runs, set before the command or in the script; else empty."""
         name = RUN_BY.get(word.rpartition("/")[2], "")
-        found = self.words.variables.get(name, "")
+        text = self.words.variables.get(name, "")
         for child in node.named_children:
             if child.type == "variable_assignment" and text_of(child.named_children[0]) == name:
-                found = self.words.one(child.named_children[-1])
-        return found if isinstance(found, str) else ""
+                text = self.words.one(child.named_children[-1])
+        return text if isinstance(text, str) else ""
 
     def _with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
-        """Do what has arguments of its own, behind which those from before hold again."""
-        kept = {key: value for key, value in self.words.variables.items() if key == "@" or key.isdigit()}
+        """Run an action with arguments `$1`, `$2` and `$@`, and restore the previous ones afterwards."""
+        outer = {key: value for key, value in self.words.variables.items() if key == "@" or key.isdigit()}
         self.words.variables["@"] = arguments
         self.words.variables.update({str(index): word for index, word in enumerate(arguments, 1)})
         act()
         for key in [key for key in self.words.variables if key == "@" or key.isdigit()]:
             del self.words.variables[key]
-        self.words.variables.update(kept)
+        self.words.variables.update(outer)
 
     def _beside(self, word: str) -> Path:
         return self.path.resolve().parent / word
 
     def _redirected(self, node: "Node", depth: int) -> None:
-        """A statement and where its text goes; `read NAME <<EOF` is an assignment."""
+        """A statement with redirections; `read NAME <<EOF` is an assignment."""
         body, *rest = node.named_children
         argv = self._argv(body)[0] if body.type == "command" else []
         text = self._here_document(node)
@@ -231,7 +238,7 @@ class _Reader:
             self.run(child, depth + 1)
 
     def _here_document(self, node: "Node") -> str | None:
-        """The text between `<<EOF` and `EOF`, which is one in double quotes unless the first `EOF` is quoted."""
+        """The text of a here-document, expanded as in double quotes unless its first `EOF` is quoted."""
         redirect = next((child for child in node.named_children if child.type == "heredoc_redirect"), None)
         parts = {child.type: child for child in redirect.named_children} if redirect is not None else {}
         if "heredoc_body" not in parts:
@@ -270,12 +277,12 @@ class _Reader:
         if verdict is None and not is_test(left):
             self.run(left, depth + 1)
         elif verdict is None and right.type in _SETS:
-            self._note(left, f"taken as true, for only running would tell: {text_of(left)[:80]}")
+            self._note(left, f"taken as true, because it is known only at run time: {text_of(left)[:80]}")
         if (is_and and verdict is not False) or (not is_and and verdict is False):
             self.run(right, depth + 1)
 
     def _branch(self, node: "Node", depth: int) -> None:
-        """The branch that would be taken; none of those whose test only running would tell."""
+        """Follow the branch that is taken; a test that is known only at run time counts as false."""
         body, is_open = [], True
         test = node.named_children[0]
         verdict = self._decided(test)
@@ -298,7 +305,7 @@ class _Reader:
     def _decided(self, test: "Node") -> bool:
         verdict = verdict_of(test, self.words)
         if verdict is None:
-            self._note(test, f"taken as false, for only running would tell: {text_of(test)[:80]}")
+            self._note(test, f"taken as false, because it is known only at run time: {text_of(test)[:80]}")
         return bool(verdict)
 
     def _case(self, node: "Node", depth: int) -> None:
@@ -319,13 +326,13 @@ class _Reader:
             self.run(body, depth + 1)
 
     def _substitution(self, node: "Node") -> str | None:
-        """The text of `$(...)` that only takes a path apart, or computes numbers."""
+        """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
         words, source = None, text_of(node).strip()
-        if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar takes it for commands
+        if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
         if node.named_children and (text := self._here_document(node.named_children[0])) is not None:
-            return text.rstrip("\n")  # cat <<EOF
+            return text.rstrip("\n")  # $(cat <<EOF)
         for command in _commands_of(node):
             argv, _ = self._argv(command)
             if argv and argv[0] == "pwd" and words is not None:
@@ -337,7 +344,7 @@ class _Reader:
         self.script.notes.append(f"{self._place(node)}: {text}")
 
     def _place(self, node: "Node") -> str:
-        lines = (node.text or b"").split(b"\\\n")[:-1]  # a word begins behind the lines that are continued into it
+        lines = (node.text or b"").split(b"\\\n")[:-1]  # the grammar counts continued lines before a word to the word
         skipped = sum(1 for line in lines if not line.strip())
         return f"{self.path.name}:{node.start_point[0] + self.first_line + skipped}"
 

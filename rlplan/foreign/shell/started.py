@@ -1,16 +1,16 @@
-"""Which words of a command name another script, or are the text of one.
+"""Detection of commands that run another script, or a script's text.
 
-In: the words of a command. Out: where they stand. Left out: reading them (script.py).
+In: the words of a command. Out: the index of the script's name or text. Left out: reading it (script.py).
 """
 
 RUN_BY = {"sbatch": "COMMAND"}
-"""Variables whose text is run by what a command is given: NeMo-RL's `ray.sub`."""
+"""Variables whose text a batch script runs, by the command that submits it: NeMo-RL's `ray.sub`."""
 STARTERS = ("bash", "sh", "exec", "time", "nohup")
 """Words before the name of a script that is started."""
 
 
 def text_at(words: list[str]) -> int | None:
-    """Where the text of `bash -c TEXT` stands, behind whatever starts it (srun, docker, ssh); None without one.
+    """Index of the text of `bash -c TEXT`, also after srun, docker or ssh; None without one.
 
     >>> text_at(["srun", "-N", "1", "bash", "-lc", "echo 1"]), text_at(["bash", "run.sh"])
     (5, None)
@@ -21,7 +21,7 @@ def text_at(words: list[str]) -> int | None:
 
 
 def script_at(words: list[str]) -> list[int]:
-    """Where the name of another script may stand: first, or behind words such as `bash` and their flags.
+    """Indices where the name of another script may stand: first, or after words such as `bash` and their flags.
 
     >>> script_at(["nohup", "bash", "-x", "inner.sh", "8"]), script_at(["./inner.sh"]), script_at(["echo", "a.sh"])
     ([3], [0], [])

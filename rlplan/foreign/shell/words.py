@@ -1,6 +1,6 @@
-"""Words of a shell: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes, expanded as bash does.
+"""Expansion of shell words as in bash: variables, arrays, `${X:-default}`, `$((2 * 1024))` and quotes.
 
-In: nodes of the grammar, variables. Out: words. What only running would tell (`$(date)`, an unset variable)
+In: nodes of the grammar, variables. Out: words. A part that is known only at run time (`$(date)`, an unset variable)
 stays in the word between two marks (foreign/unknown.py). Nothing is executed.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_WORD = 1 << 16
-"""Characters of a word: doubling a variable in a loop would take all memory."""
+"""Characters of a word: a loop that doubles a variable would otherwise fill the memory."""
 MAX_NUMBER = 1 << 63
 Value = str | list[str]
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
@@ -40,7 +40,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def _quotient(a: int, b: int) -> int:
-    """Rounded towards zero, as C does.
+    """The quotient rounded towards zero, as in C.
 
     >>> _quotient(-7, 2), _quotient((1 << 62) + 1, 3)
     (-3, 1537228672809129301)
@@ -49,7 +49,7 @@ def _quotient(a: int, b: int) -> int:
 
 
 class UnknownError(Exception):
-    """A number that only running would tell."""
+    """Raised for a number that is known only at run time."""
 
 
 def text_of(node: "Node") -> str:
@@ -58,17 +58,17 @@ def text_of(node: "Node") -> str:
 
 
 class Words:
-    """Expands words with the variables of a script. substitute: the text of a `$(...)` where it can be told."""
+    """Expansion with the variables of a script. substitute: gives the text of a `$(...)`, or None."""
 
     def __init__(self, variables: dict[str, Value], substitute: "Callable[[Node], str | None]") -> None:
         self.variables, self._substitute = variables, substitute
 
     def one(self, node: "Node") -> str:
-        """A word that is not split, as on the right of `=`."""
+        """The expansion of a node as one word without splitting, as on the right of `=`."""
         return " ".join(self.fields(node, quoted=True))[:MAX_WORD]
 
     def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
-        """The words that a node expands to: none, one, or as many as an array has."""
+        """The words that a node expands to: none, one, or one per element of an array."""
         kind, source = node.type, text_of(node)
         if kind == "comment":
             return []
@@ -81,8 +81,8 @@ class Words:
         if kind == "concatenation":
             return _joined([self.fields(child, quoted=quoted) for child in node.children])
         if kind == "command_substitution":
-            found = self._substitute(node)
-            return [unknown(source) if found is None else found]
+            text = self._substitute(node)
+            return [unknown(source) if text is None else text]
         if kind in ("simple_expansion", "expansion", "arithmetic_expansion"):
             start = source.find("$")
             values = self._expanded(node, source[start:])
@@ -94,7 +94,7 @@ class Words:
         return [_unescaped(source)]
 
     def _quoted(self, node: "Node") -> list[str]:
-        """A text in double quotes; what lies between the grammar's parts is text too."""
+        """The words of a text in double quotes; bytes between the grammar's nodes are text too."""
         source, start = node.text or b"", node.start_byte
         parts: list[list[str]] = []
         at = start + source.find(b'"') + 1
@@ -133,7 +133,7 @@ class Words:
         return [value] if isinstance(value, str) else value[:1]
 
     def _braces(self, node: "Node", source: str) -> list[str]:
-        """`${...}`: a variable or an element, and what is done with it."""
+        """The words of `${...}`: a variable or an element, with its operation."""
         inside = [child for child in node.children if child.type not in ("${", "}")]
         prefix = inside.pop(0).type if inside and inside[0].type in ("#", "!") else ""
         if not inside:
@@ -154,10 +154,10 @@ class Words:
             value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
         if name in ("@", "*"):
             return self._variable(name, source)
-        found = self._changed(value, rest, source)
+        words = self._changed(value, rest, source)
         if rest and text_of(rest[0]) in (":=", "="):
-            self.variables[name] = "".join(found)
-        return found
+            self.variables[name] = "".join(words)
+        return words
 
     def _changed(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
         if not rest:
@@ -200,8 +200,8 @@ class Words:
             return self.number(children[1 if self.number(children[0]) else 2])
         word = text_of(node).strip()
         if kind in ("variable_name", "word") and not word.lstrip("-").isdigit():
-            found = self.variables.get(word)
-            word = found if isinstance(found, str) else unknown(word)
+            variable = self.variables.get(word)
+            word = variable if isinstance(variable, str) else unknown(word)
         elif kind not in ("number", "word"):
             word = self.one(node)
         if not is_known(word):
@@ -216,7 +216,7 @@ def _bounded(value: int) -> int:
 
 
 def _joined(parts: list[list[str]]) -> list[str]:
-    """Words side by side without a space between: the last of one and the first of the next are one word."""
+    """Adjacent word lists as one: the last word of each and the first of the next join."""
     words: list[str] = []
     for part in parts:
         if part and words:
@@ -228,21 +228,21 @@ def _joined(parts: list[list[str]]) -> list[str]:
 
 
 def _unescaped(text: str, quoted: bool = False) -> str:
-    found, at = [], 0
+    characters, at = [], 0
     while at < len(text):
         if text[at] == "\\" and at + 1 < len(text):
             following = text[at + 1]
             if following == "\n":
                 pass
             elif quoted and following not in '"$`\\':
-                found.append("\\" + following)
+                characters.append("\\" + following)
             else:
-                found.append(following)
+                characters.append(following)
             at += 2
         else:
-            found.append(text[at])
+            characters.append(text[at])
             at += 1
-    return "".join(found)
+    return "".join(characters)
 
 
 def _without(value: str, pattern: str, act: str) -> str:
@@ -257,7 +257,7 @@ def _without(value: str, pattern: str, act: str) -> str:
 
 
 def folder_word(argv: list[str], variables: Mapping[str, Value]) -> str | None:
-    """What a command that only takes a path apart would print; None for any other.
+    """The output of a command that only splits a path, or of `echo`; None for any other.
 
     >>> folder_word(["dirname", "/a/b.sh"], {}), folder_word(["date"], {})
     ('/a', None)

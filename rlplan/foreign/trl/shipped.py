@@ -1,6 +1,6 @@
-"""Configurations of accelerate that TRL ships, by name.
+"""Accelerate configurations that TRL ships, by name.
 
-In: a name (`zero3`), or a path that ends with one of TRL's own. Out: the file's keys; None where it is none of them.
+In: a name (`zero3`), or a path that ends with one of TRL's files. Out: the file's keys; None for any other name.
 Source: trl/cli/accelerate_config.py (`--accelerate_config`), facts in frameworks/keys/accelerate.yaml.
 """
 
@@ -12,7 +12,7 @@ from rlplan.foreign.documents import flat
 from rlplan.foreign.table import read_facts
 
 _FOLDER = "accelerate_configs"
-"""Of TRL's package and of its examples."""
+"""Folder of the configurations in TRL's package and in its examples."""
 
 
 @cache
@@ -22,7 +22,7 @@ def _files() -> dict[str, dict[str, Any]]:
 
 
 def shipped(named: str) -> dict[str, Any] | None:
-    """The keys of a file that TRL ships.
+    """The keys of an accelerate configuration that TRL ships; None for another name.
 
     >>> shipped("zero2")["deepspeed_config.zero_stage"], shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
     (2, 8)

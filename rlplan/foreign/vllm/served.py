@@ -1,7 +1,7 @@
-"""Whether `vllm serve` starts as it is given: the engine alone, by vLLM's own arithmetic.
+"""Memory of the engine that `vllm serve` starts, by vLLM's own arithmetic.
 
-In: Settings of vLLM, the job that they are imported as. Out: Served. Left out: seconds; slots of adapters, and rows of
-drafted tokens, which take more.
+In: Settings of vLLM, the imported job. Out: Served. Left out: seconds; LoRA slots and rows of drafted tokens, which need
+more memory.
 Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`, config/offload.py `cpu_offload_gb`.
 """
 
@@ -16,8 +16,8 @@ from rlplan.units import GIB
 
 LENGTH = "max_model_len"
 _UNCOUNTED = {
-    "enable_lora": "slots of adapters are not counted, which take more",
-    "speculative_config.method": "rows of drafted tokens are not counted, which take more",
+    "enable_lora": "LoRA slots are not counted; they need more memory",
+    "speculative_config.method": "rows of drafted tokens are not counted; they need more memory",
 }
 
 
@@ -27,8 +27,10 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     model, share = usual.model, None if imported.share is None else imported.share.value
     tp, dp, pp = (_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
     cuts_experts = model.experts is not None and dp > usual.attention_dp
-    told = settings.value(LENGTH)
-    length = model.max_position_embeddings if told is None else told if isinstance(told, int) and told > 0 else 0
+    stated = settings.value(LENGTH)
+    length = (
+        model.max_position_embeddings if stated is None else stated if isinstance(stated, int) and stated > 0 else 0
+    )
     asked = replace(
         usual.settings,
         gpu_memory_utilization=share or 1.0,
@@ -42,8 +44,8 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     freed = replace(asked, total_bytes=asked.total_bytes + int(on_host / (share or 1.0)))
     notes = [note for key, note in _UNCOUNTED.items() if settings.value(key) not in (None, False)]
     if cuts_experts:
-        notes.append("each expert is cut over all ranks; whole ones on its ranks are counted, which are as large")
-    if told is None:
+        notes.append("every expert is sharded over all ranks; whole experts per rank are counted, which are as large")
+    if stated is None:
         notes.append(f"{LENGTH} is not said: the model's {length:,} tokens are counted, as vLLM has it")
     return Served(
         str(imported.data["policy"]["path"]),
@@ -59,17 +61,17 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
 
 
 def _with_shared_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
-    """Data-parallel ranks of a mixture share its experts, also without `--enable-expert-parallel`."""
+    """The engine with experts sharded over data-parallel ranks, which vLLM does without `--enable-expert-parallel` too."""
     seqs, tokens = (limit and limit * dp for limit in (engine.max_num_seqs, engine.max_num_batched_tokens))
     return replace(engine, ep=tp * dp, attention_dp=dp, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
 def _count(settings: Settings, key: str) -> int:
-    found = settings.value(key)
-    return found if isinstance(found, int) and found > 0 else 1
+    value = settings.value(key)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _on_host(settings: Settings, memory: EngineMemory) -> int:
     """Bytes of weights that `cpu_offload_gb` leaves on the host."""
-    found = settings.value("cpu_offload_gb")
-    return min(memory.weights, int(found * GIB)) if isinstance(found, int | float) else 0
+    gib = settings.value("cpu_offload_gb")
+    return min(memory.weights, int(gib * GIB)) if isinstance(gib, int | float) else 0

@@ -51,10 +51,10 @@ def test_a_log_of_the_new_engine_gives_its_start_up_measurements(tmp_path: Path)
 
 def test_a_log_of_the_old_engine_gives_its_profile_run(tmp_path: Path) -> None:
     report = compare(read_points(write(tmp_path, "server.txt", V0_LOG)))
-    found = {point.id.partition(":")[2]: point.relative_error for point in report.points}
-    assert set(found) == {"weights", "activation_peak", "kv_cache", "kv_blocks"}
-    assert found["kv_cache"] == pytest.approx(0, abs=0.021)  # 0.005 with the log's non_torch_memory, which no job says
-    assert found["weights"] == pytest.approx(0, abs=0.001)
+    values = {point.id.partition(":")[2]: point.relative_error for point in report.points}
+    assert set(values) == {"weights", "activation_peak", "kv_cache", "kv_blocks"}
+    assert values["kv_cache"] == pytest.approx(0, abs=0.021)  # 0.005 with the log's non_torch_memory, which no job says
+    assert values["weights"] == pytest.approx(0, abs=0.001)
 
 
 def test_each_row_of_a_csv_gives_two_points(tmp_path: Path) -> None:

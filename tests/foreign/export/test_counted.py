@@ -44,7 +44,7 @@ AT_NIGHT = [
 ]
 
 
-def checked(folder: Path, stack: str, plan: Plan) -> Checked:
+def check_export(folder: Path, stack: str, plan: Plan) -> Checked:
     return check(read_source(folder / STARTED[stack], None), Asked(name_hardware(plan)))
 
 
@@ -55,7 +55,7 @@ def test_a_written_file_needs_what_the_plan_counts(
     job = load_job(EXAMPLES / f"{name}.yaml", overrides)
     plan = plan_for(job, stack)
     emit(EXAMPLES / f"{name}.yaml", tmp_path, overrides, target=stack)
-    answer = checked(tmp_path, stack, plan)
+    answer = check_export(tmp_path, stack, plan)
     assert answer.fits
     assert answer.plan is not None
     assert answer.plan.binding.num_bytes == pytest.approx(plan.binding.num_bytes, rel=0.001)

@@ -34,7 +34,7 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
     settings = read_source(folder / STARTED[target], None)
     model = None if "policy.path" in settings.table.rows else plan.model_name
     imported, job = imported_job(settings, Asked(gpus, model))
-    unknown = [one.key for one in imported.left if one.why.startswith("not known")]
+    unknown = [entry.key for entry in imported.left if entry.why.startswith("not known")]
     return {
         key: flat(job.model_dump(mode="json"))[key] for key in settings.table.rows if key in flat(imported.data)
     } | {
@@ -50,16 +50,16 @@ def test_what_is_read_back_of_plans_is_their_job(target: str, every: int, tmp_pa
     for overrides in asked_of(target, every):
         plan = plan_of(*overrides)
         write_export(plan, target, tmp_path)
-        found, unknown = read_back(target, tmp_path, plan)
+        back, unknown = read_back(target, tmp_path, plan)
         assert unknown == []
         wanted = flat(plan.job.model_dump(mode="json"))
         cache = int(wanted.pop("rollout.kv_cache_memory"))
-        there = found.pop("rollout.kv_cache_memory")
+        there = back.pop("rollout.kv_cache_memory")
         assert there == "auto" or cache <= int(there) <= SAME_CACHE * cache, overrides
-        passes = found.pop("workload.micro_batch_size_per_gpu", 1)
+        passes = back.pop("workload.micro_batch_size_per_gpu", 1)
         assert (wanted["workload.mini_batch_size"] // 8) % (1 if passes == "auto" else int(passes)) == 0
         own = {key for key, value in wanted.items() if value == "auto"}  # the stack's own
-        differing = {key: (value, wanted[key]) for key, value in found.items() if value not in (wanted[key], "auto")}
+        differing = {key: (value, wanted[key]) for key, value in back.items() if value not in (wanted[key], "auto")}
         assumed = {key for key, rows in load_table(target).rows.items() if all(row.is_assumed for row in rows)}
         assert not set(differing) - NOT_COMPARED - own - assumed, overrides
 
@@ -151,11 +151,11 @@ def test_adapters_and_low_bits_are_said_where_a_stack_has_them(
 ) -> None:
     plan = plan_of(*ASKED[target], *overrides)
     write_export(plan, target, tmp_path)
-    found, unknown = read_back(target, tmp_path, plan)
+    back, unknown = read_back(target, tmp_path, plan)
     assert unknown == []
     wanted = flat(plan.job.model_dump(mode="json"))
-    keys = {"training.lora.rank", "training.lora.alpha", "training.optimizer", "rollout.quantization"} & set(found)
-    assert {key: found[key] for key in keys} == {key: wanted[key] for key in keys}
+    keys = {"training.lora.rank", "training.lora.alpha", "training.optimizer", "rollout.quantization"} & set(back)
+    assert {key: back[key] for key in keys} == {key: wanted[key] for key in keys}
     assert any(key.startswith(override.partition("=")[0]) for override in overrides for key in keys)
 
 
@@ -207,9 +207,9 @@ def test_the_example_that_is_planned_for_megatron_is_written_for_stacks_with_it(
     asked = load_job(EXAMPLES / "grpo-671b-1024xh200.yaml")
     plan = plan_for(asked, target)  # slime has no hybrid placement
     write_export(plan, target, tmp_path)
-    found, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
+    back, unknown = read_back(target, tmp_path, plan, "128xdgx-h200")
     assert unknown == []
-    assert found["hardware.num_devices"] == 1024
+    assert back["hardware.num_devices"] == 1024
 
 
 def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_sglang_s_share_in_verl_is_of_weights_and_cache_alone(tmp_path: Path) ->
         asked = (f"rollout.engine={engine}", "rollout.tp=2", "rollout.kv_cache_memory=20GiB")
         plan = plan_of(*ASKED["verl"], *asked)
         write_export(plan, "verl", tmp_path / engine)
-        found, unknown = read_back("verl", tmp_path / engine, plan)
-        assert (found["rollout.engine"], unknown) == (engine, [])
+        back, unknown = read_back("verl", tmp_path / engine, plan)
+        assert (back["rollout.engine"], unknown) == (engine, [])
         text = (tmp_path / engine / "train.sh").read_text()
         shares[engine] = float(text.partition("gpu_memory_utilization=")[2].split()[0])
     whole = plan.job.load_gpu().memory.value

@@ -69,8 +69,8 @@ def base(stack: str, algorithm: str) -> Plan | None:
 
 def with_values(plan: Plan, values: dict[str, Any]) -> Plan:
     """The plan with another algorithm; bytes stay, of which exports take none from it."""
-    given = {**plan.job.algorithm.model_dump(mode="json"), **values}
-    job = plan.job.model_copy(update={"algorithm": AlgorithmSpec.model_validate(given)})
+    algorithm = {**plan.job.algorithm.model_dump(mode="json"), **values}
+    job = plan.job.model_copy(update={"algorithm": AlgorithmSpec.model_validate(algorithm)})
     return plan.model_copy(update={"job": job})
 
 
@@ -116,12 +116,12 @@ def test_a_kl_in_the_reward_is_one_in_verl_s_reward() -> None:
     """verl's apply_kl_penalty takes `kl_ctrl.kl_coef` times `kl_penalty` off rewards; `use_kl_loss` adds to a loss."""
     for name, estimator in product(("grpo", "ppo", "rloo", "reinforce++", "remax"), ("k1", "k2", "k3")):
         words = (f"algorithm.name={name}", "algorithm.kl_in=reward", f"algorithm.kl_estimator={estimator}")
-        said = exported(plan_of(*ASKED["verl"], *words, "algorithm.kl_coef=0.003"), "verl").settings
-        assert said["algorithm.use_kl_in_reward"] is True
-        assert said["algorithm.kl_ctrl.kl_coef"] == 0.003
-        assert "actor_rollout_ref.actor.use_kl_loss" not in said  # false by default
+        written = exported(plan_of(*ASKED["verl"], *words, "algorithm.kl_coef=0.003"), "verl").settings
+        assert written["algorithm.use_kl_in_reward"] is True
+        assert written["algorithm.kl_ctrl.kl_coef"] == 0.003
+        assert "actor_rollout_ref.actor.use_kl_loss" not in written  # false by default
         kinds = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
-        assert said.get("algorithm.kl_penalty", "kl") in kinds[estimator]
+        assert written.get("algorithm.kl_penalty", "kl") in kinds[estimator]
     job = load_job(EXAMPLES / "grpo-7b-8xh100.yaml", ["algorithm.kl_in=reward"])
     plan = plan_for(job, "verl")
     assert exported(plan, "verl").settings["algorithm.use_kl_in_reward"] is True

@@ -46,19 +46,19 @@ def exports(target: str, folder: Path, every: int = 1) -> list[Path]:
     """Folders of the thirty plans, or of each so many of them."""
     plans = [plan_of(*overrides) for overrides in asked_of(target, every)]
     folders = [folder / str(index) for index in range(len(plans))]
-    for plan, one in zip(plans, folders, strict=True):
-        write_export(plan, target, one)
+    for plan, folder in zip(plans, folders, strict=True):
+        write_export(plan, target, folder)
     return folders
 
 
 def launchers(target: str, folder: Path) -> list[Path]:
     """Folders of thirty plans on one host and on several."""
-    found = []
+    results = []
     for index, (gpus, lengths, batches) in enumerate(product(CLUSTERS, LENGTHS, BATCHES)):
         keys = [f"hardware={gpus}", "policy=Qwen/Qwen2.5-1.5B-Instruct", *lengths, *batches]
         write_launcher(best_plan(load_job(EXAMPLES / "grpo-7b-8xh100.yaml", keys)), target, folder / str(index))
-        found.append(folder / str(index))
-    return found
+        results.append(folder / str(index))
+    return results
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.nightly)])
@@ -115,8 +115,8 @@ def within(seconds: float, what: str, command: Sequence[str], **variables: str) 
             command, capture_output=True, text=True, check=False, timeout=limit, env=os.environ | variables
         )
     except subprocess.TimeoutExpired as error:
-        said = b"".join(one for one in (error.stdout, error.stderr) if isinstance(one, bytes))
-        pytest.fail(f"{what} did not end within {limit:.0f} s: {said.decode(errors='replace')[-800:] or 'no output'}")
+        output = b"".join(stream for stream in (error.stdout, error.stderr) if isinstance(stream, bytes))
+        pytest.fail(f"{what} did not end within {limit:.0f} s: {output.decode(errors='replace')[-800:] or 'no output'}")
     assert done.returncode == 0, f"{what} failed: {done.stderr[-800:]}"
     return done.stdout
 
@@ -124,8 +124,8 @@ def within(seconds: float, what: str, command: Sequence[str], **variables: str) 
 def verdicts(python: Path, stack: str, folders: list[Path], **variables: str) -> list[str | None]:
     command = [str(python), own_parsers.__file__, stack, *map(str, folders)]
     text = within(150, f"{stack}'s own parser on {len(folders)} folders", command, **variables)
-    found: list[str | None] = json.loads(text.splitlines()[-1])
-    return found
+    results: list[str | None] = json.loads(text.splitlines()[-1])
+    return results
 
 
 @pytest.mark.nightly
@@ -202,11 +202,11 @@ def test_what_a_stack_resolves_is_what_the_plan_learns_with(stack: str, trainers
         write_export(plan, stack, folder)
     command = [str(trainers), own_parsers.__file__, "--resolve", stack, *map(str, folders)]
     text = within(150, f"{stack}'s own parser on {len(folders)} folders", command)
-    for plan, found in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
+    for plan, results in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
         learned = (
-            learned_by_verl(found, is_megatron=plan.job.backend == "megatron")
+            learned_by_verl(results, is_megatron=plan.job.backend == "megatron")
             if stack == "verl"
-            else learned_by_openrlhf(found)
+            else learned_by_openrlhf(results)
         )
         assert learned.pop("fixed") == FIXED[stack]
         wanted = wanted_of(plan)

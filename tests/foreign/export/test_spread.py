@@ -86,26 +86,26 @@ def check_folder(plan: Plan, folder: Path) -> None:
 
 def differences(there: Plan, plan: Plan) -> dict[str, Any]:
     """Keys in which two resolved jobs differ, with both values; how data is read is no part of a stack's file."""
-    found, wanted = map(_flat_job, (there, plan))
-    keys = [key for key in {**found, **wanted} if not key.startswith(NO_PART_OF_A_FILE)]
-    return {key: (found.get(key), wanted.get(key)) for key in keys if found.get(key) != wanted.get(key)}
+    back, wanted = map(_flat_job, (there, plan))
+    keys = [key for key in {**back, **wanted} if not key.startswith(NO_PART_OF_A_FILE)]
+    return {key: (back.get(key), wanted.get(key)) for key in keys if back.get(key) != wanted.get(key)}
 
 
 def _flat_job(plan: Plan) -> dict[str, Any]:
     """The keys of a plan's job that have an effect, with what the value model takes over from the policy."""
     job = plan.job
-    found = flat(job.model_dump(mode="json"))
-    found["policy.path"] = named_model(found["policy.path"])
+    values = flat(job.model_dump(mode="json"))
+    values["policy.path"] = named_model(values["policy.path"])
     if job.algorithm.declaration.has_value:
-        found["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate
-        found["roles.value.path"] = named_model(found.get("roles.value.path") or found["policy.path"])
-        for key in (key for key in found if key.startswith(OF_VALUE) and found[key] == "auto"):
+        values["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate
+        values["roles.value.path"] = named_model(values.get("roles.value.path") or values["policy.path"])
+        for key in (key for key in values if key.startswith(OF_VALUE) and values[key] == "auto"):
             name = key.removeprefix(OF_VALUE)
-            found[key] = found.get(f"training.{name}", found.get(f"workload.{name}"))
+            values[key] = values.get(f"training.{name}", values.get(f"workload.{name}"))
     of_roles = tuple(f"scoring.{role}." for role in job.scored_roles)
     with_effect = ("algorithm.name", *list_learning_keys(job))
     return {
         key: value
-        for key, value in found.items()
+        for key, value in values.items()
         if not key.startswith(("algorithm.", "scoring.")) or key in with_effect or key.startswith(of_roles)
     }

@@ -172,9 +172,9 @@ def _subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
         ]
 
         def cut(frame: Frame) -> Any:
-            found = value(frame)
-            frame.budget.spend(len(found))
-            return found[slice(*(bound(frame) for bound in bounds))]
+            container = value(frame)
+            frame.budget.spend(len(container))
+            return container[slice(*(bound(frame) for bound in bounds))]
 
         return cut
     index = read_expression(node.slice, names)
@@ -186,16 +186,16 @@ def _called(node: ast.Call, names: frozenset[str]) -> Compute:
     if name not in FUNCTIONS or name in names or any(isinstance(each, ast.Starred) for each in node.args):
         raise unknown(node)
     function = _zip_for(node) if name == "zip" else FUNCTIONS[name]
-    given = [read_expression(each, names) for each in node.args]
+    arguments = [read_expression(each, names) for each in node.args]
     named = {each.arg: read_expression(each.value, names) for each in node.keywords if each.arg is not None}
     if len(named) < len(node.keywords):
         raise unknown(node)
     try:
-        inspect.signature(function).bind(None, *given, **named)
+        inspect.signature(function).bind(None, *arguments, **named)
     except TypeError as error:
         raise UnreadableTestsError(f"`{shortened(node)}` is no call of {name}: {error}") from None
     return lambda frame: function(
-        frame.budget, *(each(frame) for each in given), **{name: each(frame) for name, each in named.items()}
+        frame.budget, *(each(frame) for each in arguments), **{name: each(frame) for name, each in named.items()}
     )
 
 
@@ -272,13 +272,13 @@ def _comprehension(
     is_dict = isinstance(node, ast.DictComp)
     loop = _loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
 
-    def found(frame: Frame) -> Iterator[Any]:
+    def results(frame: Frame) -> Iterator[Any]:
         inner = Frame(dict(frame.names), frame.budget)
         return (each if is_dict else each[0] for each in loop(inner))
 
     makes: dict[type, Callable[..., Any]] = {ast.ListComp: make_list, ast.SetComp: make_set, ast.DictComp: make_dict}
     make = makes.get(type(node))
-    return found if make is None else lambda frame: make(frame.budget, found(frame))
+    return results if make is None else lambda frame: make(frame.budget, results(frame))
 
 
 _BUILDS: dict[type, _Build] = {

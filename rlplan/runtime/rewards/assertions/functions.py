@@ -37,9 +37,9 @@ def _of_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
 
 def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
     before = budget.left
-    found = items(budget, values)
-    budget.spend((before - budget.left) * len(found).bit_length() // 16)
-    return sorted(found, reverse=bool(reverse))
+    elements = items(budget, values)
+    budget.spend((before - budget.left) * len(elements).bit_length() // 16)
+    return sorted(elements, reverse=bool(reverse))
 
 
 def _until(stops_at: bool) -> Callable[..., bool]:
@@ -114,9 +114,9 @@ def make_set(budget: Budget, values: Iterable[Any] = (), /) -> set[Any]:
 
 def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any]:
     """dict(), a display or a comprehension. Raises: ValueError for keys that were made to collide."""
-    found = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
-    keys(budget, (key for key, _ in found))
-    return dict(found, **named)
+    entries = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
+    keys(budget, (key for key, _ in entries))
+    return dict(entries, **named)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -69,18 +69,18 @@ def number(budget: Budget, value: Any) -> Any:
 
 def items(budget: Budget, values: Iterable[Any]) -> list[Any]:
     """What there is to iterate over. Raises: TooMuchError."""
-    found = []
+    elements = []
     for each in values:
         budget.weigh(each)
-        found.append(each)
-    return found
+        elements.append(each)
+    return elements
 
 
 def keys(budget: Budget, values: Iterable[Any]) -> list[Any]:
     """The same, as members of a set. Raises: ValueError when they were made to collide."""
-    found = items(budget, values)
-    refuse_crowd(found)
-    return found
+    elements = items(budget, values)
+    refuse_crowd(elements)
+    return elements
 
 
 def _calculate(apply: Callable[[Any, Any], Any]) -> Callable[[Budget, Any, Any], Any]:

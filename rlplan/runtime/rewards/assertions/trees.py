@@ -41,11 +41,11 @@ def is_single(node: ast.expr) -> bool:
 
 def called(node: ast.Call) -> str:
     """The function with which a call begins, `f` in `f(1)` and `C` in `C().f(1)`; empty where it has no name."""
-    found: ast.expr = node
-    while isinstance(found, ast.Call | ast.Attribute | ast.Subscript):
-        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name):
-            return found.func.id
-        found = found.func if isinstance(found, ast.Call) else found.value
+    current: ast.expr = node
+    while isinstance(current, ast.Call | ast.Attribute | ast.Subscript):
+        if isinstance(current, ast.Call) and isinstance(current.func, ast.Name):
+            return current.func.id
+        current = current.func if isinstance(current, ast.Call) else current.value
     return ""
 
 
