@@ -1,9 +1,9 @@
-"""A profile's free constants fitted to measurements of one's own, with the error on what was held out.
+"""Calibration of a GPU profile's free constants to the user's own measurements, with the error on held-out samples.
 
 In: samples, each a measurement and its prediction in seconds or bytes. Out: a Calibration: a profile with a few
-constants of provenance `measured`, and what each fit is worth. Left out: files and logs (rlplan/calibration.py), plans.
+constants of provenance `measured`, and the error of each fit. Left out: files and logs (rlplan/calibration.py), plans.
 
-One number is fitted for each group, which scales or shifts all constants of the group: five samples tell that much.
+One number is fitted for each group; it scales or shifts all constants of the group. Five samples do not support more.
 """
 
 import math
@@ -28,14 +28,14 @@ GROUPS = {
     SERVING: ("serving.matmul", "serving.memory", "serving.layer", "serving.expert_layer"),
     CONTEXT: ("overheads.context",),
 }
-"""What is fitted together. Seconds of a group scale with its constants but for links between GPUs."""
+"""Constants that are fitted together. Seconds of a group scale with its constants, apart from links between GPUs."""
 OF_KIND = {
     "throughput_train": TRAINING,
     **dict.fromkeys(("serving_tpot", "throughput_infer"), SERVING),
     **dict.fromkeys(("train_peak", "rollout_peak", "sleeping_engine_residual"), CONTEXT),
 }
 LEAST = 5
-"""Samples of a group: a median of fewer is one measurement."""
+"""Fewest samples of a group: the median of fewer is hardly more than one measurement."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +54,40 @@ class Sample:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a group's samples say."""
+    """The fit of one group."""
 
     group: str
     num_samples: int
     models: tuple[str, ...]
-    """Whose samples they are."""
+    """Models of the samples."""
     value: float
-    """Seconds are multiplied by it; in the group `context` bytes that are added."""
+    """Factor on seconds; in the group `context`, bytes to add."""
     error_before: float
-    """Mean relative error of the predictions as they are."""
+    """Mean relative error of the predictions without the fit."""
     error_after: float
-    """Of each model's samples with the value that the others give; of each sample where there is one model."""
+    """Mean relative error with a fit to the other models; to the other samples where there is one model."""
 
     @property
     def is_better(self) -> bool:
-        """Whether samples that were held out are predicted better; only then is the value used."""
+        """Whether the fit reduces the error of held-out samples; only then is its value used."""
         return self.error_after < self.error_before
 
     def as_json(self) -> dict[str, Any]:
-        """With what follows."""
+        """The fit with its constants, and whether it is used."""
         return asdict(self) | {"constants": list(GROUPS[self.group]), "is_used": self.is_better}
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The answer."""
+    """The calibrated profile, and its fits."""
 
     profile: GpuProfile
     fits: tuple[Fit, ...]
     unused: dict[str, int]
-    """Measurements that no constant is fitted to, by the reason."""
+    """Numbers of measurements that no constant is fitted to, by reason."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the profile, of which the name."""
+        """The fits, with the profile's name."""
         return {
             "schema_version": 1,
             "profile": self.profile.name,
@@ -97,7 +97,7 @@ class Calibration:
 
 
 def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str, int]]:
-    """Samples of measured points, and how many are of no use, by the reason."""
+    """Samples of measured points, and the number of unusable points by reason."""
     points = tuple(points)
     samples: list[Sample] = []
     unused: Counter[str] = Counter()
@@ -124,9 +124,9 @@ def _sample(point: MeasuredPoint, error: float) -> Sample | None:
 
 
 def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unused: dict[str, int]) -> Calibration:
-    """The profile of the samples' GPU with what they say of its free constants. find: a profile by name.
+    """The profile of the samples' GPU with fitted constants. find: gives a profile by name.
 
-    Raises: SpecError for samples of two GPUs, too few of every group, and where no constant predicts better.
+    Raises: SpecError for samples of two GPUs, for too few samples, and where no fit reduces the held-out error.
     """
     gpus = Counter(sample.gpu for sample in samples)
     if len(gpus) > 1:
@@ -151,8 +151,8 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     if not any(result.is_better for result in fits):
         errors = ", ".join(f"{result.group} {result.error_before:.1%} to {result.error_after:.1%}" for result in fits)
         raise _refused(
-            f"no constant predicts what was held out better ({errors})",
-            "a fit is kept where its held-out error is smaller",
+            f"no fit reduces the error of held-out samples ({errors})",
+            "a fit is kept only where it reduces that error",
             "keep the profile as it is",
         )
     profile = find(next(iter(gpus)))
@@ -162,11 +162,11 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
-    """The median ratio, or of bytes the median difference, and its held-out error.
+    """The median ratio, or for bytes the median difference, and its held-out error.
 
     >>> steps = [Sample(str(n), TRAINING, "h100-sxm", "m", 1.2 + n / 100, 1.0) for n in range(5)]
-    >>> found = fit(steps)
-    >>> round(found.value, 2), round(found.error_before, 2), round(found.error_after, 2)
+    >>> result = fit(steps)
+    >>> round(result.value, 2), round(result.error_before, 2), round(result.error_after, 2)
     (1.22, 0.18, 0.01)
     """
     models = tuple(dict.fromkeys(sample.model for sample in samples))
@@ -191,7 +191,7 @@ def _error(sample: Sample, value: float) -> float:
 
 
 def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
-    """The profile with the group's constants moved: shares divided and seconds multiplied; bytes added."""
+    """The profile with a fit applied: efficiencies are divided, seconds multiplied, and bytes added."""
     source = (
         f"rlplan calibrate: {fit.num_samples} measurements of {', '.join(fit.models)[:200]}; held-out error "
         f"{fit.error_before:.1%} before, {fit.error_after:.1%} after"
@@ -215,7 +215,7 @@ def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
 
 
 def value_words(fit: Fit) -> str:
-    """What a fit changes, in words."""
+    """The change of a fit in words."""
     if fit.group == CONTEXT:
         return f"{'+' if fit.value >= 0 else '-'}{format_bytes(abs(round(fit.value)))}"
     return f"{fit.value:.2f} times the seconds"

@@ -1,6 +1,6 @@
-"""Measured jobs: `phase_time` and `role_peak`, whose points carry the job itself.
+"""Predictors of measured jobs: `phase_time` and `role_peak`, whose points contain the job.
 
-In: a point with a job. Out: what its plan says of the phase or of the worker. Left out: reading files.
+In: a point with a job. Out: the plan's prediction for the phase or the worker. Left out: reading files.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ PHASES = {
     "switch": (Phase.SWITCH,),
     "refit": (Phase.SYNC, Phase.SWITCH),
 }
-"""Phases of a step by the words of a file. A refit is NeMo-RL's timer of all that makes engines ready."""
+"""Phases of a step by the words of a file. `refit` is NeMo-RL's timer of everything that prepares the engines."""
 
 
 @predicts("phase_time")
 def predict_phase(point: MeasuredPoint) -> Prediction:
-    """Seconds of a phase of a usual step, or of the whole step."""
+    """Seconds of a phase of a steady-state step, or of the whole step."""
     plan, phase = plan_of(_job_of(point)), str(point.settings.get("of"))
     if phase == "step":
         return Prediction(seconds_of(plan), stratum=stratum_of(plan, point.quantity))
@@ -36,7 +36,7 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
 
 @predicts("role_peak")
 def predict_role_peak(point: MeasuredPoint) -> Prediction:
-    """The most that one GPU holds of a worker, or of all of them."""
+    """Peak bytes of a worker on one GPU, or of all workers together."""
     plan, worker, statistic = plan_of(_job_of(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
         return in_its_unit(point, device_peak(plan), plan)

@@ -1,6 +1,6 @@
-"""Points about models alone: parameter counts.
+"""Predictor of parameter counts.
 
-In: a point. Out: the counts of its job's model, as the job loads it. Left out: bytes, which a trainer's points have.
+In: a point. Out: the parameter counts of its job's model. Left out: bytes, which points of trainers have.
 """
 
 import re
@@ -22,7 +22,7 @@ HEADS = ("head", "value_head", "reward_head", "critic", "role")
 
 @predicts("param_count")
 def predict_parameters(point: MeasuredPoint) -> Prediction:
-    """Numbers stored, active a token, or trained by adapters, as the unit says."""
+    """Stored parameters, parameters per token, or trained parameters of adapters, as the unit says."""
     settings, words = Settings(point), point.measured.unit.lower()
     job = job_of(counted_job(point))
     model, lora = job.load_model(), job.training.lora
@@ -60,7 +60,7 @@ def counted_job(point: MeasuredPoint) -> dict[str, Any]:
 
 
 def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
-    """The adapted layers by the model's names."""
+    """The adapted layers, by their names in the model."""
     stated = next((settings.raw(key) for key in TARGETS if key in settings), "all-linear")
     if not isinstance(stated, str | list):
         raise CannotPredict(f"the adapted layers are {shorten(stated)}, neither a name nor a list of names")
@@ -72,7 +72,7 @@ def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
 
 
 def _has_value_head(settings: Settings, words: str) -> bool:
-    """Whether one row stands where the language head was."""
+    """Whether a head with one output replaces the language head."""
     values = [settings.raw(key) for key in HEADS]
     has_scalar = any(value is True or (isinstance(value, str) and _is_scalar(value)) for value in values)
     return has_scalar or _is_scalar(words)

@@ -1,7 +1,7 @@
-"""The one predictor of measured points: the plan of a job with a forced layout, and what of it was measured.
+"""The shared part of all predictors: the plan of a job with a forced layout, and the measured part of it.
 
-In: a job as a mapping. Out: its Plan, found by the search that `rlplan plan` runs; bytes and seconds of its phases,
-read from the plan's own ledger and timing. Left out: how a point becomes a job (the readers), statistics (compare.py).
+In: a job as a mapping. Out: its Plan, from the search that `rlplan plan` runs; bytes and seconds from the plan's own
+ledger and timing. Left out: turning a point into a job (the readers), errors (compare.py).
 """
 
 import json
@@ -22,12 +22,12 @@ from rlplan.spec.job import JobSpec
 from rlplan.vocabulary import ActionKind, MemoryKind, Phase, Role
 
 NOT_TENSORS = (MemoryKind.CONTEXT, MemoryKind.PROCESS)
-"""What a process holds beside the tensors of its framework."""
+"""Memory of a process beside the tensors of its framework."""
 TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 
 def plan_of(job: Mapping[str, Any]) -> Plan:
-    """The plan of a job, whatever its verdict. Raises: RlplanError where the job is wrong or nothing can be built."""
+    """The plan of a job, whatever its verdict. Raises: RlplanError for a wrong job, or one without any layout."""
     return _plan_of(json.dumps(job, sort_keys=True))
 
 
@@ -37,18 +37,18 @@ def _plan_of(text: str) -> Plan:
 
 
 def job_of(job: Mapping[str, Any]) -> JobSpec:
-    """The job of a mapping. Raises: SpecError."""
+    """The validated job of a mapping. Raises: SpecError."""
     return validate(JobSpec, JobSpec.long_form(job), file="the point's job", way_out="correct the point")
 
 
 def forget_plans() -> None:
-    """Find every plan anew: for those who change what plans depend on."""
+    """Clear the cached plans, after a change of constants that plans depend on."""
     for cache in (_plan_of, _served_of, _load_of):
         cache.cache_clear()
 
 
 def served_of(job: Mapping[str, Any]) -> Served:
-    """The engine of a job that serves, as `rlplan estimate` has it. Raises: RlplanError where the job is wrong."""
+    """The engine of a serving job, as in `rlplan estimate`. Raises: RlplanError for a wrong job."""
     return _served_of(json.dumps(job, sort_keys=True))
 
 
@@ -58,7 +58,7 @@ def _served_of(text: str) -> Served:
 
 
 def load_of(job: Mapping[str, Any]) -> ServedLoad:
-    """The engine's latencies under the job's requests in flight, as in `rlplan simulate`. Raises: RlplanError."""
+    """The engine's latencies with the job's concurrent requests, as in `rlplan simulate`. Raises: RlplanError."""
     return _load_of(json.dumps(job, sort_keys=True))
 
 
@@ -68,14 +68,14 @@ def _load_of(text: str) -> ServedLoad:
 
 
 def find_actions(plan: Plan, *kinds: ActionKind, role: Role = Role.POLICY) -> tuple[str, ...]:
-    """Ids of a step's actions of some kinds, of one role where they have one."""
+    """Ids of a step's actions of the given kinds and role."""
     return tuple(action.id for action in plan.schedule.step if action.kind in kinds and action.role is role)
 
 
 def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of the policy's trainer at its peak in training, as a statistic counts them.
+    """Bytes by kind of a rank of the policy trainer at its peak in training, as a statistic counts them.
 
-    is_first: of the first step, in which the optimizer's states appear.
+    is_first: of the first step, which allocates the optimizer states.
     """
     kinds = (ActionKind.OPTIMIZER_STEP,) if statistic is Statistic.MEAN_ALLOCATED else TRAINS
     moments = [
@@ -85,13 +85,13 @@ def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False
 
 
 def held_between_steps(plan: Plan, statistic: Statistic) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of the policy's trainer when a step has ended."""
+    """Bytes by kind of a rank of the policy trainer after a step."""
     action = find_actions(plan, ActionKind.OPTIMIZER_STEP)[-1]
     return _held(plan, action, statistic, "steady", is_resident=True)
 
 
 def held_by_scorer(plan: Plan, role: Role, statistic: Statistic, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a frozen role while it scores, or after that."""
+    """Bytes by kind of a rank of a frozen role while it scores, or after (is_resident)."""
     [action, *_] = find_actions(plan, ActionKind.SCORE, role=role)
     return _held(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
 
@@ -121,9 +121,9 @@ def _held(
 
 
 def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of all processes of the first device in an action, or when it has ended.
+    """Bytes by kind of all processes on the first device during an action, or after it (is_resident).
 
-    A process that takes no part holds what it held after its last action.
+    A process without a part in the action holds what it held after its last one.
     """
     device = plan.ledger.devices[0]
     last: dict[str, list[LedgerRow]] = {}
@@ -142,7 +142,7 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
 
 
 def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a rollout engine in an action of a usual step, or when it has ended."""
+    """Bytes by kind of a rank of a rollout engine in an action of a steady-state step, or after it (is_resident)."""
     [action, *_] = find_actions(plan, kind)
     rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
     usual = [row for row in rows if row.run_phase == "steady"]
@@ -150,7 +150,7 @@ def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -
 
 
 def context_of_process(plan: Plan) -> int:
-    """Bytes of the CUDA context of the policy's trainer, which an engine in its process has none beside."""
+    """Bytes of the CUDA context of the policy trainer; an engine in the same process has no other."""
     started = (row for row in plan.ledger.rows_of(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
     return _by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
 
@@ -165,21 +165,21 @@ def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind
 
 
 def in_its_unit(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
-    """Bytes by kind as the point's source would print them. plan: that holds them."""
+    """The prediction for bytes by kind, in the point's unit."""
     unit = unit_bytes(point)
     parts = {kind.value: size / unit for kind, size in sizes.items() if size}
     return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 def seconds_of(plan: Plan) -> float:
-    """Seconds of a usual step. Raises: CannotPredict where the profile has no rates."""
+    """Seconds of a steady-state step. Raises: CannotPredict for a profile without rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")
     return plan.seconds
 
 
 def phase_seconds(plan: Plan) -> dict[Phase, float]:
-    """Seconds of each phase of a usual step. Raises: CannotPredict where the profile has no rates."""
+    """Seconds of each phase of a steady-state step. Raises: CannotPredict for a profile without rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")
     seconds_by_phase: dict[Phase, float] = {}
@@ -189,7 +189,7 @@ def phase_seconds(plan: Plan) -> dict[Phase, float]:
 
 
 def device_peak(plan: Plan) -> dict[MemoryKind, int]:
-    """Bytes by kind of the fullest GPU at its worst moment."""
+    """Bytes by kind of the fullest GPU at its peak."""
     sizes: dict[MemoryKind, int] = {}
     for _, _, kind, size in plan.binding.rows:
         sizes[kind] = sizes.get(kind, 0) + size
@@ -197,9 +197,9 @@ def device_peak(plan: Plan) -> dict[MemoryKind, int]:
 
 
 def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKind, int]:
-    """Bytes by kind of a rank of a worker, such as `policy_trainer`, at its worst moment of a usual step.
+    """Bytes by kind of a rank of a worker, such as `policy_trainer`, at its peak in a steady-state step.
 
-    Raises: CannotPredict where the job has no such worker.
+    Raises: CannotPredict for a worker that the job lacks.
     """
     process = f"{worker}/0"
     actions = {row.action_id for row in plan.ledger.rows_of(process) if row.run_phase == "steady"}

@@ -1,12 +1,12 @@
-"""Points about vLLM alone: bytes of an engine by kind, and latencies of clients that keep requests in flight.
+"""Predictors of vLLM points: bytes of an engine by kind, and latencies under a constant number of requests.
 
-In: a point. Out: a job of `framework: vllm`, and what `rlplan estimate` or `rlplan simulate` say of it. Left out: other
-engines and what the bytes and seconds come about by.
+In: a point. Out: a job of `framework: vllm`, and the answer of `rlplan estimate` or `rlplan simulate`. Left out: other
+engines, the formulas themselves.
 
-What rows of latencies leave open is read as published sweeps do it: all prompts differ, the cache is fp8 where the
-checkpoint is quantised and the GPU multiplies fp8 (64 requests of 9,216 tokens fit beside Llama-3.1-70B-FP8 on one B200
-in fp8 only), 0.9 of the memory. A row whose expert columns are 0 comes from a sweep that loads a whole host of 8 GPUs
-with 8/tp engines: its concurrency is that of all of them.
+Settings that a latency row leaves open follow published sweeps. All prompts differ. The KV cache is fp8 where the
+checkpoint is quantized and the GPU has fp8 matmuls: 64 requests of 9,216 tokens fit beside Llama-3.1-70B-FP8 on one
+B200 in fp8 only. The engine may use 0.9 of the memory. A row whose expert columns are 0 comes from a sweep over a whole
+host of 8 GPUs with 8/tp engines: its concurrency is that of all engines together.
 """
 
 import re
@@ -23,23 +23,23 @@ from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import GIB
 
 GPUS_OF_A_SWEEP = 8
-"""GPUs of the host that a sweep over whole hosts loads."""
+"""GPUs of the host in a sweep over whole hosts."""
 UTILIZATION = 0.9
-"""The fraction of memory that published sweeps give vLLM."""
+"""`gpu_memory_utilization` of published sweeps."""
 SERVED_WORDS = {"fp4": "nvfp4", "w4afp8": "int4_wo", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
-"""Words of servers' tables that mean something else elsewhere (bitsandbytes' `fp4`), or name activations too."""
+"""Weight formats by words of serving tables: these words mean another format elsewhere, or name activations too."""
 PLAIN = ("", "none", "bf16", "bfloat16", "fp16", "float16", "half", "auto")
-"""Words for weights that are not quantised."""
+"""Words for weights that are not quantized."""
 UNSTATED, BEFORE_KNOWN = "0.10", "0.6.0 V0"
-"""The release where none is stated, and where an older one is than any whose profile run is known."""
+"""The release for points without one, and for releases before the oldest with a known profile run."""
 ANY_RELEASE = ("vllm_weights", "kv_per_token")
-"""Kinds that do not depend on the release's profile run, or on the size of the GPU."""
+"""Kinds that depend neither on the release's profile run nor on the size of the GPU."""
 OFFLINE = ("llm", "llm_class", "offline")
 
 
 @predicts("vllm_weights", "vllm_profile_peak", "vllm_activation_peak", "vllm_cuda_graph", "vllm_kv", "kv_per_token")
 def predict_engine(point: MeasuredPoint) -> Prediction:
-    """Bytes of an engine, or tokens, blocks and sequences of its cache, as kind and unit say."""
+    """Bytes of an engine, or tokens, blocks or sequences of its KV cache, by kind and unit."""
     kind, unit = point.kind, point.measured.unit.lower()
     is_size = point.measured.bytes_per_unit is not None
     if not is_size and kind not in ("vllm_kv", "kv_per_token"):
@@ -66,7 +66,7 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
 
 @predicts("serving_tpot", "serving_ttft", "throughput_infer")
 def predict_latency(point: MeasuredPoint) -> Prediction:
-    """Mean milliseconds of a token after the first, or to the first one, as the unit says."""
+    """Mean milliseconds per output token (TPOT), or to the first token (TTFT), as the unit says."""
     unit = point.measured.unit.lower()
     if not unit.startswith("ms") or ("tpot" not in unit and "ttft" not in unit):
         raise CannotPredict(f"unit {shorten(point.measured.unit)} is neither ms TPOT nor ms TTFT")
@@ -76,7 +76,7 @@ def predict_latency(point: MeasuredPoint) -> Prediction:
 
 @predicts("kv_saturation")
 def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
-    """Whether requests wait for the cache: right where a wait was measured."""
+    """The verdict whether requests wait for the KV cache; it is right if they do, because a wait was measured."""
     unit = point.measured.unit.lower()
     if "queue" not in unit and "exhaust" not in unit:
         return Refusal(f"unit {shorten(unit)} does not say whether requests waited for the cache")
@@ -131,8 +131,9 @@ def _release(settings: Settings, *, is_any: bool) -> str:
 
 
 def _formats(settings: Settings) -> dict[str, Any]:
-    """Types of weights and cache. Raises: CannotPredict."""
-    element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))  # fp8 as a dtype says what is quantised
+    """Formats of weights and KV cache. Raises: CannotPredict."""
+    # fp8 as a dtype names the format of the weights; activations stay 16 bits
+    element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))
     cached = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none") or element_bytes
     if cached not in (1, element_bytes):
         raise CannotPredict(f"a cache of {cached} bytes an element beside weights of {element_bytes}: no job says that")
@@ -143,7 +144,7 @@ def _formats(settings: Settings) -> dict[str, Any]:
 
 
 def _limits(settings: Settings, length: int) -> dict[str, Any]:
-    """Limits of a batch and a block, where they are stated. Raises: CannotPredict."""
+    """Stated limits of a batch and size of a block. Raises: CannotPredict."""
     limits = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
     if not limits["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
         limits["max_num_batched_tokens"] = max(length, 2048)
@@ -204,9 +205,9 @@ def _refuse_others(settings: Settings) -> None:
 
 
 def _served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
-    """The format that a row's columns name; none where the checkpoint's name says it.
+    """The weight format in a row's columns; `none` where the checkpoint's name decides.
 
-    Raises: CannotPredict where experts have another one than dense layers.
+    Raises: CannotPredict where experts and dense layers have different formats.
     """
     dense, experts = (str(settings.raw(key) or "").lower() for key in ("gemm_quant_mode", "moe_quant_mode"))
     stated = str(settings.raw("precision") or settings.raw("quantization") or "").lower()

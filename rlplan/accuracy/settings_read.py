@@ -1,9 +1,9 @@
-"""Which settings of a point its predictor has read, and what is said of the others.
+"""Tracking of the settings that a predictor reads, so that no setting is ignored silently.
 
-In: a point. Out: the same point with settings that remember what was asked for, and what was taken where nothing is
-stated; then, of those that nobody asked for, why they do not matter. One that is neither read nor known to be without
-effect refuses the point by its name: the prediction would be of another run. Left out: what settings mean (settings.py
-and the modules of each kind).
+A setting that is neither read nor known to have no effect refuses the point: the prediction would be of another run.
+
+In: a point. Out: the point with settings that record reads and assumed values; the unread settings, each with the
+reason why it has no effect. Left out: the meaning of settings (settings.py and the modules of each kind).
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ OF_TRAINING = ("train_peak", "train_steady", "throughput_train")
 
 
 class ReadSettings(dict[str, Any]):
-    """Settings that remember which keys were asked for; going through all of them asks for none.
+    """Settings that record which keys were read; iteration over all of them reads none.
 
-    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the memory. assumed: what was taken for keys
-    that are not stated.
+    A nested `lora: {rank: 64}` is read as `lora_rank: 64`. Copies share the record. assumed: values for keys that are
+    not stated.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ SPELLINGS = {
     "cuda_graphs": "cuda_graph_scope|cuda_graph_modules|cuda_graph",
     "ac": "ac_mode|activation_checkpoint|activation_checkpoint_mode",
 }
-"""Of a setting of a training run its name here, and what trainers call it."""
+"""Names of training settings in points, with the names that trainers use."""
 _OURS = {alias: name for name, aliases in SPELLINGS.items() for alias in (name, *aliases.split("|"))}
 
 
 def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a training run by the names that the readers know; a name that is stated is left as it is.
+    """Settings of a training run under the names that the readers know; a name that is also stated itself stays.
 
     Megatron's `recompute_granularity` and `recompute_modules` are one setting: the modules, where they are named.
 
@@ -101,22 +101,22 @@ def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def watched(point: MeasuredPoint) -> MeasuredPoint:
-    """The point with settings that remember what is asked for; keys beside `settings` count as settings too."""
+    """The point with settings that record reads; keys beside `settings` count as settings too."""
     values = {**(point.model_extra or {}), **point.settings}
     values = in_our_words(values) if point.kind in OF_TRAINING else values
     return point.model_copy(update={"settings": ReadSettings(values)})
 
 
 def assumed(point: MeasuredPoint) -> dict[str, str]:
-    """What a watched point's predictor took for settings that are not stated."""
+    """Values that the predictor of a watched point assumed for settings that are not stated."""
     settings = point.settings
     return dict(settings.assumed) if isinstance(settings, ReadSettings) else {}
 
 
 def unread(point: MeasuredPoint) -> dict[str, str]:
-    """Of a watched point's settings that nobody asked for: why each is without effect. null says nothing.
+    """Unread settings of a watched point, each with the reason why it has no effect; null values are ignored.
 
-    Raises: CannotPredict for a setting of which that is not known.
+    Raises: CannotPredict for a setting without such a reason.
     """
     settings = point.settings
     assert isinstance(settings, ReadSettings)

@@ -1,4 +1,4 @@
-"""Kinds that no job says: refused by name with the reason, so that coverage is honest. They stand in no headline."""
+"""Kinds of points that no job can express. They are refused with a reason, so that the coverage includes them."""
 
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import Refusal, predicts
@@ -9,10 +9,10 @@ REASONS = {
     "inference_peak": "eager generation without an engine and without a trainer: no job says that",
     "zero_model_states": "the ZeRO paper's arithmetic on a parameter count, which is no model that a job names",
 }
-"""Why nothing is predicted, by kind."""
+"""The reason for a missing prediction, by kind."""
 
 
 @predicts(*REASONS)
 def refuse(point: MeasuredPoint) -> Refusal:
-    """Shown, not predicted."""
+    """Refuse a point of these kinds."""
     return Refusal(REASONS[point.kind])

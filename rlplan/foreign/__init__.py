@@ -1,5 +1,5 @@
 """Import and export of configurations of verl, TRL, OpenRLHF, slime, NeMo-RL, vLLM and DeepSpeed.
 
-Files and scripts are read as data (shell/script.py, source.py). A table translates each key (`tables/*.yaml`, table.py),
-and a plan answers. Foreign code is never executed, fetched or imported.
+Files and scripts are read as data (shell/script.py, source.py). A table translates each key (table.py), and a plan
+answers. Foreign code is never executed, fetched or imported.
 """

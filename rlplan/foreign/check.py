@@ -1,8 +1,8 @@
 """Check of a foreign configuration: whether it fits as given, and the smallest changes that make it fit.
 
-In: Settings, hardware, overrides of the imported job. Out: Checked: the plan of the job as it stands, and changes in the
-source's own keys. Every change was planned before it is named: with it the configuration fits on the GPU and on the host
-(`Plan.fits`). Left out: better layouts (`rlplan plan` of the imported job).
+In: Settings, hardware, overrides of the imported job. Out: Checked: the plan of the job as it stands, and changes in
+the source's own keys. Every change was planned before it is named: with it the configuration fits on the GPU and on the
+host (`Plan.fits`). Left out: better layouts (`rlplan plan` of the imported job).
 """
 
 import re

@@ -101,7 +101,7 @@ class Imported:
 
 
 def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
-    """The configuration as a job's keys. hardware: `H100` or `8xH100`. model: replaces the file's. Raises: SpecError."""
+    """The configuration as a job's keys. model: replaces the file's. hardware: `H100`, `8xH100`. Raises: SpecError."""
     taken: dict[str, Taken] = {}
     notes, share = list(settings.notes), None
     settings.ours.clear()

@@ -99,7 +99,7 @@ def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str
 
 
 def _found(folder: Path, named: str) -> Path | None:
-    """A file relative to the script's folder, or to one above it: scripts are often started from the checkout's root."""
+    """A file relative to the script's folder or one above it: scripts are often started from the checkout's root."""
     here, below = folder.resolve(), PurePosixPath(named)
     below = below.relative_to(here) if below.is_relative_to(here) else below
     above = () if below.is_absolute() else here.parents[:MAX_CHAIN]

@@ -93,7 +93,7 @@ def in_our_words(error: MisspeltError) -> SpecError:
 
 
 def _elsewhere_here(key: str, assignment: str) -> str:
-    """The way out for a word that belongs to another part of a job: keys that end with it, or begin with it in its part.
+    """The way out for a word of another part of a job: keys that end with it, or begin with it in its part.
 
     A key in a misspelt part is looked up in the part that is meant.
     """

@@ -1,8 +1,8 @@
 """Layers of Megatron's pipeline stages: as a plan counts them, and in a stack's keys.
 
-Megatron splits layers evenly and refuses a remainder, unless the first or the last stage has a number of its own. A plan
-gives the last stage fewer layers (`trained_stages`). An export therefore writes that number, and a file without one is
-an error upstream.
+Megatron splits layers evenly and refuses a remainder, unless the first or the last stage has a number of its own. A
+plan gives the last stage fewer layers (`trained_stages`). An export therefore writes that number, and a file without
+one is an error upstream.
 
 In: Settings, a model, stages. Out: keys to write; the stages of a file, SpecError where Megatron refuses them.
 Left out: stages of virtual pipelines and `pipeline_model_parallel_layout`, which are taken as given.

@@ -78,8 +78,8 @@ class Row(Spec):
     convert: Literal["", "model", "packed", "mebibytes", "gpu_share", "static_share"] = ""
     """A further conversion.
 
-    `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn a
-    fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
+    `model` finds a model by its name, `packed` reads a weight format from it, `mebibytes` gives bytes. The shares turn
+    a fraction of a GPU's memory into bytes of KV cache: of the whole engine (vLLM), or of weights and cache (SGLang).
     """
 
     @property
@@ -165,9 +165,7 @@ class Table(Spec):
     vllm: str = ""
     """The version of vLLM that the stack requires."""
     syntax: Literal["overrides", "flags", "python", "document"]
-    """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program (`python`), or none
-    (`document`).
-    """
+    """Syntax of its command lines: Hydra's `key=value`, `--key value`, a launcher before the program, or none."""
     entries: tuple[str, ...]
     """Words of a command line that identify the stack; consecutive words where an entry has a space."""
     unread: dict[str, str] = Field(default={})
@@ -183,8 +181,7 @@ class Table(Spec):
     stages: dict[str, str] = Field(default={})
     """Keys of the layers of Megatron's `first` and `last` pipeline stage, and of a whole `layout`."""
     trains: bool = False
-    """Whether the stack describes a whole experiment; an export must then keep everything that changes what is learned.
-    """
+    """Whether the stack describes a whole experiment: an export must keep everything that changes what is learned."""
     model_files: tuple[str, ...] = ()
     """Upstream's files with a model's shape each; a command must name one."""
     short: dict[str, str] = Field(default={})

@@ -1,7 +1,7 @@
 """Marks around parts of a word that are known only when a script runs, such as `$(date)` or an unset variable.
 
-In: a word. Out: whether all of it is known, and the word as people read it. A marked word is kept, so that a reader that
-needs its value can name the missing part. Left out: which parts are unknown (shell/words.py, python/values.py).
+In: a word. Out: whether all of it is known, and the word as people read it. A marked word is kept, so that a reader
+that needs its value can name the missing part. Left out: which parts are unknown (shell/words.py, python/values.py).
 """
 
 OPEN, CLOSE = "\ue000", "\ue001"

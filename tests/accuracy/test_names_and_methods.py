@@ -71,8 +71,8 @@ def test_a_name_that_may_be_another_shape_is_refused(name: str) -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_spellings_and_never_by_another_size(gpu: str, profile: str | None) -> None:
-    profile = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
-    assert (profile.name if profile else None) == profile
+    known = gpu_of(PEFT.model_copy(update={"gpu": gpu}))
+    assert (known.name if known else None) == profile
 
 
 def test_an_average_of_reserved_memory_is_refused() -> None:

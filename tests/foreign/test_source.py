@@ -308,8 +308,8 @@ def test_a_configuration_that_is_not_there_is_said_and_upstream_s_own_is_known(
     name: str, notes: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.sh").write_text(f"python3 -m verl.trainer.main_ppo --config-name={name} trainer.nnodes=2\n")
-    notes = read_source(tmp_path / "train.sh", None).notes
-    assert [note.partition(": ")[2] for note in notes] == notes
+    read_notes = read_source(tmp_path / "train.sh", None).notes
+    assert [note.partition(": ")[2] for note in read_notes] == notes
 
 
 def test_flags_of_an_earlier_openrlhf_are_read_as_today_s(tmp_path: Path) -> None:

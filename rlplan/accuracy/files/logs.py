@@ -1,8 +1,7 @@
-"""A vLLM start-up log as points: what the engine itself measured, with the settings that it printed.
+"""Points from a vLLM start-up log: the engine's own measurements, with the settings that it printed.
 
-In: the text of a log, of the old engine or the new one. Out: points of the kinds that the formulas predict.
-Left out: everything but start-up: throughput lines, requests, errors. A rank's lines are taken together: the largest
-weights and the smallest cache, as the engine does.
+In: the text of a log of engine V0 or V1. Out: points of the kinds that the formulas predict. Left out: throughput
+lines, requests, errors. Lines of all ranks are combined as the engine does: the largest weights, the smallest cache.
 """
 
 import ast
@@ -15,7 +14,7 @@ from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.errors import SpecError
 
 MAX_LINE = 20_000
-"""Characters of a line that are looked at: a configuration line has some thousands."""
+"""Characters of a line that are read: a configuration line has a few thousand."""
 
 _SIZE = r"(\d+(?:\.\d+)?) ?(?:GiB|GB)"
 _WEIGHTS = re.compile(rf"(?:Model loading took|Loading model weights took|model weights take) {_SIZE}")
@@ -53,7 +52,7 @@ _ARGUMENT_NAMES = _CONFIG_NAMES | {
 
 
 def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
-    """Every start-up measurement of a log. Raises: SpecError where there is none, or no model is named."""
+    """The start-up measurements of a log. Raises: SpecError for a log without any."""
     lines = [line[:MAX_LINE] for line in text.splitlines()]
     settings = _settings(lines)
     model = settings.pop("model", None)
@@ -103,7 +102,7 @@ def _measurements(lines: list[str]) -> Iterator[_Found]:
 
 
 def _settings(lines: list[str]) -> dict[str, Any]:
-    """What the log says of the engine's settings, in the words of points; arguments win over the printed config."""
+    """The engine's settings under the names of points; arguments win over the printed config."""
     settings: dict[str, Any] = {}
     for line in lines:
         if "LLM engine" in line or "with config:" in line:
@@ -134,7 +133,7 @@ def _version(lines: list[str]) -> str:
 
 
 def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """The keys that points know, their values as numbers, flags and words; `None` and `auto` mean the default."""
+    """Settings under the names of points, as numbers, booleans and words; `None` and `auto` mean the default."""
     result = {}
     for key, name in names.items():
         value = values.get(key)
@@ -149,7 +148,7 @@ def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def _literal(text: str) -> dict[str, Any]:
-    """A printed dict as data: literals only, nothing is evaluated; a broken one says nothing."""
+    """A printed dict as data, literals only; empty for a broken one."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

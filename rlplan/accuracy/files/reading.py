@@ -1,6 +1,6 @@
-"""Files of measured points: JSON, CSV latencies, measured jobs in YAML, vLLM start-up logs.
+"""Reading of measured points: JSON, CSV latencies, measured jobs in YAML, vLLM start-up logs.
 
-In: a path; the content decides where the name does not. Out: points. Left out: what the formulas say of them.
+In: a path; the content decides where the suffix does not. Out: points. Left out: predictions.
 """
 
 import csv
@@ -18,15 +18,15 @@ from rlplan.reading import read_text
 from rlplan.spec.base import read_json, shorten, validate
 
 MAX_FILE_BYTES = 64 << 20
-"""Larger than any file of points or start-up log: beyond it nothing is read."""
+"""Larger than any file of points or start-up log; a larger file is refused."""
 MAX_ID = 280
 MAX_POINTS = 5_000
-"""Of a file: each is predicted, in up to a millisecond. The bundled ones are some 900."""
+"""Points of a file. Each is predicted; rlplan itself has some 900."""
 
 
 @cache
 def bundled_points() -> tuple[MeasuredPoint, ...]:
-    """The points that come with rlplan: published measurements, serving latencies, measured jobs."""
+    """The points in the package: published measurements, serving latencies, measured jobs."""
     package = Path(str(resources.files("rlplan.accuracy")))
     folder, jobs = package / "data", sorted((package / "points").glob("*.yaml"))
     names = ("measured_points.json", "trainer_points.json", "throughput_points.json", "serving_latency.csv")
@@ -35,13 +35,13 @@ def bundled_points() -> tuple[MeasuredPoint, ...]:
 
 @cache
 def published_points() -> tuple[MeasuredPoint, ...]:
-    """The bundled points, and those that were gathered when all formulas stood: their sources had no part in any."""
+    """The bundled points, and points that were collected after the formulas were fixed, from sources new to them."""
     later = Path(str(resources.files("rlplan.accuracy"))) / "points" / "later"
     return (*bundled_points(), *(point for path in sorted(later.iterdir()) for point in read_points(path)))
 
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
-    """Points of a file. Raises: SpecError where it is broken, or holds too many."""
+    """The points of a file. Raises: SpecError for a broken file, or one with too many points."""
     points = _points(path)
     if len(points) > MAX_POINTS:
         raise SpecError(
@@ -78,7 +78,7 @@ _LATENCIES = {"silicon_ttft_ms": "ttft", "silicon_tpot_ms": "tpot"}
 
 
 def _read_latencies(text: str, path: Path) -> list[MeasuredPoint]:
-    """Two points a row: `<id>:ttft` and `<id>:tpot`, in milliseconds. Raises: SpecError."""
+    """Two points per row, `<id>:ttft` and `<id>:tpot`, in milliseconds. Raises: SpecError."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     points = []
     try:
@@ -116,7 +116,7 @@ def _latency(row: dict[str, str], column: str, path: Path, line: int) -> Measure
 
 
 def _number(text: str) -> int | float | str:
-    """A cell as a number where it is one.
+    """The number in a cell; the text for any other cell.
 
     >>> _number("8"), _number("1.5"), _number("fp8")
     (8, 1.5, 'fp8')

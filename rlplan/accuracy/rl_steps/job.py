@@ -1,9 +1,9 @@
-"""A published RL step as a job with a forced layout, from the words of verl, NeMo-RL and OpenRLHF.
+"""A published RL step as a job with a forced layout, from settings of verl, NeMo-RL and OpenRLHF.
 
-In: a point. Out: the job as a mapping. Raises CannotPredict where what decides the time is missing, and for what no job
-says. Left out: seconds and verdicts, which the job's plan has (points.py).
+In: a point. Out: the job as a mapping. Raises CannotPredict where a setting that decides the time is missing, and for
+runs that no job can express. Left out: seconds and verdicts (points.py).
 
-What sources do not state is assumed, the same for every point, and listed at each constant below.
+Settings that a source does not state are assumed, the same for every point; each constant below names its assumption.
 """
 
 import re
@@ -24,36 +24,42 @@ from rlplan.spec.parts.lengths import ConstantLengths, Lengths, LogNormalLengths
 USUAL_PROMPT = 200
 """Tokens of a prompt where none is stated. Assumed: mathematics with a template (DAPO-17k: 100 to 250)."""
 USUAL_MAX_PROMPT = 2048
-"""Tokens of the longest prompt that is allowed, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
+"""Longest allowed prompt in tokens, to which verl pads (its recipes for mathematics: 1,024 to 2,048)."""
 USUAL_MEAN, REASONING_MEAN = 2450.0, 10_000.0
-"""Mean tokens of responses that no limit cuts, where no mean is stated: of models that were not trained to reason at
-length, and of those that were. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics under limits
-of 20 to 32 thousand (their geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B."""
+"""Mean tokens of untruncated responses where no mean is stated: of ordinary models, and of models trained for long
+reasoning. Assumed: a 7B model writes 1,500 to 4,000 tokens on competition mathematics with limits of 20 to 32 thousand
+(geometric middle); DeepScaleR's page states 10,484 for R1-Distill-Qwen-1.5B.
+"""
 REASONING = re.compile(r"r1-distill|deepscaler|qwq|thinking|openthinker|skywork-or1|deepseek-r1|magistral", re.I)
-"""Names of models that were trained to reason at length."""
+"""Names of models that were trained for long reasoning."""
 SIGMA = 1.0
-"""Of the logarithm of response lengths. Assumed: a few of a thousand then reach ten times the mean, as DAPO clips."""
+"""Standard deviation of the logarithm of response lengths. Assumed: a few in a thousand then reach ten times the mean,
+as many as DAPO clips.
+"""
 NUM_SAMPLES = 16
-"""Responses of a prompt where they are not stated (GRPO in NeMo-RL's recipes and verl's)."""
+"""Responses per prompt where the number is not stated (GRPO in NeMo-RL's and verl's recipes)."""
 MAX_NUM_SEQS = 1024
-"""Sequences of an engine at once. Source: vLLM's default on GPUs of 70 GiB and more but the A100 (arg_utils.py), which
-NeMo-RL leaves; verl sets the same."""
+"""Concurrent sequences of an engine. Source: vLLM's default on GPUs with at least 70 GiB except the A100
+(arg_utils.py), which NeMo-RL keeps; verl sets the same.
+"""
 UTILIZATIONS = {"nemo_rl": (0.6, 0.8)}
-"""`gpu_memory_utilization` of engines beside trainers, and of those with GPUs of their own: NeMo-RL's recipes."""
+"""`gpu_memory_utilization` of colocated and of disaggregated engines in NeMo-RL's recipes."""
 USUAL_UTILIZATIONS = (0.8, 0.8)
-"""In verl's recipes."""
+"""The same in verl's recipes."""
 RECOMPUTED = re.compile(r"llama-?3\.1-8b|qwen3-235b|deepseek-(v3|r1)|nemotron-?3-super", re.IGNORECASE)
-"""Models whose recipes in NeMo-RL set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off.
-Its recipes for FSDP2 with tensor parallelism set it (`fsdp2tp8-actckpt`)."""
+"""Models whose NeMo-RL recipes set `activation_checkpointing`; those of Qwen3-30B-A3B and Qwen3-32B leave it off.
+
+Recipes for FSDP2 with tensor parallelism set it for every model (`fsdp2tp8-actckpt`).
+"""
 SCORED_SEQUENCES = 2
-"""NeMo-RL's `logprob_batch_size`, sequences of the greatest length in a pass without gradients: 1 to 4 by model."""
+"""NeMo-RL's `logprob_batch_size`: sequences of maximum length in a pass without gradients, 1 to 4 by model."""
 LONG_RESPONSE, LONG_ULYSSES = 16_384, 4
-"""Limits from which on verl's recipes share a sequence by Ulysses, and over how many ranks."""
+"""Smallest response limit for which verl's recipes use Ulysses, and their Ulysses degree."""
 WORDS = (
     *("algo", "algorithm", "policy", "train", "trainer", "rollout", "mode", "engine", "framework", "backend"),
     *("kl", "kl_coef", "reference", "ref", "async", "schedule"),
 )
-"""Settings in whose words the software, the algorithm and the schedule are looked for."""
+"""Settings that may name the software, the algorithm or the schedule."""
 FRAMEWORKS = (
     ("nemo_rl", r"nemo.?rl|nvidia-nemo/rl"),
     ("openrlhf", "openrlhf"),
@@ -64,7 +70,7 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class Axes:
-    """Ranks of a trainer by what they share."""
+    """Degrees of parallelism of a trainer."""
 
     tp: int = 1
     cp: int = 1
@@ -74,10 +80,7 @@ class Axes:
 
 
 def rl_job(point: MeasuredPoint) -> dict[str, Any]:
-    """The job of a published step: who trains and generates, how each is cut, and what is offloaded.
-
-    Raises: CannotPredict.
-    """
+    """The job of a published step. Raises: CannotPredict."""
     settings = RunSettings(point)
     text = f"{settings.words_of(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
@@ -113,7 +116,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
 
 
 def num_steps_of(point: MeasuredPoint, num_rollouts: int) -> float:
-    """Steps of what was timed: one, or those of a whole stage. Raises: CannotPredict."""
+    """Steps within the measured time: one, or those of a whole stage. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not re.search(r"stage|epoch|run\b", point.measured.unit.lower()):
         return 1.0
@@ -124,7 +127,7 @@ def num_steps_of(point: MeasuredPoint, num_rollouts: int) -> float:
 
 
 def _hardware(point: MeasuredPoint, count: int) -> str:
-    """All GPUs in the short form: `12xhgx-h20`, or `6xh20` where they fill no hosts. Raises: CannotPredict."""
+    """The GPUs in short form: `12xhgx-h20`, or `6xh20` where they do not fill hosts. Raises: CannotPredict."""
     gpu = gpu_of(point)
     if gpu is None:
         raise CannotPredict(f"no profile of the GPU '{shorten(point.gpu)}'")
@@ -163,14 +166,14 @@ def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[st
 
 
 def _max_prompt(settings: RunSettings, prompt: float) -> int:
-    """Tokens of the longest prompt; where one limit is of prompt and response together, as much as a usual one."""
+    """Tokens of the longest prompt; the usual length where one limit covers prompt and response together."""
     if settings.first(("max_seq", "max_seq_len", "max_total_sequence_length")):
         return int(prompt)
     return max(int(prompt), _first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT))
 
 
 def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes) -> dict[str, Any]:
-    """How the policy is trained. Assumed: activations are recomputed, but where NeMo-RL's recipes do not."""
+    """The keys of `training`. Assumed: activations are recomputed, except where NeMo-RL's recipes do not."""
     offload = str(settings.raw("offload") or "").lower()
     training: dict[str, Any] = {
         "backend": backend,
@@ -186,7 +189,7 @@ def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backe
 
 
 def _passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
-    """Size of a training pass: `train_micro_batch_size` 1 of NeMo-RL, packed; two longest sequences elsewhere."""
+    """The size of a training pass: one longest sequence for NeMo-RL (`train_micro_batch_size` 1), else two."""
     longest = _max_prompt(settings, prompt) + lengths.longest
     sequences = 1 if framework == "nemo_rl" else 2
     return {"max_tokens_per_micro_batch": sequences * longest * axes.ulysses * axes.cp}
@@ -210,7 +213,7 @@ def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: boo
 
 
 def _staleness(text: str) -> int:
-    """`8-off` of NeMo-RL; one step off where an asynchronous run does not say."""
+    """The staleness: NeMo-RL's `8-off` is 8; one step where an asynchronous run does not say."""
     stated = re.search(r"\b([1-9]\d*)-off", text)
     return int(stated.group(1)) if stated else 1
 
@@ -223,7 +226,7 @@ def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
 
 
 def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
-    """GPUs that train and that generate. An asynchronous run that does not say has as many of each."""
+    """GPUs that train and that generate; an asynchronous run that does not say has half of each."""
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
     if key and (match := re.match(r"\s*(\d+)\D*[:+/]\s*(\d+)", str(settings.raw(key)))):
         return int(match.group(1)), int(match.group(2))
@@ -241,7 +244,7 @@ def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int,
 
 
 def _rollouts(settings: RunSettings, num_samples: int) -> int:
-    """Rollouts of a step: NeMo-RL's gen_gbs is rollouts, verl's train_batch is prompts."""
+    """Rollouts per step: NeMo-RL's gen_gbs counts rollouts, verl's train_batch counts prompts."""
     key = settings.first(("num_rollouts", "gen_gbs", "rollout_batch_size", "global_batch", "rollouts_per_step"))
     if key:
         return settings.count(key)
@@ -252,7 +255,7 @@ def _rollouts(settings: RunSettings, num_samples: int) -> int:
 
 
 def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
-    """Tokens of a prompt, and how responses are distributed."""
+    """Tokens of a prompt, and the distribution of response lengths."""
     prompt = float(_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
     if fixed:
@@ -273,13 +276,13 @@ def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
 
 
 def _uncut(mean: float, limit: int) -> Lengths:
-    """Lengths that have a mean without their limit, cut at the limit."""
+    """Log-normal lengths with a mean before truncation, truncated at a limit."""
     return Lengths(LogNormalLengths(kind="lognormal", median=mean * exp(-(SIGMA**2) / 2), sigma=SIGMA), limit)
 
 
 @lru_cache(maxsize=64)
 def lognormal(mean: float, limit: int) -> Lengths:
-    """Log-normal lengths cut at a limit, whose mean is as given; constant where the mean is the limit.
+    """Log-normal lengths truncated at a limit, with a given mean after truncation; constant where the two are equal.
 
     >>> round(lognormal(1000.0, 4096).mean)
     1000
@@ -295,9 +298,9 @@ def lognormal(mean: float, limit: int) -> Lengths:
 
 
 def _axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
-    """How the policy is cut: NeMo-RL's `[tp, cp, ep, pp]`, or keys of their own.
+    """The policy's degrees of parallelism, from NeMo-RL's `[tp, cp, ep, pp]` or from single keys.
 
-    Assumed: Ulysses is 4 from 16,384 tokens on, as in verl's recipes for long responses. Raises: CannotPredict.
+    Assumed: a Ulysses degree of 4 from 16,384 tokens, as in verl's recipes for long responses. Raises: CannotPredict.
     """
     tp, cp, ep, pp = (settings.degree(name, f"train_{name}") for name in ("tp", "cp", "ep", "pp"))
     if listed := re.findall(r"\d+", str(settings.raw("train_tp_cp_ep_pp") or "")):

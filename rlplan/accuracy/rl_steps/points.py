@@ -1,7 +1,7 @@
-"""Published RL steps: `rl_step_time`, with phases where a source gives them, and `rl_fits`, recipes that ran.
+"""Predictors of published RL steps: `rl_step_time`, and `rl_fits` for recipes that ran.
 
-In: a point. Out: seconds (or hours) of a step or a stage of its job's plan and of each phase; the plan's verdict.
-Left out: checkpoints, evaluation, rewards, what a driver does between phases.
+In: a point. Out: time of a step or a stage of its job's plan, and of each phase; the plan's verdict.
+Left out: checkpoints, evaluation, rewards, the driver's time between phases.
 """
 
 import re
@@ -15,7 +15,7 @@ from rlplan.planner.measured_errors import stratum_of
 
 @predicts("rl_step_time")
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
-    """A step's (or a stage's) time."""
+    """The time of a step or of a stage."""
     plan = plan_of(rl_job(point))
     scale = num_steps_of(point, plan.job.workload.num_rollouts_per_step) / seconds_in(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
@@ -24,9 +24,9 @@ def predict_rl_step(point: MeasuredPoint) -> Prediction:
 
 @predicts("rl_fits")
 def predict_fit(point: MeasuredPoint) -> Prediction:
-    """The memory of the job with its published layout forced, also with the longest responses that are allowed.
+    """Whether the job fits with its published layout, also with responses of maximum length.
 
-    A run that took place says nothing of what an export writes, which a plan's verdict counts too.
+    `memory_fits` is used, because a plan's verdict also covers exports, of which a run says nothing.
     """
     if not isinstance(point.measured.value, bool):
         raise CannotPredict(f"measured is {point.measured.value!r}; a point of kind rl_fits says true or false")

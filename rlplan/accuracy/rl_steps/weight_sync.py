@@ -1,7 +1,7 @@
-"""Points of weight sync: seconds from a trainer's weights to engines that hold them.
+"""Predictor of weight syncs: seconds until the engines hold a trainer's weights.
 
-In: a point, whose settings say who trains, how weights travel and on how many GPUs or nodes. Out: the job, and what its
-plan says of the sync. Left out: fp8 and other formats into which weights are turned on the way.
+In: a point with the trainer, the transport and the number of GPUs or nodes. Out: the job, and the seconds of its plan's
+sync. Left out: conversion of weights to fp8 and other formats.
 """
 
 import math
@@ -23,19 +23,19 @@ from rlplan.vocabulary import ActionKind
 USUAL_GPUS_PER_NODE = 8
 SLIME_BUCKET = "1GiB"
 USUAL_TP = 8
-"""Ranks of an engine where the point does not say: a node."""
+"""Ranks of an engine where the point does not say: those of a node."""
 WORDS = (
     *("placement", "backend", "transport", "mode", "method", "engine", "checkpoint_engine", "trainer", "rollout"),
     *("framework", "gpus", "nodes", "tp", "gen_tp", "rollout_tp", "generation_tp"),
     *("lora", "lora_rank", "lora_r", "adapter", "adapters"),
 )
-"""Settings in whose words the software, the transport and the GPUs are looked for."""
+"""Settings that may name the software, the transport or the GPUs."""
 UNIT = re.compile(r"(ms|s|sec|seconds|GB/s)\b")
 
 
 @predicts("weight_sync_time")
 def predict_sync(point: MeasuredPoint) -> Prediction | Refusal:
-    """Seconds of one weight sync, or the bytes of the weights over them where a rate was measured."""
+    """Seconds of one weight sync, or GB/s where a rate was measured."""
     unit = UNIT.match(point.measured.unit.strip())
     if unit is None:
         return Refusal(f"unit {shorten(point.measured.unit)} is no duration")
@@ -94,7 +94,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
 
 
 class _Words:
-    """All that a point says in words, in one text, to look things up in."""
+    """The words of a point as one text, for searches."""
 
     def __init__(self, point: MeasuredPoint) -> None:
         self.text = f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower()
@@ -122,7 +122,7 @@ def _transport(words: _Words) -> str:
 
 
 def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
-    """GPUs that train and that generate; None where both are the same, or nobody says that they are not."""
+    """GPUs that train and that generate; None for the second where both share GPUs or the point does not say."""
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
         return settings.count("trainer_fsdp"), settings.count("num_rollout")
@@ -139,7 +139,7 @@ def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
 
 
 def _gpu(point: MeasuredPoint) -> GpuProfile:
-    """The GPU, also from within words such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
+    """The GPU, also from a text such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
     if gpu := gpu_of(point):
         return gpu
     for word in re.findall(r"[a-z]+\d+[a-z]*", (point.gpu or "").lower()):

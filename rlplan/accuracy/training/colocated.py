@@ -1,8 +1,7 @@
-"""A trainer and a rollout engine that share one process: what NVML shows while one of them works and the other sleeps.
+"""Predictors for a trainer and a rollout engine that share one process: NVML's memory while one of them sleeps.
 
-In: a point of AgileRL's rig. Out: its job (GRPO on one GPU, the engine asleep while the trainer works), and what the
-plan of that job says of the phase that was measured. Left out: trainers in processes of their own (points.py), engines
-of several ranks.
+In: a point of AgileRL's profiling rig. Out: its job (GRPO on one GPU, the engine asleep during training), and its
+plan's memory in the measured phase. Left out: trainers in separate processes (points.py), engines with several ranks.
 
 Source: AgileRL 2.8.2 algorithms/core/base.py (`_prepare_vllm_for_training`, `_backward_pass`, which steps after each
 micro-batch), utils/llm_utils.py (`build_vllm_llm_init_kwargs`, `resolve_vllm_max_num_batched_tokens`); its rig measures
@@ -31,11 +30,11 @@ from rlplan.units import ceil_div
 from rlplan.vocabulary import ActionKind, MemoryKind
 
 TOKENS_OF_A_SEQUENCE = 8192
-"""Tokens of one pass for each sequence, at most; AgileRL's `resolve_vllm_max_num_batched_tokens`."""
+"""Most tokens per sequence in one engine pass (AgileRL's `resolve_vllm_max_num_batched_tokens`)."""
 
 
 def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
-    """The job of a point. has_passes: the update was measured, not the engine. Raises: CannotPredict."""
+    """The job of a point. has_passes: the update was measured, and not the engine. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not has_passes:
         point = _with_usual_passes(point)
@@ -80,19 +79,19 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
 
 
 def _with_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
-    """A point of an engine alone, with what its trainer's job needs beside."""
+    """A point of an engine alone, with the training settings that a job needs; they do not change the engine."""
     usual = {"micro_batch": 1, "lora_rank": point.settings.get("lora_rank") or 8, "quant": "none", "loss": "fused"}
     return point.model_copy(update={"settings": point.settings | usual})
 
 
 def version_of(settings: RunSettings) -> str | None:
-    """The engine's release, which may stand among the words about the framework: `under colocated vLLM 0.23.0`."""
+    """The engine's release, also from the setting `framework`: `under colocated vLLM 0.23.0`."""
     stated = settings.word("vllm", settings.word("vllm_version"))
     return stated or settings.word("framework").lower().rpartition("vllm")[2].strip().split(" ")[0].strip("(),") or None
 
 
 def known_gpu(point: MeasuredPoint) -> GpuProfile:
-    """The GPU, with what NVML counts for its driver. Raises: CannotPredict."""
+    """The GPU. Raises: CannotPredict for an unknown GPU, or one without NVML's number for its driver."""
     gpu = gpu_of(point)
     if gpu is None:
         raise CannotPredict("the GPU is not known, and with it the context that NVML counts")
@@ -102,7 +101,7 @@ def known_gpu(point: MeasuredPoint) -> GpuProfile:
 
 
 def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
-    """What NVML shows of the one GPU in an action, or when it has ended: all processes, and what the driver keeps."""
+    """NVML's memory of the GPU during actions, or after them (is_resident): all processes, and the driver's part."""
     run_phase: Literal["first", "steady"] = "first" if plan.job.workload.num_steps == 1 else "steady"
     moments = [
         held_on_device(plan, action, run_phase, is_resident=is_resident) for action in find_actions(plan, *kinds)
@@ -115,15 +114,13 @@ def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: b
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
-    """The most that NVML shows in an update, the engine asleep; or what torch counts of the trainer."""
+    """NVML's peak during an update, with the engine asleep."""
     return by_nvml(point, plan_of(colocated_job(point)), *TRAINS)
 
 
 @predicts("sleeping_engine_residual", "rollout_peak")
 def predict_engine(point: MeasuredPoint) -> Prediction:
-    """What NVML shows of a GPU whose engine sleeps, before the trainer's weights come; or the most in a generation, the
-    trainer offloaded.
-    """
+    """NVML's memory of a sleeping engine, or its peak during generation; the trainer is offloaded in both cases."""
     plan, is_asleep = plan_of(colocated_job(point, has_passes=False)), point.kind == "sleeping_engine_residual"
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
     sizes = held_by_engine(plan, kind, is_resident=is_asleep)

@@ -1,7 +1,7 @@
-"""A published training run as a job with a forced layout: who trains what on which GPUs, in the keys of a job file.
+"""A published training run as a job with a forced layout.
 
-In: a point of any trainer. Out: the job as a mapping. Raises CannotPredict for what is missing, and for what no job
-says. Left out: bytes and seconds, which a plan of the job has (predict.py).
+In: a point of any trainer. Out: the job as a mapping. Raises CannotPredict for missing settings, and for runs that no
+job can express. Left out: bytes and seconds (predict.py).
 """
 
 import re
@@ -44,12 +44,14 @@ from rlplan.vocabulary import Dtype
 
 GLOBAL_BATCH = ("global_batch", "global_batch_size", "gbs", "train_batch_size", "global_train_batch_size")
 USUAL_GPU = "h100-sxm"
-"""GPU of a job whose point names none: bytes of tensors do not depend on it."""
+"""GPU of a job whose point names none: bytes of tensors do not depend on the GPU."""
 LIMITED_WATTS = 700
-"""Of a B200 that is said to be limited without a figure: a B100's, as which the only source of such points first names
-its GPUs (torchao, prototype/mx_formats/README.md)."""
+"""Power limit of a B200 that is described as limited, without a number.
+
+It is that of a B100, which the only source of such points first names (torchao, prototype/mx_formats/README.md).
+"""
 FULL_PIPELINE = 4
-"""Micro-batches of a step for each stage of a pipeline, where a point does not say how many: enough to fill it."""
+"""Micro-batches per step and pipeline stage where a point does not state their number: enough to fill the pipeline."""
 RECIPE_MODULES = (
     (r"deepseekv3.* h100", "mla_up_proj mlp"),
     (r"deepseekv3.* (b200|b300|gb200)", "mla_up_proj"),
@@ -58,16 +60,21 @@ RECIPE_MODULES = (
     (r"nemotronh.* h100", "layernorm"),
     (r"nemotronh.* b200 .*mxfp8", "moe_act layernorm"),
 )
-"""What Megatron-Bridge's recipes recompute, by architecture, GPU and precision; others nothing. Source: Megatron-Bridge
-2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: earlier containers as these."""
+"""Modules that Megatron-Bridge's recipes recompute, by architecture, GPU and precision; other recipes recompute none.
+
+Source: Megatron-Bridge 2026-08, src/megatron/bridge/perf_recipes (`recompute_modules`). Assumes: the same for earlier
+containers.
+"""
 BF16_MOMENTS = ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
-"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`). Gradients are
-reduced in bf16 by all of its recipes that are measured (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
-src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py."""
+"""Architectures whose recipes in Megatron-Bridge keep moments in bf16 (`use_precision_aware_optimizer`).
+
+All measured recipes reduce gradients in bf16 (`grad_reduce_in_fp32` False). Source: Megatron-Bridge 2026-08,
+src/megatron/bridge/perf_recipes/_common.py, deepseek/common.py, recipes/moonlight/moonlight_16b.py.
+"""
 
 
 class Layout:
-    """Who shares what, as far as a point says it."""
+    """Degrees of parallelism that a point states."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.num_ranks = num_ranks(settings)
@@ -82,14 +89,14 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Groups of ranks that compute micro-batches of their own. Raises: CannotPredict."""
+        """Groups of ranks that each compute their own micro-batches. Raises: CannotPredict."""
         ranks = self.tp * self.pp * self.cp * self.ulysses
         if self.num_ranks % ranks:
             raise CannotPredict(f"{ranks} ranks that share a micro-batch do not divide {self.num_ranks} GPUs")
         return self.num_ranks // ranks
 
     def keys(self, backend: str) -> dict[str, Any]:
-        """The keys of `training`."""
+        """The layout as keys of `training`."""
         axes: dict[str, Any] = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "ulysses": self.ulysses}
         if self.etp is not None and backend == "megatron":
             axes["etp"] = self.etp
@@ -97,9 +104,9 @@ class Layout:
 
 
 def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, Any]:
-    """The job of a training run. has_passes: tokens and recomputation are needed, else states alone were measured.
+    """The job of a training run. Raises: CannotPredict.
 
-    Raises: CannotPredict.
+    has_passes: whether passes were measured, so that tokens and recomputation matter, and not only states.
     """
     settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
     _check_attention(settings, trainer, model)
@@ -140,7 +147,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
 
 
 def hardware_of(point: MeasuredPoint, count: int) -> dict[str, Any]:
-    """The `hardware` of the point's job, with the power limit and the hosts that the point states."""
+    """The `hardware` of the point's job, with its stated power limit and hosts."""
     gpu, settings, text = gpu_of(point), RunSettings(point), (point.gpu or "").lower()
     if gpu is None:
         settings.assume("gpu", USUAL_GPU)
@@ -164,7 +171,7 @@ def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: T
 
 
 def _num_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
-    """Sequences of an optimizer step: the global batch, else micro-batches times ranks times accumulation."""
+    """Sequences per optimizer step: the global batch, else micro-batch times ranks times accumulation."""
     groups, key = layout.groups, settings.first(GLOBAL_BATCH)
     if key and settings.count(key) % (groups * micro_batch) == 0:
         return settings.count(key)
@@ -174,7 +181,7 @@ def _num_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micr
 
 
 def _backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
-    """DeepSpeed where a ZeRO stage is stated, else as the trainer shares its states. Raises: CannotPredict."""
+    """The backend: DeepSpeed where a ZeRO stage is stated, else the trainer's. Raises: CannotPredict."""
     if read_stage(settings) is not None:
         return "deepspeed"
     if trainer.backend == "fsdp2":
@@ -187,14 +194,14 @@ def _backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
 
 
 def _is_replicated(settings: RunSettings) -> bool:
-    """DDP: nothing is sharded."""
+    """Whether the run uses DDP, which shards nothing."""
     return "ddp" in settings.text or ("ddp" in settings and "fsdp" not in settings)
 
 
 def _kept(
     point: MeasuredPoint, settings: RunSettings, trainer: Trainer, model: ModelSpec, backend: str
 ) -> dict[str, Any]:
-    """What weights, gradients and states are kept in, and adapters. Raises: CannotPredict."""
+    """Data types of weights, gradients and states, and adapters, as keys of `training`. Raises: CannotPredict."""
     precision = read_precision(settings, has_master=trainer.has_master)
     types: dict[str, Any] = {"dtype": precision.compute.value}
     if backend == "fsdp2":
@@ -227,17 +234,17 @@ def _kept(
 
 
 def _base_format(settings: RunSettings, trainer: Trainer) -> str | None:
-    """The format of frozen weights; None where they have the type of the passes. Raises: CannotPredict."""
+    """The quantization of frozen weights; None where they have the compute dtype. Raises: CannotPredict."""
     text = settings.text
     if trainer in (TORCHTITAN, AUTOMODEL, MEGATRON):
-        return None  # a format is of matmuls there, and weights stay as they are
+        return None  # formats concern matmuls in these trainers, and weights keep their dtype
     if any(name in text for name in ("hqq", "int8", "8bit", "gptq", "awq", "fp8")):
         raise CannotPredict("of 4-bit formats of a frozen base a job says NF4 alone")
     return "nf4" if any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")) else None
 
 
 def _logits(settings: RunSettings, trainer: Trainer, layout: Layout, backend: str) -> str:
-    """How the loss is taken: as stated, a fused kernel where it is named (Liger, cut cross-entropy), the trainer's."""
+    """The loss implementation: stated, else a named fused kernel (Liger, cut cross-entropy), else the trainer's."""
     if "loss" in settings and (stated := stated_loss(settings.word("loss"))):
         return stated
     if settings.says("liger", "liger_kernel", "fused_ce", "cut_cross_entropy"):
@@ -294,13 +301,13 @@ def _kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: 
 
 
 def is_compiled(settings: RunSettings, trainer: Trainer) -> bool:
-    """Whether torch.compile is on."""
+    """Whether torch.compile is used."""
     stated = settings.says("compile")
     return trainer.is_compiled if stated is None else stated
 
 
 def is_bridge(settings: RunSettings) -> bool:
-    """Whether Megatron-Bridge's recipes run, whose defaults differ from Megatron-LM's."""
+    """Whether the run uses Megatron-Bridge's recipes, whose defaults differ from Megatron-LM's."""
     return "bridge" in settings.word("framework").lower()
 
 
@@ -325,7 +332,7 @@ def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) 
 
 
 def _offloads_activations(settings: RunSettings) -> bool:
-    """Whether what is kept goes to the host: a technique, or in the words about recomputation."""
+    """Whether activations are offloaded to the host: a technique, or a word of the recomputation setting."""
     key = settings.first(RECOMPUTE)
     says = key is not None and re.search(r"(?<!no )(?<!without )offload", str(settings.raw(key)).lower()) is not None
     return says or bool(settings.says("act_offload", "activation_offloading"))
@@ -339,8 +346,9 @@ def _offloads_states(settings: RunSettings) -> bool:
 
 
 def _shares_rows(settings: RunSettings, trainer: Trainer, layout: Layout) -> bool:
-    """Whether tensor parallel ranks share the elementwise operators between matmuls: torchtitan, Megatron but for GPT,
-    whose papers came before it, unless the mode of the run names it (SP, arXiv 2205.05198, table 5).
+    """Whether the run uses sequence parallelism: stated, else by default in torchtitan and Megatron.
+
+    Megatron's GPT papers predate it, unless the mode of the run names it (SP, arXiv 2205.05198, table 5).
     """
     is_gpt = "gpt" in str(settings.raw("mode") or "").lower()
     does = trainer in (TORCHTITAN, MEGATRON) and not is_gpt
@@ -350,7 +358,7 @@ def _shares_rows(settings: RunSettings, trainer: Trainer, layout: Layout) -> boo
 
 
 def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
-    """torchtitan cuts the local batch into one micro-batch a stage, or as many as it says."""
+    """The micro-batch; torchtitan splits the local batch into one per pipeline stage, or as many as stated."""
     if trainer is not TORCHTITAN or pp == 1:
         return tokens
     key = settings.first(MICRO_BATCHES)

@@ -1,6 +1,6 @@
-"""The largest model that trains on a given machine: DeepSpeed-Chat's claims about OPT.
+"""Predictor of the largest model that trains on a machine, for DeepSpeed-Chat's claims about OPT.
 
-In: a point of kind `max_model_size`. Out: the name of the largest OPT actor whose job fits. Left out: other families.
+In: a point of kind `max_model_size`. Out: the size of the largest OPT policy whose job fits. Left out: other families.
 """
 
 import re
@@ -15,12 +15,12 @@ from rlplan.spec.base import shorten
 from rlplan.spec.models.catalogue import find_model, load_catalogue
 
 PROMPT = RESPONSE = 256
-"""Tokens of a prompt and of a response in DeepSpeed-Chat's scripts, a micro-batch of one sequence."""
+"""Tokens of a prompt and of a response in DeepSpeed-Chat's scripts, which use a micro-batch of one sequence."""
 
 
 @predicts("max_model_size")
 def predict_largest(point: MeasuredPoint) -> Prediction:
-    """The largest OPT whose PPO step fits on one GPU, as a word such as `13b`."""
+    """The size of the largest OPT whose PPO step fits on one GPU, such as `13b`."""
     settings = RunSettings(point)
     if num_ranks(settings) > 1 or gpu_of(point) is None:
         raise CannotPredict("the largest model is predicted for one known GPU")

@@ -1,7 +1,7 @@
-"""Peaks and steady states of published training runs: `train_peak` and `train_steady`.
+"""Predictors of `train_peak` and `train_steady`: peaks and steady states of published training runs.
 
-In: a point. Out: what the plan of its job says of the policy's trainer, by the statistic that was measured, in its own
-unit. Left out: how settings are read (job.py), an engine that sleeps beside the trainer (colocated.py).
+In: a point. Out: memory of the policy trainer in the plan of its job, by the measured statistic, in the point's unit.
+Left out: reading settings (job.py), an engine that sleeps in the same process (colocated.py).
 """
 
 import re
@@ -16,12 +16,12 @@ from rlplan.accuracy.training.trainers import AGILERL, trainer_of
 from rlplan.vocabulary import MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
-"""Units of a statistic over steps that is no peak."""
+"""Units of statistics over steps other than a peak."""
 
 
 @predicts("train_peak")
 def predict_peak(point: MeasuredPoint) -> Prediction:
-    """The peak of a training step on one GPU; a mean over log points is what is there when a step ends."""
+    """The peak of a training step on one GPU; a mean of logged values is the memory at the end of a step."""
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
     statistic = statistic_of(point)
@@ -35,7 +35,7 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
 
 @predicts("train_steady")
 def predict_steady(point: MeasuredPoint) -> Prediction:
-    """What a rank holds between two steps."""
+    """Bytes of a rank between two steps."""
     plan = plan_of(training_job(point, has_passes=False))
     sizes = held_between_steps(plan, Statistic.ALLOCATED)
     sizes = {kind: size for kind, size in sizes.items() if kind is not MemoryKind.COMM_BUFFERS}
@@ -43,6 +43,6 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
 
 
 def statistic_of(point: MeasuredPoint) -> Statistic:
-    """What was counted: as the unit says, else as the trainer's own log has it."""
+    """The measured statistic: from the unit, else the trainer's own."""
     stated = point.measured.statistic
     return trainer_of(point).reports if stated is Statistic.UNSTATED else stated

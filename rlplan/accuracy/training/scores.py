@@ -1,7 +1,6 @@
-"""Passes without gradient that give log-probs, values or rewards: `logprob_peak` and `logprob_steady`.
+"""Predictors of `logprob_peak` and `logprob_steady`: passes without gradients for log-probs, values or rewards.
 
-In: a point of one pass on one GPU. Out: what the plan of a GRPO job says of its scorer with that model. Left out:
-several GPUs.
+In: a point of one pass on one GPU. Out: memory of the scorer in the plan of a GRPO job. Left out: several GPUs.
 """
 
 from typing import Any
@@ -16,19 +15,19 @@ from rlplan.spec.base import shorten
 from rlplan.vocabulary import Role
 
 SCALAR_ROLES = ("value", "critic", "reward")
-"""Roles that give one number a token."""
+"""Roles with one output per token."""
 ROLES = ("policy", "reference", "teacher", *SCALAR_ROLES)
 
 
 @predicts("logprob_peak")
 def predict_score_peak(point: MeasuredPoint) -> Prediction:
-    """The most that a scorer holds in a pass."""
+    """Peak bytes of a scorer during a pass."""
     return _predict(point, is_resident=False)
 
 
 @predicts("logprob_steady")
 def predict_score_steady(point: MeasuredPoint) -> Prediction:
-    """What a scorer holds between passes: its weights."""
+    """Bytes of a scorer between passes: its weights."""
     return _predict(point, is_resident=True)
 
 
@@ -42,7 +41,7 @@ def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
 
 
 def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> dict[str, Any]:
-    """A GRPO job whose scorer makes the pass. Raises: CannotPredict."""
+    """A GRPO job whose scorer runs the pass. Raises: CannotPredict."""
     settings = RunSettings(point)
     sequences, length = 1, 2
     if has_passes:
@@ -78,7 +77,7 @@ def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> d
 
 
 def _role(settings: RunSettings) -> str:
-    """Whose pass it is. Raises: CannotPredict for other roles, several GPUs, and the cut-down models of a dry run."""
+    """The role of the pass. Raises: CannotPredict for other roles and for several GPUs."""
     role = settings.word("role", "policy").lower()
     if role not in ROLES:
         raise CannotPredict(f"role {shorten(role)} is none of {', '.join(ROLES)}")

@@ -1,7 +1,6 @@
-"""Published training throughput: `throughput_train`, in tokens per second, seconds per step or a share of the peak.
+"""Predictor of `throughput_train`: tokens per second, seconds per step or MFU of published training runs.
 
-In: a point. Out: what the plan of its job says of a step, in the point's own unit. Left out: loading of data,
-checkpoints, failures.
+In: a point. Out: the step of its job's plan in the point's unit. Left out: data loading, checkpoints, failures.
 """
 
 import re
@@ -29,13 +28,13 @@ from rlplan.spec.model import ModelSpec
 from rlplan.spec.models.parts import NONE
 
 PRECISIONS = ("precision", "dtype", "fp8", "float8", "attn", "mode", "quant")
-"""Settings that may name the type of the layers' matmuls."""
+"""Settings that may name the dtype of the layers' matmuls."""
 ULTRA = 300e9
-"""Parameters beyond which a Nemotron 3 is Ultra."""
+"""Parameters that separate Nemotron 3 Super (fewer) from Ultra (more)."""
 STAGES = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "no_shard": 0}
-"""FSDP's words for ZeRO's stages."""
+"""ZeRO stages by FSDP's names."""
 GPUS_OF_A_HOST = 8
-"""Of x86 hosts of the published runs."""
+"""GPUs per x86 host of the published runs."""
 
 
 @predicts("throughput_train")
@@ -47,7 +46,7 @@ def predict_throughput(point: MeasuredPoint) -> Prediction:
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
-    """The job of a timed step. Raises: CannotPredict where a setting that decides its time is missing."""
+    """The job of a timed step. Raises: CannotPredict where a setting that decides the time is missing."""
     point = with_usual(point)
     if trainer_of(point) is PRIME_RL:
         raise CannotPredict(
@@ -70,7 +69,7 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
 
 
 def in_unit(unit: str, plan: Plan, seconds: float) -> float:
-    """A step's throughput in the words of a source. Raises: CannotPredict."""
+    """A step's throughput in a source's unit. Raises: CannotPredict."""
     word = unit.lower().replace(" per ", "/").replace(" ", "")
     word = re.sub(r"sec(ond)?s?(?![a-z])", "s", word)
     workload = plan.job.workload
@@ -94,8 +93,10 @@ def in_unit(unit: str, plan: Plan, seconds: float) -> float:
 
 
 def with_usual(point: MeasuredPoint) -> MeasuredPoint:
-    """A point with what its kind leaves out: a pipeline's micro-batch is one sequence; recomputation may stand in
-    `mode`, and is none where tables of throughput are silent and the trainer has no other default."""
+    """A point with assumed values for settings that throughput tables leave out.
+
+    A pipeline's micro-batch is one sequence, and recomputation may stand in `mode`.
+    """
     usual: dict[str, Any] = {}
     read = RunSettings(point)
     if read.first(BATCH) is None and read.degree("pp", "pipeline_parallel") > 1:
@@ -110,7 +111,7 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     if read.first(RECOMPUTE) is None and "recompute" in mode:
         usual["recompute"] = mode
     if read.raw("ep") is None and "deepep" in read.word("kernels").lower():
-        usual["ep"] = num_ranks(read)  # a dispatcher among ranks with different experts
+        usual["ep"] = num_ranks(read)  # DeepEP dispatches tokens among expert-parallel ranks
     for key, value in usual.items():
         read.assume(key, value)
     return point.model_copy(update={"settings": point.settings | usual})
@@ -122,7 +123,7 @@ def _ranks_of(settings: RunSettings) -> int:
 
 
 def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
-    """What shards states, where the words of FSDP or Megatron say so. Raises: CannotPredict."""
+    """The ZeRO stage that settings of FSDP or Megatron imply; None without any. Raises: CannotPredict."""
     sharding = str(settings.raw("sharding") or settings.raw("sharding_strategy") or "").lower()
     if sharding in STAGES:
         return STAGES[sharding]
@@ -135,7 +136,7 @@ def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
 
 
 def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
-    """Kernels that decide a step's seconds, as far as the point, or a recipe of Megatron-Bridge, says them."""
+    """Keys of `training.kernels` for time, from the point or from a recipe of Megatron-Bridge."""
     kernels: dict[str, Any] = {}
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
     has_fp8 = bool(settings.says("float8", "fp8")) or re.search(r"fp8(?! false)|float8", words) is not None
@@ -148,7 +149,7 @@ def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) ->
         kernels["attention"] = attention
     if settings.word("overlap").lower().startswith("none"):
         kernels["overlaps_step"] = False
-    if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers came before FlashAttention
+    if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers predate FlashAttention
         return kernels | {"attention": "unfused"}
     if trainer is MEGATRON:
         return kernels | _recipe(settings, model)
@@ -160,7 +161,7 @@ def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) ->
 
 
 def _attention(settings: RunSettings) -> str | None:
-    """The attention kernel, where it is named."""
+    """The named attention kernel; None without one."""
     key = settings.first(("attn", "attention", "attn_implementation", "kernels"))
     word = str(settings.raw(key)).lower() if key else ""
     if re.search(r"flex\W?att", word):
@@ -169,12 +170,12 @@ def _attention(settings: RunSettings) -> str | None:
 
 
 def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
-    """What Megatron-Bridge's recipes set beside what a point says.
+    """Kernel settings of Megatron-Bridge's recipes where a point does not state them.
 
-    They send a token to a host once (HybridEP, DeepEP), let experts' rows travel beside another micro-batch from
-    container 26.06 on, or where stages are interleaved and experts lie on several x86 hosts, and have CUDA graphs on
-    GB200 and GB300, on x86 hosts from 26.04 on where there is no pipeline. Of hybrids Megatron-Core overlaps nothing,
-    and their graphs leave experts out. Source: Megatron-Bridge src/megatron/bridge/perf_recipes (2026-08).
+    The recipes send a token to each host once (HybridEP, DeepEP). They overlap expert communication with another
+    micro-batch from container 26.06, or with interleaved stages and experts on several x86 hosts. They use CUDA graphs
+    on GB200 and GB300, and from 26.04 on x86 hosts without a pipeline. Megatron-Core overlaps nothing for hybrid
+    models, and their graphs exclude experts. Source: Megatron-Bridge src/megatron/bridge/perf_recipes (2026-08).
     """
     has_recipe, kernels = is_bridge(settings), dict[str, Any]()
     container = tuple(int(part) for part in re.findall(r"\d+", settings.word("container"))[:2])
@@ -194,9 +195,11 @@ def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
 
 
 def _predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:
-    """Tokens that a recipe of Megatron-Bridge predicts ahead: one of DeepSeek-V3 unless its note says `w/o MTP`; of
-    Nemotron 3 Super one, of Ultra two. Source: Megatron-Bridge models/deepseek/deepseek_v3_bridge.py (as
-    `num_nextn_predict_layers`), perf_recipes/nemotronh (2026-08).
+    """Multi-token-prediction depth of a Megatron-Bridge recipe.
+
+    It is 1 for DeepSeek-V3 unless the note says `w/o MTP`, 1 for Nemotron 3 Super, and 2 for Ultra.
+    Source: Megatron-Bridge models/deepseek/deepseek_v3_bridge.py (`num_nextn_predict_layers`) and
+    perf_recipes/nemotronh (2026-08).
     """
     experts, word = model.experts, settings.word("note").lower()
     if not is_bridge(settings) or re.search(r"w/o mtp|without mtp|no mtp", word) or experts is None:

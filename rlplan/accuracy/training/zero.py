@@ -1,6 +1,6 @@
-"""DeepSpeed's settings of a training point, by the keys of its own config and of tables that quote it.
+"""DeepSpeed settings of a training point, by the keys of its config and of tables that quote it.
 
-In: settings. Out: the keys of a job's `training` that say the same. Raises CannotPredict for what no job says.
+In: settings. Out: the corresponding keys of a job's `training`. Raises CannotPredict for settings without such a key.
 """
 
 import re
@@ -15,16 +15,16 @@ COUNTS = {
     "reduce_bucket_size": ("reduce_bucket_size",),
     "persistence_threshold": ("stage3_param_persistence_threshold", "param_persistence_threshold"),
 }
-"""Keys of a job and those of DeepSpeed that set them; sizes are elements."""
+"""Job keys, with DeepSpeed's keys for them; sizes are in elements."""
 UNSAID = (
     *("sub_group_size", "stage3_max_live_parameters", "max_live_parameters", "stage3_max_reuse_distance"),
     *("max_reuse_distance", "stage3_prefetch_bucket_size", "prefetch_bucket_size"),
 )
-"""Keys of DeepSpeed that no job has: rlplan's runtime sets them."""
+"""DeepSpeed keys without a job key: rlplan's runtime sets them."""
 
 
 def read_stage(settings: RunSettings) -> int | None:
-    """The ZeRO stage; None where the point speaks of none. Raises: CannotPredict for one that does not exist."""
+    """The stated ZeRO stage; None without one. Raises: CannotPredict for a stage that does not exist."""
     key = settings.first(STAGE)
     if key is None:
         return None
@@ -37,7 +37,7 @@ def read_stage(settings: RunSettings) -> int | None:
 
 
 def zero_keys(settings: RunSettings) -> dict[str, Any]:
-    """Keys of `training` that a DeepSpeed config says. Raises: CannotPredict."""
+    """The keys of `training` for a DeepSpeed config. Raises: CannotPredict."""
     if (unsaid := settings.first(UNSAID)) is not None:
         raise CannotPredict(f"setting '{unsaid}': no job says it")
     keys: dict[str, Any] = {"zero_stage": read_stage(settings)}
@@ -55,7 +55,7 @@ def zero_keys(settings: RunSettings) -> dict[str, Any]:
 
 
 def is_offloaded(settings: RunSettings, key: str) -> bool:
-    """Whether a key of DeepSpeed's sends states to the host: true, a device's name, or `{"device": ...}`."""
+    """Whether a DeepSpeed key offloads states to the host: true, a device's name, or `{"device": ...}`."""
     value = settings.raw(key)
     if isinstance(value, dict):
         value = value.get("device")

@@ -1,8 +1,8 @@
 """The job keys that change what is learned, and the check that an export keeps them.
 
-A stack's file sets part of an experiment, and its defaults set the rest: a dropout of 0.1, a lambda of 1. Comparing only
-the written keys would miss the defaults. So this module lists the plan's keys, and each is compared with the value after
-import, upstream's defaults included.
+A stack's file sets part of an experiment, and its defaults set the rest: a dropout of 0.1, a lambda of 1. Comparing
+only the written keys would miss the defaults. So this module lists the plan's keys, and each is compared with the value
+after import, upstream's defaults included.
 
 In: a Plan, Settings. Out: job keys that count, and upstream's settings that match rlplan's losses and optimizers.
 Left out: details of a stack's loss that have no key.

@@ -163,8 +163,8 @@ _FORMS = {
     "slime": _Form(
         _slime,
         "SLIME=FOLDER bash train.sh",
-        "where FOLDER is slime's, with your data and rewards in the script, and with Megatron's checkpoints (--load, and "
-        "--ref-load where there is a KL)",
+        "where FOLDER is slime's, with your data and rewards in the script, and Megatron's checkpoints (--load, and "
+        "--ref-load with a KL term)",
     ),
     "nemo_rl": _Form(
         _nemo_rl,

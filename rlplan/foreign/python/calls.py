@@ -303,9 +303,9 @@ class Calls(Values):
         return entries
 
     def called(self, function: Function, node: ast.Call | None, first: Sequence[Any] = ()) -> Any:
-        """The return value of the script's own function; without a call, its parameters have their defaults or are unknown.
+        """The return value of the script's own function. first: arguments before those of the call, such as `self`.
 
-        first: arguments before those of the call, such as `self`.
+        Without a call its parameters have their defaults, or are unknown.
         """
         self.functions[function.node] = True
         self.num_calls += 1

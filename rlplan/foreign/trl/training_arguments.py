@@ -51,7 +51,7 @@ def with_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[st
 
 
 def _with_strategy(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
-    """The keys with FSDP's strategy under one key and by name: numbers, FSDP2's `true` and the older key mean the same."""
+    """The keys with FSDP's strategy under one key and by name, for its numbers, FSDP2's `true` and the older key."""
     older = f"{FSDP}fsdp_sharding_strategy"
     for key, entry in entries.items():
         if key == older or (key == STRATEGY and older not in entries):

@@ -1,7 +1,8 @@
 """Recognition of files and commands of stacks without a mapping table, which are refused by name.
 
 In: the keys of a document, or the commands of a script. Out: a SpecError that names the stack, the keys by which it was
-recognised, and the nearest `rlplan estimate` with the values that could be read. Left out: stacks with a table (table.py).
+recognised, and the nearest `rlplan estimate` with the values that could be read. Left out: stacks with a table
+(table.py).
 """
 
 import shlex

@@ -1,7 +1,7 @@
 """Memory of the engine that `vllm serve` starts, by vLLM's own arithmetic.
 
-In: Settings of vLLM, the imported job. Out: Served. Left out: seconds; LoRA slots and rows of drafted tokens, which need
-more memory.
+In: Settings of vLLM, the imported job. Out: Served. Left out: seconds; LoRA slots and rows of drafted tokens, which
+need more memory.
 Source: vLLM 0.32.0 v1/core/kv_cache_utils.py `_check_enough_kv_cache_memory`, config/offload.py `cpu_offload_gb`.
 """
 
@@ -61,7 +61,7 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
 
 
 def _with_shared_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
-    """The engine with experts sharded over data-parallel ranks, which vLLM does without `--enable-expert-parallel` too."""
+    """The engine with experts sharded over data-parallel ranks: vLLM does that even without expert parallelism."""
     seqs, tokens = (limit and limit * dp for limit in (engine.max_num_seqs, engine.max_num_batched_tokens))
     return replace(engine, ep=tp * dp, attention_dp=dp, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 

@@ -120,10 +120,10 @@ def test_trl_s_own_parser_reads_every_file_and_means_the_plan(tmp_path: Path) ->
     for plan, folder in write_plans("trl", tmp_path):
         config, model = parsed_by_trl(GRPOConfig, folder)
         work = plan.job.workload
-        config = read_yaml(folder / "train.yaml")
+        written = read_yaml(folder / "train.yaml")
         # accelerate.yaml starts eight processes, and here there is one
         of_a_process = config.per_device_train_batch_size * config.steps_per_generation
-        assert config.get("generation_batch_size", 8 * of_a_process) == work.num_rollouts_per_step
+        assert written.get("generation_batch_size", 8 * of_a_process) == work.num_rollouts_per_step
         assert (config.num_generations, config.temperature) == (work.num_samples_per_prompt, work.temperature)
         assert config.max_completion_length == work.max_response_len
         assert model.model_name_or_path == "Qwen/Qwen2.5-1.5B-Instruct"

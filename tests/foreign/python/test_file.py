@@ -317,7 +317,7 @@ def test_what_a_long_script_does_behind_its_trainer_is_not_followed(tmp_path: Pa
     )
     settings = read(tmp_path, "config = GRPOConfig(beta=0.5)\n" + END + long * 30)
     assert settings.value("beta") == 0.5
-    assert any("behind the trainer at line 9 is not read" in note for note in settings.notes)
+    assert any("nothing after the trainer at line 9 is read" in note for note in settings.notes)
 
 
 UNSLOTH = (

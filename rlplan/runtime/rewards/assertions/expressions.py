@@ -1,9 +1,11 @@
-"""Expressions of tests, evaluated outside of the sandbox over what came out of it.
+"""Evaluator of test expressions over results that came out of the sandbox.
 
-In: the tree of an expression, which the data set's author wrote, and values by name, which a program may have made up.
-Out: its value. There are comparison, arithmetic, `and`, `or`, `not`, displays, comprehensions, subscripts and the
-functions of functions.py; whatever else stands in a tree is refused when it is read: attributes, imports, lambdas,
-other names.
+It runs in the driver's process on values that a program may have crafted. So every operation has a bounded cost, and
+only plain Python values occur. Unlike the evaluator of foreign scripts (foreign/python), an expression that it cannot
+evaluate is refused when it is read.
+
+In: the tree of an expression, written by the data set's author, and values by name, returned by a program. Out: its
+value. Left out: attributes, imports, lambdas and names other than those of values and of functions.py.
 """
 
 import ast
@@ -27,13 +29,13 @@ from rlplan.runtime.rewards.assertions.operations import ARITHMETIC, COMPARISONS
 from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, dotted, is_single, shortened, unknown
 
 FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
-"""What an expression raises over values that it does not fit: the assertion does not hold."""
+"""Exceptions of an expression whose values do not fit: the assertion then fails."""
 _DISPLAYS = {ast.List: make_list, ast.Tuple: make_tuple, ast.Set: make_set}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The names that have a value, and the steps that are left."""
+    """The values of names, and the remaining budget."""
 
     names: dict[str, Any]
     budget: Budget
@@ -44,12 +46,12 @@ _Build = Callable[[Any, frozenset[str]], Compute]
 
 
 def evaluate(compute: Compute, names: Mapping[str, Any]) -> Any:
-    """The value of an expression that was read. Raises: one of FAULTS."""
+    """The value of a compiled expression. Raises: one of FAULTS."""
     return compute(Frame(dict(names), Budget()))
 
 
 def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
-    """An expression in which these names will have a value. Raises: UnreadableTestsError."""
+    """A compiled expression over these names. Raises: UnreadableTestsError."""
     if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
         try:
             return _constant(ast.literal_eval(node))
@@ -64,7 +66,7 @@ def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
 
 
 def _once(compute: Compute, node: ast.expr) -> Compute:
-    """What depends on no value of a program's is evaluated when it is read: a fault in it is the row's."""
+    """A constant expression, evaluated once when it is read, so that an error in it is reported for the row."""
     try:
         value = evaluate(compute, {})
     except FAULTS as error:
@@ -200,7 +202,7 @@ def _called(node: ast.Call, names: frozenset[str]) -> Compute:
 
 
 def _zip_for(node: ast.Call) -> Callable[..., Any]:
-    """Of equal lengths, but for a value beside parts of itself, as in `zip(x, x[1:])`."""
+    """The variant of zip: equal lengths are required, except for a value and its own slices, as in `zip(x, x[1:])`."""
     strict = next((each.value for each in node.keywords if each.arg == "strict"), None)
     if strict is not None and not (isinstance(strict, ast.Constant) and strict.value is True):
         raise UnreadableTestsError(
@@ -215,7 +217,7 @@ def _is_cut(node: ast.expr) -> TypeGuard[ast.Subscript]:
 
 
 def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], names: frozenset[str]) -> Compute:
-    """The tuples of results, one after the other, as a generator."""
+    """A generator of the tuples of results of nested comprehension loops."""
     if not generators:
         parts = [read_expression(each, names) for each in results]
         cost = sum(1 for each in results for _ in ast.walk(each))

@@ -1,8 +1,8 @@
-"""Functions that assertions may use: Python's own under their own names, on plain values, at a bounded cost.
+"""Functions that assertions may use: Python's own, on plain values and at a bounded cost.
 
-In: a budget, and values that a program may have made up. Out: what Python gives.
-Differs: `zip` wants its arguments to be of one length, so that an empty result does not pass for a right one.
-Left out: what takes a function (`map`, `key=`), what gives one away (`getattr`, `type`), and what prints or reads.
+In: a budget, and values that a program may have crafted. Out: Python's results.
+Differs: `zip` requires equal lengths, so that an empty result does not pass as a right one.
+Left out: functions that take a function (`map`, `key=`), that reveal one (`getattr`, `type`), and that print or read.
 """
 
 import math
@@ -13,9 +13,9 @@ from typing import Any
 from rlplan.runtime.rewards.assertions.operations import TEXTS, Budget, TooMuchError, items, keys, number, size
 
 MAX_DIGITS = 400
-"""Of round(): more than any float has, before or behind the point."""
+"""Digits of round(): more than any float has on either side of the decimal point."""
 MAX_NUMERAL = 4300
-"""Characters of a text that becomes a number: as many digits as Python itself takes."""
+"""Characters of a text that becomes a number: Python's own limit on digits."""
 
 
 def _round(budget: Budget, value: Any, ndigits: Any = None) -> Any:
@@ -43,7 +43,7 @@ def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -
 
 
 def _until(stops_at: bool) -> Callable[..., bool]:
-    """all() or any(): goes on up to the first value of this truth."""
+    """all() or any(), which stop at the first value of this truth."""
 
     def function(budget: Budget, values: Iterable[Any], /) -> bool:
         for each in values:
@@ -56,7 +56,7 @@ def _until(stops_at: bool) -> Callable[..., bool]:
 
 
 def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[Any]:
-    """Raises: ValueError when they are not of one length, before anything in them is looked at."""
+    """zip() of equal lengths. Raises: ValueError for different lengths, before any element is read."""
     assert strict, "what is not strict is refused when it is read"
     columns = [each if size(each) else items(budget, each) for each in values]
     if len({len(each) for each in columns}) > 1:
@@ -65,7 +65,7 @@ def zip_equal(budget: Budget, /, *values: Any, strict: Any = True) -> Iterator[A
 
 
 def zip_shortest(budget: Budget, /, *values: Any, strict: Any = False) -> Iterator[Any]:
-    """Python's own."""
+    """Python's zip()."""
     return iter(list(zip(*(items(budget, each) for each in values), strict=bool(strict))))
 
 
@@ -98,7 +98,7 @@ def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def make_list(budget: Budget, values: Iterable[Any] = (), /) -> list[Any]:
-    """list(), a display or a comprehension; so with the others."""
+    """list(), a display or a comprehension."""
     return items(budget, values)
 
 
@@ -108,12 +108,12 @@ def make_tuple(budget: Budget, values: Iterable[Any] = (), /) -> tuple[Any, ...]
 
 
 def make_set(budget: Budget, values: Iterable[Any] = (), /) -> set[Any]:
-    """set(), a display or a comprehension. Raises: ValueError for members that were made to collide."""
+    """set(), a display or a comprehension. Raises: ValueError for members that were crafted to collide."""
     return set(keys(budget, values))
 
 
 def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any]:
-    """dict(), a display or a comprehension. Raises: ValueError for keys that were made to collide."""
+    """dict(), a display or a comprehension. Raises: ValueError for keys that were crafted to collide."""
     entries = [(key, value) for key, value in items(budget, pairs.items() if type(pairs) is dict else pairs)]
     keys(budget, (key for key, _ in entries))
     return dict(entries, **named)
@@ -151,6 +151,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tuple": make_tuple,
     "zip": zip_equal,
 }
-"""By what a test writes. Each takes a budget before its own arguments."""
+"""Functions by their names in tests. Each takes a budget before its own arguments."""
 ITERATING = frozenset({"all", "any", "enumerate", "frozenset", "list", "set", "sorted", "sum", "tuple", "zip"})
-"""Those that go through what they are given one by one, so that it may as well be a generator."""
+"""Functions that only iterate over their argument, which may therefore be a generator."""
