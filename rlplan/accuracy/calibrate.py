@@ -102,7 +102,7 @@ def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str,
     samples: list[Sample] = []
     unused: Counter[str] = Counter()
     for point, comparison in zip(points, compare(points).points, strict=True):
-        sample = None if comparison.relative_error is None else _sample(point, comparison.relative_error)
+        sample = None if comparison.relative_error is None else _make_sample(point, comparison.relative_error)
         if sample is not None:
             samples.append(sample)
         else:
@@ -110,7 +110,7 @@ def samples_of(points: Iterable[MeasuredPoint]) -> tuple[list[Sample], dict[str,
     return samples, dict(unused)
 
 
-def _sample(point: MeasuredPoint, error: float) -> Sample | None:
+def _make_sample(point: MeasuredPoint, error: float) -> Sample | None:
     group, gpu, bounds = OF_KIND.get(point.kind), gpu_of(point), point.measured.bounds
     if group is None or gpu is None or bounds is None or error <= -1:
         return None
@@ -131,7 +131,7 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     gpus = Counter(sample.gpu for sample in samples)
     if len(gpus) > 1:
         listed = ", ".join(f"{gpu} ({num})" for gpu, num in gpus.most_common())
-        raise _refused(
+        raise _refuse(
             f"measurements are of {listed}", "one kind of GPU: constants are a profile's", "name those of one"
         )
     groups = {group: [sample for sample in samples if sample.group == group] for group in GROUPS}
@@ -139,7 +139,7 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     if not enough:
         counts = ", ".join(f"{len(own)} of {group}" for group, own in groups.items() if own) or "none"
         why = "; ".join(f"{num} unused: {reason}" for reason, num in list(unused.items())[:3])
-        raise _refused(
+        raise _refuse(
             f"measurements: {counts}" + (f" ({why})" if why else ""),
             f"a group needs {LEAST}: of {', '.join(dict.fromkeys(OF_KIND))}, or steps of runs and logs",
             f"measure {LEAST - max(map(len, groups.values()))} more settings",
@@ -150,14 +150,14 @@ def calibrate(samples: Sequence[Sample], find: Callable[[str], GpuProfile], unus
     }
     if not any(result.is_better for result in fits):
         errors = ", ".join(f"{result.group} {result.error_before:.1%} to {result.error_after:.1%}" for result in fits)
-        raise _refused(
+        raise _refuse(
             f"no fit reduces the error of held-out samples ({errors})",
             "a fit is kept only where it reduces that error",
             "keep the profile as it is",
         )
     profile = find(next(iter(gpus)))
     for result in fits:
-        profile = _with(profile, result) if result.is_better else profile
+        profile = _move_constants(profile, result) if result.is_better else profile
     return Calibration(profile, fits, unused | few)
 
 
@@ -173,24 +173,24 @@ def fit(samples: Sequence[Sample]) -> Fit:
     keys = [sample.model for sample in samples] if len(models) > 1 else [str(n) for n, _ in enumerate(samples)]
     errors = []
     for key in dict.fromkeys(keys):
-        value = _value([sample for own, sample in zip(keys, samples, strict=True) if own != key])
-        errors += [_error(sample, value) for own, sample in zip(keys, samples, strict=True) if own == key]
+        value = _fit_value([sample for own, sample in zip(keys, samples, strict=True) if own != key])
+        errors += [_compute_error(sample, value) for own, sample in zip(keys, samples, strict=True) if own == key]
     before = fmean(abs(sample.predicted / sample.measured - 1) for sample in samples)
-    return Fit(samples[0].group, len(samples), models, _value(samples), before, fmean(errors))
+    return Fit(samples[0].group, len(samples), models, _fit_value(samples), before, fmean(errors))
 
 
-def _value(samples: Sequence[Sample]) -> float:
+def _fit_value(samples: Sequence[Sample]) -> float:
     if samples[0].group == CONTEXT:
         return median(sample.measured - sample.predicted for sample in samples)
     return math.exp(median(math.log(sample.measured / sample.predicted) for sample in samples))
 
 
-def _error(sample: Sample, value: float) -> float:
+def _compute_error(sample: Sample, value: float) -> float:
     corrected = sample.predicted + value if sample.group == CONTEXT else sample.predicted * value
     return abs(corrected / sample.measured - 1)
 
 
-def _with(profile: GpuProfile, fit: Fit) -> GpuProfile:
+def _move_constants(profile: GpuProfile, fit: Fit) -> GpuProfile:
     """The profile with a fit applied: efficiencies are divided, seconds multiplied, and bytes added."""
     source = (
         f"rlplan calibrate: {fit.num_samples} measurements of {', '.join(fit.models)[:200]}; held-out error "
@@ -221,5 +221,5 @@ def value_words(fit: Fit) -> str:
     return f"{fit.value:.2f} times the seconds"
 
 
-def _refused(what: str, rule: str, way_out: str) -> SpecError:
+def _refuse(what: str, rule: str, way_out: str) -> SpecError:
     return SpecError(what, where="rlplan calibrate", rule=rule, way_out=way_out)

@@ -213,15 +213,15 @@ def compare_point(point: MeasuredPoint) -> Comparison:
         relative_error=error,
         status=PREDICTED if isinstance(answer, Prediction) else REFUSED,
         reason=answer.reason if isinstance(answer, Refusal) else None,
-        pair=_pair_of(point),
+        pair=_name_pair(point),
         without_effect=answer.without_effect if isinstance(answer, Prediction) else {},
         assumed=answer.assumed if isinstance(answer, Prediction) else {},
-        stratum=_stratum_of(point, answer),
+        stratum=_find_stratum(point, answer),
         quantity=point.quantity,
     )
 
 
-def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
+def _find_stratum(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
     """The stratum of a point, by its prediction; by its model where the point is not predicted."""
     if isinstance(answer, Prediction) and answer.stratum is not None:
         return answer.stratum
@@ -231,7 +231,7 @@ def _stratum_of(point: MeasuredPoint, answer: Prediction | Refusal) -> Stratum:
         return Stratum(is_moe=False)
 
 
-def _pair_of(point: MeasuredPoint) -> str:
+def _name_pair(point: MeasuredPoint) -> str:
     """The group of a serving latency: model, GPU and format in the source's words."""
     if not (point.kind.startswith("serving_") or point.kind == "throughput_infer"):
         return ""

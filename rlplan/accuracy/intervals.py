@@ -72,13 +72,13 @@ def list_residuals(
     """
     residuals = []
     for point, compared in zip(points, comparisons, strict=True):
-        ratio = _log_ratio(point, compared, left_out.get(point.id))
+        ratio = _compute_log_ratio(point, compared, left_out.get(point.id))
         if ratio is not None and point.reliability != GUESSED:
             residuals.append(Residual(point.quantity, compared.stratum, source_of(point, compared), ratio))
     return tuple(residuals)
 
 
-def _log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | None) -> float | None:
+def _compute_log_ratio(point: MeasuredPoint, compared: Comparison, left_out: float | None) -> float | None:
     """The residual of a point; None for verdicts and refusals."""
     error = compared.relative_error
     if error is None or isinstance(compared.measured, str | bool) or isinstance(compared.predicted, str):
@@ -151,7 +151,7 @@ def assign_strata(residuals: Sequence[Residual]) -> dict[str, list[Residual]]:
     strata: dict[str, list[Residual]] = defaultdict(list)
     enough = {
         stratum
-        for stratum in _strata_of(residuals)
+        for stratum in _list_strata(residuals)
         if is_enough([residual for residual in residuals if belongs(residual, stratum)])
     }
     for residual in residuals:
@@ -165,7 +165,7 @@ def is_enough(residuals: Sequence[Residual]) -> bool:
     return len(residuals) >= LEAST_POINTS and len({residual.source for residual in residuals}) >= LEAST_SOURCES
 
 
-def _strata_of(residuals: Iterable[Residual]) -> list[str]:
+def _list_strata(residuals: Iterable[Residual]) -> list[str]:
     words = {(residual.stratum.words, Stratum(residual.stratum.is_moe).words) for residual in residuals}
     return sorted({"", *(name for names in words for name in names)})
 
@@ -175,16 +175,16 @@ def measured_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in residuals:
         by_kind[residual.kind].append(residual)
-    return tuple(row for kind in sorted(by_kind) for row in _errors_of_kind(kind, by_kind[kind]))
+    return tuple(row for kind in sorted(by_kind) for row in _compute_kind_errors(kind, by_kind[kind]))
 
 
-def _errors_of_kind(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
+def _compute_kind_errors(kind: str, residuals: list[Residual]) -> Iterable[MeasuredError]:
     sources = Counter(residual.source for residual in residuals)
     if len(residuals) < LEAST_POINTS or len(residuals) - max(sources.values()) < LEAST_OTHERS:
         yield MeasuredError(kind, "", UNKNOWN_FACTOR, len(residuals), len(sources))
         return
     judged = assign_strata(residuals)
-    for stratum in _strata_of(residuals):
+    for stratum in _list_strata(residuals):
         points = [residual for residual in residuals if belongs(residual, stratum)]
         num_sources = len({residual.source for residual in points})
         if is_enough(points):

@@ -25,7 +25,7 @@ PHASES = {
 @predicts("phase_time")
 def predict_phase(point: MeasuredPoint) -> Prediction:
     """Seconds of a phase of a steady-state step, or of the whole step."""
-    plan, phase = plan_of(_job_of(point)), str(point.settings.get("of"))
+    plan, phase = plan_of(_get_job(point)), str(point.settings.get("of"))
     if phase == "step":
         return Prediction(seconds_of(plan), stratum=stratum_of(plan, point.quantity))
     if phase not in PHASES:
@@ -37,14 +37,14 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
 @predicts("role_peak")
 def predict_role_peak(point: MeasuredPoint) -> Prediction:
     """Peak bytes of a worker on one GPU, or of all workers together."""
-    plan, worker, statistic = plan_of(_job_of(point)), str(point.settings.get("of")), point.measured.statistic
+    plan, worker, statistic = plan_of(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
         return in_its_unit(point, device_peak(plan), plan)
     counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic
     return in_its_unit(point, worker_peak(plan, worker, counted), plan)
 
 
-def _job_of(point: MeasuredPoint) -> dict[str, Any]:
+def _get_job(point: MeasuredPoint) -> dict[str, Any]:
     job = point.settings.get("job")
     if not isinstance(job, dict):
         raise CannotPredict("a point of this kind carries its job; rlplan/accuracy/points/ has such files")

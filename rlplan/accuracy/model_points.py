@@ -55,11 +55,11 @@ def counted_job(point: MeasuredPoint) -> dict[str, Any]:
     if rank is not None:
         if settings.flag("use_dora") or "dora" in settings.word("method").lower():
             raise CannotPredict("DoRA: a job trains all weights, or LoRA")
-        job["training"] = {"lora": {"rank": rank, "target_modules": _targets(settings, job)}}
+        job["training"] = {"lora": {"rank": rank, "target_modules": _find_targets(settings, job)}}
     return job
 
 
-def _targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
+def _find_targets(settings: Settings, job: dict[str, Any]) -> str | list[str]:
     """The adapted layers, by their names in the model."""
     stated = next((settings.raw(key) for key in TARGETS if key in settings), "all-linear")
     if not isinstance(stated, str | list):

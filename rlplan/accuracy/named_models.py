@@ -52,7 +52,7 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     if not point.model:
         raise CannotPredict("the model is not named")
     if cut := _LAYERS.search(point.model):
-        return model_from_config(_cut(point, _LAYERS.sub("", point.model), int(cut.group(1))), where=point.id)
+        return model_from_config(_cut_layers(point, _LAYERS.sub("", point.model), int(cut.group(1))), where=point.id)
     return model_by_name(point.model)
 
 
@@ -68,7 +68,7 @@ def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
     if isinstance(config, dict):
         policy["config"] = config
     elif cut:
-        policy["config"] = _cut(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
+        policy["config"] = _cut_layers(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
     elif point.model not in load_catalogue():
         policy["config"] = config_of(point.model or "")
     if longest > model.max_position_embeddings:
@@ -80,7 +80,7 @@ _LAYERS = re.compile(r"\s*\((\d{1,3}) layers?\)")
 """Marks a run with only the first layers of a published model."""
 
 
-def _cut(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
+def _cut_layers(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
     """The config of a model's first layers; the setting `dense_layers` gives the dense layers before the experts."""
     config = dict(config_of(name))
     stated = point.settings.get("layers")
@@ -129,15 +129,15 @@ def config_of(name: str) -> dict[str, Any]:
     True
     """
     if len(name) <= 200:
-        configs = _configs()
+        configs = _load_configs()
         if name in configs:
             return configs[name]
-        by_key, plain = _by_key(), unquantized_name(name)
+        by_key, plain = _index_by_key(), unquantized_name(name)
         bare = re.sub(r"\s*\((?:hybrid|dense|mamba\d?|moe|[\s-])+\)\s*$", "", plain, flags=re.IGNORECASE)  # a remark
         for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False), key_of(bare)):
             if wanted in by_key:
                 return configs[by_key[wanted]]
-        if base := _base_of(plain):
+        if base := _find_base(plain):
             return configs[base]
     raise CannotPredict(f"model {shorten(name)} is not in the catalogue; give its config.json as the setting `config`")
 
@@ -150,22 +150,22 @@ def key_of(name: str, *, has_dates: bool = True) -> str:
     >>> key_of("Mistral-Small-24B-Instruct-2501", has_dates=False)
     'mistralsmall24b'
     """
-    words = [word for word in _words(name) if word not in SHAPELESS]
+    words = [word for word in _split_words(name) if word not in SHAPELESS]
     if not has_dates:
         words = [word for word in words if not re.fullmatch(r"\d{4}|v\d+(\.\d+)*", word)]
     return "".join(words)
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     return [word for word in re.split(r"[\s\-_()]+", name.lower().rstrip("/").rpartition("/")[2]) if word]
 
 
-def _base_of(name: str) -> str | None:
+def _find_base(name: str) -> str | None:
     """The longest known model name, with a size, within the words of a name; None without one."""
-    words = [word for word in _words(name) if word not in SHAPELESS]
+    words = [word for word in _split_words(name) if word not in SHAPELESS]
     if any(OTHER_MODELS.search(word) for word in words):
         return None
-    by_key = _by_key()
+    by_key = _index_by_key()
     spans = ((first, last) for first in range(len(words)) for last in range(first + 2, len(words) + 1))
     for first, last in sorted(spans, key=lambda span: span[0] - span[1]):
         part = words[first:last]
@@ -176,19 +176,19 @@ def _base_of(name: str) -> str | None:
 
 
 @cache
-def _configs() -> dict[str, dict[str, Any]]:
+def _load_configs() -> dict[str, dict[str, Any]]:
     """Configs by name, from the catalogue and data/model_shapes.json."""
     configs = {name: entry.config for name, entry in load_catalogue().items()}
     shapes = shape_entries()
 
-    def merged(name: str) -> dict[str, Any]:
+    def merge(name: str) -> dict[str, Any]:
         if name not in shapes:
             return configs[name]
         entry = shapes[name]
-        base = merged(entry["like"]) if "like" in entry else {}
+        base = merge(entry["like"]) if "like" in entry else {}
         return {**base, **entry.get("config", {})}
 
-    return configs | {name: merged(name) for name in shapes if name not in configs}
+    return configs | {name: merge(name) for name in shapes if name not in configs}
 
 
 @cache
@@ -200,8 +200,8 @@ def shape_entries() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _by_key() -> dict[str, str]:
+def _index_by_key() -> dict[str, str]:
     """Names by key. The first name of a key wins, and a key with dates wins over one without."""
-    names = list(_configs())
+    names = list(_load_configs())
     undated = {key_of(name, has_dates=False): name for name in reversed(names)}
     return undated | {key_of(name): name for name in reversed(names)}

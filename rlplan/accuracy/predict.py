@@ -28,11 +28,11 @@ TRAINS = (ActionKind.TRAIN_FORWARD_BACKWARD, ActionKind.OPTIMIZER_STEP)
 
 def plan_of(job: Mapping[str, Any]) -> Plan:
     """The plan of a job, whatever its verdict. Raises: RlplanError for a wrong job, or one without any layout."""
-    return _plan_of(json.dumps(job, sort_keys=True))
+    return _plan_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=512)
-def _plan_of(text: str) -> Plan:
+def _plan_text(text: str) -> Plan:
     return search_of(job_of(json.loads(text))).run(with_others=False, may_leave_idle=False)
 
 
@@ -43,27 +43,27 @@ def job_of(job: Mapping[str, Any]) -> JobSpec:
 
 def forget_plans() -> None:
     """Clear the cached plans, after a change of constants that plans depend on."""
-    for cache in (_plan_of, _served_of, _load_of):
+    for cache in (_plan_text, _serve_text, _simulate_text):
         cache.cache_clear()
 
 
 def served_of(job: Mapping[str, Any]) -> Served:
     """The engine of a serving job, as in `rlplan estimate`. Raises: RlplanError for a wrong job."""
-    return _served_of(json.dumps(job, sort_keys=True))
+    return _serve_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _served_of(text: str) -> Served:
+def _serve_text(text: str) -> Served:
     return serve(job_of(json.loads(text)))
 
 
 def load_of(job: Mapping[str, Any]) -> ServedLoad:
     """The engine's latencies with the job's concurrent requests, as in `rlplan simulate`. Raises: RlplanError."""
-    return _load_of(json.dumps(job, sort_keys=True))
+    return _simulate_text(json.dumps(job, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _load_of(text: str) -> ServedLoad:
+def _simulate_text(text: str) -> ServedLoad:
     return serve_load(job_of(json.loads(text)))
 
 
@@ -79,7 +79,7 @@ def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False
     """
     kinds = (ActionKind.OPTIMIZER_STEP,) if statistic is Statistic.MEAN_ALLOCATED else TRAINS
     moments = [
-        _held(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
+        _find_bytes(plan, action, statistic, "first" if is_first else "steady") for action in find_actions(plan, *kinds)
     ]
     return max(moments, key=lambda sizes: sum(sizes.values()))
 
@@ -87,16 +87,16 @@ def peak_in_training(plan: Plan, statistic: Statistic, *, is_first: bool = False
 def held_between_steps(plan: Plan, statistic: Statistic) -> dict[MemoryKind, int]:
     """Bytes by kind of a rank of the policy trainer after a step."""
     action = find_actions(plan, ActionKind.OPTIMIZER_STEP)[-1]
-    return _held(plan, action, statistic, "steady", is_resident=True)
+    return _find_bytes(plan, action, statistic, "steady", is_resident=True)
 
 
 def held_by_scorer(plan: Plan, role: Role, statistic: Statistic, *, is_resident: bool = False) -> dict[MemoryKind, int]:
     """Bytes by kind of a rank of a frozen role while it scores, or after (is_resident)."""
     [action, *_] = find_actions(plan, ActionKind.SCORE, role=role)
-    return _held(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
+    return _find_bytes(plan, action, statistic, "steady", process=f"scorer/{role}/0", is_resident=is_resident)
 
 
-def _held(
+def _find_bytes(
     plan: Plan,
     action: str,
     statistic: Statistic,
@@ -106,12 +106,12 @@ def _held(
     is_resident: bool = False,
 ) -> dict[MemoryKind, int]:
     rows = plan.ledger.rows_of(process)
-    sizes = _by_kind(
+    sizes = _sum_by_kind(
         (row for row in rows if (row.run_phase, row.action_id) == (run_phase, action)), is_resident=is_resident
     )
     if statistic is Statistic.PROCESS:
         return sizes
-    started = _by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
+    started = _sum_by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
     sizes = {kind: size for kind, size in sizes.items() if kind not in NOT_TENSORS}
     if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in sizes:
         sizes[MemoryKind.COMM_BUFFERS] -= communicators
@@ -134,8 +134,8 @@ def held_on_device(plan: Plan, action: str, run_phase: RunPhase, *, is_resident:
                 active.setdefault(row.process, []).append(row)
         if moment == (run_phase, action):
             waiting = (rows for process, rows in last.items() if process not in active)
-            processes = [_by_kind(rows, is_resident=is_resident) for rows in active.values()]
-            processes += [_by_kind(rows, is_resident=True) for rows in waiting]
+            processes = [_sum_by_kind(rows, is_resident=is_resident) for rows in active.values()]
+            processes += [_sum_by_kind(rows, is_resident=True) for rows in waiting]
             return {kind: sum(sizes.get(kind, 0) for sizes in processes) for sizes in processes for kind in sizes}
         last |= active
     raise AssertionError(f"{action} is no action of {run_phase}")
@@ -146,16 +146,16 @@ def held_by_engine(plan: Plan, kind: ActionKind, *, is_resident: bool = False) -
     [action, *_] = find_actions(plan, kind)
     rows = [row for row in plan.ledger.rows_of("rollout_engine/0") if row.action_id == action]
     usual = [row for row in rows if row.run_phase == "steady"]
-    return _by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
+    return _sum_by_kind(usual or [row for row in rows if row.run_phase == "first"], is_resident=is_resident)
 
 
 def context_of_process(plan: Plan) -> int:
     """Bytes of the CUDA context of the policy trainer; an engine in the same process has no other."""
     started = (row for row in plan.ledger.rows_of(f"{Role.POLICY}_trainer/0") if row.run_phase == "start")
-    return _by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
+    return _sum_by_kind(started, is_resident=True).get(MemoryKind.CONTEXT, 0)
 
 
-def _by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
+def _sum_by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[MemoryKind, int]:
     sizes: dict[MemoryKind, int] = {}
     for row in rows:
         if row.space == "device":
@@ -206,5 +206,5 @@ def worker_peak(plan: Plan, worker: str, statistic: Statistic) -> dict[MemoryKin
     if not actions:
         known = sorted({name.rpartition("/")[0] for name in plan.ledger.processes})
         raise CannotPredict(f"the job has no worker {worker!r}: {', '.join(known)}")
-    moments = [_held(plan, action, statistic, "steady", process=process) for action in actions]
+    moments = [_find_bytes(plan, action, statistic, "steady", process=process) for action in actions]
     return max(moments, key=lambda sizes: sum(sizes.values()))

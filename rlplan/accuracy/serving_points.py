@@ -93,8 +93,8 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         "cp": settings.degree("decode_context_parallel", "dcp", "decode_context_parallel_size"),
     }
     length = settings.count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
-    rollout = ranks | _formats(settings) | _limits(settings, length)
-    rollout["engine_version"] = _release(settings, is_any=point.kind in ANY_RELEASE)
+    rollout = ranks | _read_formats(settings) | _read_limits(settings, length)
+    rollout["engine_version"] = _read_release(settings, is_any=point.kind in ANY_RELEASE)
     if settings.degree("ep") > 1:
         rollout["has_expert_parallel"] = True
     if settings.flag("enforce_eager"):
@@ -121,7 +121,7 @@ def _depends_on_gpu(point: MeasuredPoint, settings: Settings) -> bool:
     return point.kind == "vllm_kv" or not ("max_num_batched_tokens" in settings and "max_num_seqs" in settings)
 
 
-def _release(settings: Settings, *, is_any: bool) -> str:
+def _read_release(settings: Settings, *, is_any: bool) -> str:
     stated = settings.word("vllm", settings.word("version"))[:40]
     if is_any and re.search(r"(?<!\d)0\.[0-5](\.|\b)", stated):
         return BEFORE_KNOWN
@@ -130,7 +130,7 @@ def _release(settings: Settings, *, is_any: bool) -> str:
     return stated or UNSTATED
 
 
-def _formats(settings: Settings) -> dict[str, Any]:
+def _read_formats(settings: Settings) -> dict[str, Any]:
     """Formats of weights and KV cache. Raises: CannotPredict."""
     # fp8 as a dtype names the format of the weights; activations stay 16 bits
     element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))
@@ -143,7 +143,7 @@ def _formats(settings: Settings) -> dict[str, Any]:
     return formats | {"quantization": word[:40]}
 
 
-def _limits(settings: Settings, length: int) -> dict[str, Any]:
+def _read_limits(settings: Settings, length: int) -> dict[str, Any]:
     """Stated limits of a batch and size of a block. Raises: CannotPredict."""
     limits = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
     if not limits["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
@@ -169,7 +169,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     has_experts = model_of(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
     prompt, response = settings.count("isl"), settings.count("osl")
-    quantization = _served_format(point, settings, has_experts=has_experts)
+    quantization = _read_served_format(point, settings, has_experts=has_experts)
     kv_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none")
     is_quantized = quantization != "none" or has_quantized_name(point)
     has_fp8 = kv_bytes == 1 or (not kv_bytes and is_quantized and ComputeDtype.FLOAT8 in gpu.dense_flops_per_s)
@@ -204,7 +204,7 @@ def _refuse_others(settings: Settings) -> None:
         raise CannotPredict("an engine in pipeline stages is not timed")
 
 
-def _served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
+def _read_served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:
     """The weight format in a row's columns; `none` where the checkpoint's name decides.
 
     Raises: CannotPredict where experts and dense layers have different formats.

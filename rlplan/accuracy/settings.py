@@ -59,7 +59,7 @@ class Settings:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_COUNT:
-            raise CannotPredict(self._complaint(key, value, f"a whole number from {at_least}"))
+            raise CannotPredict(self._describe_fault(key, value, f"a whole number from {at_least}"))
         return value
 
     def first(self, keys: tuple[str, ...]) -> str | None:
@@ -93,7 +93,7 @@ class Settings:
         if isinstance(value, str) and (match := re.match(r"\s*(\d+(?:\.\d+)?)", value)):
             value = float(match.group(1))
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise CannotPredict(self._complaint(key, value, f"a number from {low:g} to {high:g}"))
+            raise CannotPredict(self._describe_fault(key, value, f"a number from {low:g} to {high:g}"))
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
@@ -102,7 +102,7 @@ class Settings:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise CannotPredict(self._complaint(key, value, "a word"))
+            raise CannotPredict(self._describe_fault(key, value, "a word"))
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -113,7 +113,7 @@ class Settings:
         if isinstance(value, str):
             value = {"true": True, "false": False}.get(value.strip().lower(), value)
         if not isinstance(value, bool):
-            raise CannotPredict(self._complaint(key, value, "true or false"))
+            raise CannotPredict(self._describe_fault(key, value, "true or false"))
         return value
 
     def element_bytes(self, *keys: str, default: str = "bf16") -> int:
@@ -123,11 +123,11 @@ class Settings:
         text = word[0] if word else default
         text = default if text in ("auto", "none") else text
         if text not in ELEMENT_BYTES:
-            raise CannotPredict(self._complaint(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
+            raise CannotPredict(self._describe_fault(key, text, "one of " + ", ".join(ELEMENT_BYTES)))
         return ELEMENT_BYTES[text]
 
     @staticmethod
-    def _complaint(key: str, value: Any, rule: str) -> str:
+    def _describe_fault(key: str, value: Any, rule: str) -> str:
         state = "is not stated" if value is None else f"is {shorten(value)}"
         return f"setting '{key}' {state}; it must be {rule}"
 

@@ -127,22 +127,22 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
     try:
         job = job_from(imported.data, asked.overrides, fetch=asked.fetch)
     except SpecError as error:
-        raise _in_their_words(imported, asked, error) from None
+        raise _translate_refusal(imported, asked, error) from None
     model = job.load_model()
-    imported = _with_note(imported, read_stages(settings, job, model))
-    for default in _released_defaults(settings, asked, model):
-        imported = _with_note(imported, _released_note(settings, default))
+    imported = _add_note(imported, read_stages(settings, job, model))
+    for default in _find_released_defaults(settings, asked, model):
+        imported = _add_note(imported, _describe_released_default(settings, default))
     states_cache = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not states_cache and job.has_rollouts:
         job = with_kv_cache(job, imported.share, settings.table.vllm)
-    return imported, _with_passes(job)
+    return imported, _limit_passes(job)
 
 
-def _with_note(imported: Imported, note: str) -> Imported:
+def _add_note(imported: Imported, note: str) -> Imported:
     return replace(imported, notes=(*imported.notes, note)) if note else imported
 
 
-def _with_passes(job: JobSpec) -> JobSpec:
+def _limit_passes(job: JobSpec) -> JobSpec:
     """The job with packed passes no larger than a rank's share of a mini-batch, where all lengths are equal.
 
     Counts: rollouts of a mini-batch over the data-parallel ranks, each with its prompt and response.
@@ -169,7 +169,7 @@ def check(settings: Settings, asked: Asked) -> Checked:
     except NoFeasiblePlanError as error:
         plan, refusal = None, replace_way_out(error, translate_way_out(imported, asked, error.way_out))
     except SpecError as error:
-        raise _in_their_words(imported, asked, error) from None
+        raise _translate_refusal(imported, asked, error) from None
     if plan is not None:
         plan = plan.model_copy(
             update={
@@ -178,15 +178,17 @@ def check(settings: Settings, asked: Asked) -> Checked:
             }
         )
         model = plan.job.load_model()
-        imported = _with_note(imported, read_stages(settings, plan.job, model))
-        for default in _released_defaults(settings, asked, model):
-            imported = _with_note(imported, _released_note(settings, default))
+        imported = _add_note(imported, read_stages(settings, plan.job, model))
+        for default in _find_released_defaults(settings, asked, model):
+            imported = _add_note(imported, _describe_released_default(settings, default))
     if plan is not None and plan.fits:
         return _check_other_releases(settings, asked, imported, plan)
-    return Checked(imported, plan, refusal, tuple(_changes(settings, asked)), _shorter(settings, asked, plan))
+    return Checked(
+        imported, plan, refusal, tuple(_find_changes(settings, asked)), _find_shorter_lengths(settings, asked, plan)
+    )
 
 
-def _released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
+def _find_released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
     """Defaults of other releases for keys that neither the file nor an override sets."""
     for default in settings.table.released_defaults:
         is_given = default.key in settings.given or any(word.startswith(f"{default.ours}=") for word in asked.overrides)
@@ -195,7 +197,7 @@ def _released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> It
             yield default
 
 
-def _released_note(settings: Settings, default: ReleasedDefault) -> str:
+def _describe_released_default(settings: Settings, default: ReleasedDefault) -> str:
     """The note on an unset key: the value that is counted, and the default of other releases."""
     table = settings.table
     return (
@@ -211,8 +213,8 @@ def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, 
     It must fit in other releases too, because a file does not name the release that runs it. The first change sets the
     missing key, if there is one, so that every release uses the value that was counted.
     """
-    for words, other, with_release, pinned in _other_releases(settings, asked, plan):
-        answer = _tried(other, with_release, {})
+    for words, other, with_release, pinned in _list_other_releases(settings, asked, plan):
+        answer = _try_values(other, with_release, {})
         if not isinstance(answer, Plan) or answer.fits:
             continue
         elsewhere = InOtherReleases(words, answer)
@@ -221,12 +223,12 @@ def _check_other_releases(settings: Settings, asked: Asked, imported: Imported, 
         if unsure.fits:  # the job accepts a verdict in expectation
             return Checked(imported, unsure, None, ())
         first = (Change(pinned, plan),) if pinned else ()
-        others = islice(_changes(other, with_release), MOST_REMEDIES - len(first))
+        others = islice(_find_changes(other, with_release), MOST_REMEDIES - len(first))
         return Checked(imported, unsure, None, (*first, *others), elsewhere=elsewhere)
     return Checked(imported, plan, None, ())
 
 
-def _other_releases(
+def _list_other_releases(
     settings: Settings, asked: Asked, plan: Plan
 ) -> Iterator[tuple[str, Settings, Asked, dict[str, Any]]]:
     """Other releases that may need more memory.
@@ -234,7 +236,7 @@ def _other_releases(
     Yields a description, the file and the options for that release, and the keys that pin the counted value.
     """
     title = settings.table.title
-    for default in _released_defaults(settings, asked, plan.job.load_model()):
+    for default in _find_released_defaults(settings, asked, plan.job.load_model()):
         words = f"with {title} {default.versions}, whose default of {default.key} is {default.value}"
         in_release = settings.with_values({default.key: default.value})
         yield words, in_release, asked, {default.key: settings.value(default.follows)}
@@ -254,19 +256,19 @@ def _other_releases(
 
 def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:
     """The verdict on an engine alone."""
-    served = _served(settings, asked)
+    served = _serve(settings, asked)
     if served.fits:
         return Checked(imported, None, None, (), served=served)
     shortened = settings.with_values({LENGTH: served.length}) if served.length else settings
-    return Checked(imported, None, None, tuple(_changes(shortened, asked)), served=served)
+    return Checked(imported, None, None, tuple(_find_changes(shortened, asked)), served=served)
 
 
-def _served(settings: Settings, asked: Asked) -> Served:
+def _serve(settings: Settings, asked: Asked) -> Served:
     imported = convert(settings, asked.hardware, asked.model)
     return serve(settings, imported, job_from(imported.data, asked.overrides, fetch=asked.fetch))
 
 
-def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
+def _find_shorter_lengths(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, int] | None:
     """The longest of a half, a quarter and an eighth of the length limits at which the configuration fits."""
     if plan is None or any("_lengths" in word or "mean_" in word for word in asked.overrides):
         return None
@@ -275,7 +277,7 @@ def _shorter(settings: Settings, asked: Asked, plan: Plan | None) -> tuple[int, 
         prompt, response = max(1, work.max_prompt_len // parts), max(1, work.max_response_len // parts)
         lengths = f"workload.response_lengths={{kind: constant, value: {response}}}"
         words = (*asked.overrides, f"workload.mean_prompt_len={prompt}", lengths)
-        shorter = _tried(settings, replace(asked, overrides=words), {})
+        shorter = _try_values(settings, replace(asked, overrides=words), {})
         if isinstance(shorter, Plan) and shorter.fit.may_fit:  # the longest responses stay at the limits
             return prompt, response
     return None
@@ -288,14 +290,14 @@ def plan_as_given(settings: Settings, asked: Asked) -> Plan:
     return plan.model_copy(update={"refusals": ()})  # refusals concern exports, and an imported file needs none
 
 
-def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
+def _find_changes(settings: Settings, asked: Asked) -> Iterator[Change]:
     """Up to MOST_REMEDIES changes that fit: single ones, the mildest first, then pairs that only fit together."""
     num_found = 0
     too_small: list[list[dict[str, Any]]] = []
     for remedy in settings.table.remedies:
         planned = []
-        for values in _steps(settings, remedy):
-            plan = _tried(settings, asked, values)
+        for values in _list_steps(settings, remedy):
+            plan = _try_values(settings, asked, values)
             if plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan):
                 yield Change(values, plan)
                 num_found += 1
@@ -306,7 +308,7 @@ def _changes(settings: Settings, asked: Asked) -> Iterator[Change]:
         if num_found == MOST_REMEDIES:
             return
     for first, second in combinations(too_small, 2):
-        change = _pair(settings, asked, first, second)
+        change = _find_pair(settings, asked, first, second)
         if change is not None:
             yield change
             num_found += 1
@@ -318,18 +320,18 @@ def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], 
     """Whether a change that fits with the table's release fits in other releases too."""
     if not isinstance(plan, Plan):
         return True
-    others = _other_releases(settings.with_values(values), asked, plan)
-    answers = (_tried(other, with_release, {}) for _, other, with_release, _ in others)
+    others = _list_other_releases(settings.with_values(values), asked, plan)
+    answers = (_try_values(other, with_release, {}) for _, other, with_release, _ in others)
     return all(answer.fits for answer in answers if isinstance(answer, Plan))
 
 
-def _pair(
+def _find_pair(
     settings: Settings, asked: Asked, first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
 ) -> Change | None:
     """The smallest steps of two remedies that fit together; None where even their largest steps do not."""
 
     def change(values: dict[str, Any]) -> Change | None:
-        plan = _tried(settings, asked, values)
+        plan = _try_values(settings, asked, values)
         fits = plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan)
         return Change(values, plan) if plan is not None and fits else None
 
@@ -339,16 +341,16 @@ def _pair(
     return next(candidate for values in second if (candidate := change(least | values)) is not None)
 
 
-def _tried(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
+def _try_values(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
     """The plan, or the engine alone, with other values; None where the values are refused."""
     try:
-        answer = _served if settings.table.serves else plan_as_given
+        answer = _serve if settings.table.serves else plan_as_given
         return answer(settings.with_values(values), asked)
     except RlplanError:
         return None
 
 
-def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
+def _list_steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
     """Values of one remedy, smallest change first."""
     now = settings.value(remedy.key)
     if not settings.holds(remedy.when):
@@ -357,7 +359,7 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
         for value in remedy.to:
             values = {remedy.key: value, **remedy.with_}
             if any(not matches(settings.known(key), wanted) for key, wanted in values.items()):
-                yield _whole(settings, values)
+                yield _add_required(settings, values)
         return
     for _ in range(MOST_STEPS):
         if isinstance(now, bool) or not isinstance(now, int | float):
@@ -370,13 +372,13 @@ def _steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
         yield {remedy.key: now, **remedy.with_}
 
 
-def _whole(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
+def _add_required(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """The values with the keys that the stack requires only beside them."""
     before, after = settings.required(), settings.with_values(values).required()
     return values | {key: value for key, value in after.items() if key not in before}
 
 
-def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecError:
+def _translate_refusal(imported: Imported, asked: Asked, error: SpecError) -> SpecError:
     """The refusal of the imported job in the source's keys."""
     way_out = translate_way_out(imported, asked, error.way_out)
     text = f"{error.what} {error.where} {error.rule}"
@@ -387,11 +389,14 @@ def _in_their_words(imported: Imported, asked: Asked, error: SpecError) -> SpecE
         error.what,
         where=f"{file}: {words}" if words else f"{file}: {error.where}",
         rule=error.rule,
-        way_out=way_out or " or ".join(_accepted_defaults(imported, asked, entries)) or _correct(entries) or OTHERS,
+        way_out=way_out
+        or " or ".join(_find_accepted_defaults(imported, asked, entries))
+        or _suggest_correction(entries)
+        or OTHERS,
     )
 
 
-def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
+def _find_accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) -> Iterator[str]:
     """Overrides that restore upstream's default of a key, where the job is accepted with it."""
     settings = imported.settings
     for taken in came:
@@ -407,7 +412,7 @@ def _accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Taken]) 
         yield typed_options({taken.key: default})
 
 
-def _correct(came: Sequence[Taken]) -> str:
+def _suggest_correction(came: Sequence[Taken]) -> str:
     """The way out for keys without a known acceptable value."""
     return f"correct {' or '.join(taken.key for taken in came[:2])} in the file" if came else ""
 
@@ -425,14 +430,14 @@ def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:
         key, _, value = override.partition("=")
         if key not in theirs:
             continue
-        values = _their_values(imported, asked, key, typed(value))
+        values = _find_their_values(imported, asked, key, typed(value))
         if values is None:
             return ""
         way_out = way_out.replace(override, typed_options(values))
     return way_out
 
 
-def _their_values(imported: Imported, asked: Asked, ours: str, wanted: Any) -> dict[str, Any] | None:
+def _find_their_values(imported: Imported, asked: Asked, ours: str, wanted: Any) -> dict[str, Any] | None:
     """Values of the stack's keys that import as a job key's wanted value; None where no table row does.
 
     Every candidate is imported again, because rows that stand above may win.

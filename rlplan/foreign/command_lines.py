@@ -26,10 +26,10 @@ def commanded(
     if table.syntax == "python":
         return launched(words, folder, notes, outside)
     if table.syntax == "overrides":
-        entries = _configured(words, table, folder, notes)
-        entries |= {key: Given(value, place) for key, value, place in _overrides(words)}
+        entries = _read_configuration(words, table, folder, notes)
+        entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
         return Launch(entries, is_known=True)
-    entries = _flagged(words, table, folder, notes)
+    entries = _read_flags(words, table, folder, notes)
     return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
 
 
@@ -80,19 +80,19 @@ def plain(entries: Mapping[str, Given], table: Table) -> dict[str, Given]:
         if isinstance(parts, list) and f"{key}.0" in table.keys:
             plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
-            plain_entries[key] = Given(_whole(entry.value, table), entry.place)
+            plain_entries[key] = Given(_expand_number(entry.value, table), entry.place)
     return plain_entries
 
 
-def _whole(value: Any, table: Table) -> Any:
+def _expand_number(value: Any, table: Table) -> Any:
     """A count in a short form: `16k`, `5e8`."""
     if isinstance(value, float) and value.is_integer() and abs(value) >= LARGE:
         return int(value)
     size = _SUFFIX.fullmatch(str(value)) if table.has_suffixes else None
-    return value if size is None else _size(*size.groups())
+    return value if size is None else _parse_size(*size.groups())
 
 
-def _size(number: str, suffix: str) -> int:
+def _parse_size(number: str, suffix: str) -> int:
     """The number of a word such as `16k`.
 
     >>> _size("1.5", "k"), _size("16", "K")
@@ -102,7 +102,7 @@ def _size(number: str, suffix: str) -> int:
     return int(float(number) * base ** ("kmgt".index(suffix.lower()) + 1))
 
 
-def _overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
     """Hydra's `key=value`, `+key=value` and `++key=value`; `~key` removes a key. words: each with its place."""
     for word, place in words:
         key, separator, value = word.lstrip("+").partition("=")
@@ -118,7 +118,7 @@ _FOLDERS = ("--config-path", "-cp", "--config-dir", "-cd")
 """Hydra's flags for the configuration's folder."""
 
 
-def _configuration(words: Sequence[str]) -> tuple[Path, int]:
+def _find_configuration(words: Sequence[str]) -> tuple[Path, int]:
     """The configuration that a command line names, and the index of its word; an empty path without one."""
     folder, name, at = "", "", 0
     for index, (word, after) in enumerate(pairwise([*words, ""])):
@@ -131,9 +131,11 @@ def _configuration(words: Sequence[str]) -> tuple[Path, int]:
     return Path(folder) / name if name else Path(), at
 
 
-def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+def _read_configuration(
+    words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]
+) -> dict[str, Given]:
     """The keys of the user's own configuration that a command line names; upstream's are the table's defaults."""
-    named, at = _configuration([word for word, _ in words])
+    named, at = _find_configuration([word for word, _ in words])
     stem = named.name.removesuffix(".yaml")
     if not stem or stem in table.presets or any(stem in file for file in table.files):
         return {}
@@ -143,7 +145,7 @@ def _configured(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
     return read_beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
-def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
+def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
     """Flags of one program: short flags, `--no-key`, JSON values as keys, and a positional word before all flags."""
     entries: dict[str, Given] = {}
     if table.positional and words and not words[0][0].startswith("-"):
@@ -171,7 +173,7 @@ def _flagged(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes
 
 def defaults_of(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
     """Upstream's defaults for the configuration or program that a command line names. parts: of a document."""
-    configuration = _configuration(words)[0].name.removesuffix(".yaml")
+    configuration = _find_configuration(words)[0].name.removesuffix(".yaml")
     programs = {word.rpartition("/")[2] for word in words}
     names = {configuration, first_word(configuration), *programs, *parts}
     names |= {name.removeprefix("run_").removesuffix(".py") for name in programs if name.endswith(".py")}

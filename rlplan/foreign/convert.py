@@ -107,9 +107,9 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     settings.ours.clear()
     if model is not None:
         taken["policy.path"] = Taken("policy.path", model, "", model, "--model")
-    for ours, alternatives in _hardware_in_order(settings):
+    for ours, alternatives in _order_rows(settings):
         if alternatives is None:
-            counted = {entry.ours: entry for entry in _hardware(settings, hardware, notes)}
+            counted = {entry.ours: entry for entry in _read_hardware(settings, hardware, notes)}
             taken |= counted
             settings.ours.update({key: entry.value for key, entry in counted.items()})
             continue
@@ -119,7 +119,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         entry, row = match
         settings.ours[ours] = entry.value
         if row.convert in SHARES:
-            share = Share(_fraction(entry), row.convert == "static_share", entry)
+            share = Share(_read_fraction(entry), row.convert == "static_share", entry)
         else:
             taken[ours] = entry
     if "policy.path" not in taken:
@@ -131,14 +131,16 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
         )
     roles = differing_roles(settings)
     notes += [role.note for role in roles]
-    data: dict[str, Any] = {"name": _name(settings.file), "framework": settings.table.framework}
+    data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}
     for ours, entry in taken.items():
         _put(data, ours.split("."), entry.value)
     larger = tuple(words for role in roles for words in role.not_counted)
-    return Imported(settings, data, tuple(taken.values()), _left(settings), tuple(dict.fromkeys(notes)), share, larger)
+    return Imported(
+        settings, data, tuple(taken.values()), _list_left(settings), tuple(dict.fromkeys(notes)), share, larger
+    )
 
 
-def _hardware_in_order(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
+def _order_rows(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | None]]:
     """The table's rows in order; the hardware stands where the table has it, else first, without alternatives."""
     rows = settings.table.rows
     of_hardware = next((ours for ours in rows if ours.startswith("hardware.")), None)
@@ -159,11 +161,11 @@ def first_of(
         if not settings.holds(row.when):
             continue
         if row.refused:
-            raise _refused(settings, row.key, settings.value(row.key), row.refused, row.way_out)
+            raise _refuse(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
         if row.key:  # an unknown part of a model's path does not matter: its last part names the model
             theirs = settings.known(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
-        value = _converted(settings, row, theirs, notes) if row.key or row.times else theirs
+        value = _convert_value(settings, row, theirs, notes) if row.key or row.times else theirs
         if value is not None and _is_within(settings, row, value):
             if row.note:
                 notes.append(row.note)
@@ -174,11 +176,11 @@ def first_of(
 def _is_within(settings: Settings, row: Row, value: Any) -> bool:
     """Whether a value lies within the bounds of its row."""
     is_below = row.below is None or value < row.below
-    is_under = not row.under or value < _number(settings, row.under, settings.value(row.under))
+    is_under = not row.under or value < _require_number(settings, row.under, settings.value(row.under))
     return is_below and is_under and (row.above is None or value > row.above)
 
 
-def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
+def _convert_value(settings: Settings, row: Row, value: Any, notes: list[str]) -> Any:
     if value is None:
         return None
     if row.map is not None:
@@ -186,30 +188,30 @@ def _converted(settings: Settings, row: Row, value: Any, notes: list[str]) -> An
         if word in row.map:
             return row.map[word]
         if row.otherwise is None:
-            raise _refused(settings, row.key, value, f"one of {', '.join(row.map)}")
+            raise _refuse(settings, row.key, value, f"one of {', '.join(row.map)}")
         notes.append(f"{row.key} = {word} is counted as {row.otherwise}")
         return row.otherwise
     if row.convert == "model":
-        return _model(settings, row, str(value), notes)
+        return _find_model(settings, row, str(value), notes)
     if row.convert == "packed":
         return "fp8" if _FP8.match(PurePosixPath(str(value).rstrip("/")).name) else None
     if row.convert == "mebibytes":
-        return int(_number(settings, row.key, value) * MIB)
+        return int(_require_number(settings, row.key, value) * MIB)
     if row.part:
-        return max(1, int(_number(settings, row.key, value) * row.part))
+        return max(1, int(_require_number(settings, row.key, value) * row.part))
     if row.times or row.over or row.minus or row.plus or row.least:
-        return _scaled(settings, row, value, notes)
+        return _scale(settings, row, value, notes)
     return value
 
 
-def _scaled(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
-    product = Fraction(_number(settings, row.key, value))
+def _scale(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
+    product = Fraction(_require_number(settings, row.key, value))
     for key in row.times:
-        product *= Fraction(_number(settings, key, settings.value(key)))
+        product *= Fraction(_require_number(settings, key, settings.value(key)))
     for key in row.over:
-        product /= Fraction(_number(settings, key, settings.value(key)) or 1)
+        product /= Fraction(_require_number(settings, key, settings.value(key)) or 1)
     if product.denominator != 1:
-        raise _undivided(settings, row, value)
+        raise _refuse_indivisible(settings, row, value)
     scaled = int(product) + _sum(settings, row.plus) - _sum(settings, row.minus)
     scaled = min(scaled, _sum(settings, row.most)) if row.most else scaled
     least = _sum(settings, row.least)
@@ -220,25 +222,25 @@ def _scaled(settings: Settings, row: Row, value: Any, notes: list[str]) -> int:
 
 def _sum(settings: Settings, terms: Iterable[str]) -> int:
     """The sum of keys, products `a * b` and quotients `a / b`, each rounded up."""
-    return sum(_term(settings, words) for words in terms)
+    return sum(_evaluate_term(settings, words) for words in terms)
 
 
-def _term(settings: Settings, words: str) -> int:
+def _evaluate_term(settings: Settings, words: str) -> int:
     key, *operations = words.split(" ")
-    total = Fraction(_number(settings, key, settings.value(key)))
+    total = Fraction(_require_number(settings, key, settings.value(key)))
     for sign, other in zip(operations[::2], operations[1::2], strict=True):
-        factor = Fraction(_number(settings, other, settings.value(other)))
+        factor = Fraction(_require_number(settings, other, settings.value(other)))
         total = total * factor if sign == "*" else total / (factor or 1)
     return ceil(total)
 
 
-def _number(settings: Settings, key: str, value: Any) -> float:
+def _require_number(settings: Settings, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _refused(settings, key, value, "a number")
+        raise _refuse(settings, key, value, "a number")
     return value
 
 
-def _undivided(settings: Settings, row: Row, value: Any) -> SpecError:
+def _refuse_indivisible(settings: Settings, row: Row, value: Any) -> SpecError:
     """The refusal of sizes that do not divide, with their values."""
     words = f"{row.key} = {value}" + "".join(f" x {key} = {settings.value(key)}" for key in row.times)
     over = {key: size for key in row.over if (size := settings.value(key)) != 1}
@@ -253,7 +255,7 @@ def _undivided(settings: Settings, row: Row, value: Any) -> SpecError:
     )
 
 
-def _refused(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
+def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
     table = settings.table
     return SpecError(
         f"{key} is {shorten(shown(word_of(value)))}",
@@ -263,7 +265,7 @@ def _refused(settings: Settings, key: str, value: Any, rule: str, way_out: str =
     )
 
 
-def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
+def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     """A model by its id, its folder, or the last part of a path that is not on this machine."""
     end = PurePosixPath(name.rstrip("/")).name
     if model_path(name) is not None or bundled_id(name):
@@ -276,7 +278,7 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
         return known
     unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
     if unpacked and is_known(end):
-        notes.append(_packed_note(settings, row, name, unpacked))
+        notes.append(_describe_packed(settings, row, name, unpacked))
         return unpacked
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
@@ -288,7 +290,7 @@ def _model(settings: Settings, row: Row, name: str, notes: list[str]) -> str:
     )
 
 
-def _packed_note(settings: Settings, row: Row, name: str, unpacked: str) -> str:
+def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> str:
     """The note on quantized weights: they count in the training dtype, unless a row says that the engine reads them."""
     rows = settings.table.rows.get("rollout.quantization", ())
     is_read = any(alternative.convert == "packed" for alternative in rows) and _FP8.match(
@@ -299,7 +301,7 @@ def _packed_note(settings: Settings, row: Row, name: str, unpacked: str) -> str:
     return note if is_read else note + ", which takes more in the engine"
 
 
-def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:
+def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[Taken]:
     """The GPUs of the command line; their number is the command line's, else the file's."""
     table, where = settings.table, "command line: --hardware"
     rows, count, hosts = table.rows, None, None
@@ -329,7 +331,7 @@ def _hardware(settings: Settings, hardware: str, notes: list[str]) -> Iterator[T
         yield Taken(f"hardware.{key}", value, "", value, "--hardware")
 
 
-def _left(settings: Settings) -> tuple[Left, ...]:
+def _list_left(settings: Settings) -> tuple[Left, ...]:
     table = settings.table
     rows = (row for alternatives in table.rows.values() for row in alternatives)
     known = frozenset(key for row in rows for key in row.keys)
@@ -340,7 +342,7 @@ def _left(settings: Settings) -> tuple[Left, ...]:
     )
 
 
-def _fraction(entry: Taken) -> float:
+def _read_fraction(entry: Taken) -> float:
     value = entry.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise SpecError(
@@ -358,7 +360,7 @@ def _put(data: dict[str, Any], keys: list[str], value: Any) -> None:
     data[keys[-1]] = value
 
 
-def _name(file: str) -> str:
+def _make_name(file: str) -> str:
     """A job's name from a file's: letters, digits, `_`, `.` and `-`."""
     stem = "".join(
         character if character.isascii() and (character.isalnum() or character in "_.-") else "-"

@@ -88,7 +88,7 @@ def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str
     """The keys of a file that a command line names; a missing file adds a note."""
     if named is None:
         return {}
-    file = _found(folder, str(named.value))
+    file = _find_file(folder, str(named.value))
     if file is None:
         notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
         return {}
@@ -98,7 +98,7 @@ def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str
     return entries
 
 
-def _found(folder: Path, named: str) -> Path | None:
+def _find_file(folder: Path, named: str) -> Path | None:
     """A file relative to the script's folder or one above it: scripts are often started from the checkout's root."""
     here, below = folder.resolve(), PurePosixPath(named)
     below = below.relative_to(here) if below.is_relative_to(here) else below

@@ -20,7 +20,7 @@ from rlplan.units import format_bytes
 
 def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
     """The job with the bytes of KV cache that a fraction leaves. Raises: NoFeasiblePlanError where it leaves none."""
-    memory = _engine(job, share.value, version)
+    memory = _size_engine(job, share.value, version)
     size = memory.kv_cache
     if share.is_static:
         size = (
@@ -37,7 +37,7 @@ def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
     return job.model_copy(update={"rollout": job.rollout.model_copy(update={MEMORY.split(".")[1]: size})})
 
 
-def _engine(job: JobSpec, share: float, version: str) -> EngineMemory:
+def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
     return engine_memory(job.load_model(), engine_settings(job, share, version))
 
 
@@ -71,7 +71,7 @@ def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
 
     A plan may use a GPU up to its last block. With fewer digits, or a block more, the exported files would not fit.
     """
-    memory = _engine(plan.job, 1.0, version)
+    memory = _size_engine(plan.job, 1.0, version)
     cache = max(plan.job.rollout.kv_cache_memory, memory.pool.bytes_per_block)  # 0 in a plan that does not fit
     beside = memory.model_bytes if is_static else memory.requested - memory.kv_budget
     return math.ceil((cache + beside) / memory.requested * 1e6) / 1e6

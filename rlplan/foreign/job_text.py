@@ -30,28 +30,28 @@ def job_text(imported: Imported, job: JobSpec) -> str:
     for part, values in data.items():
         if isinstance(values, dict):
             lines.append(f"{part}:")
-            lines += _lines(values, f"{part}.", 1, origins)
+            lines += _format_lines(values, f"{part}.", 1, origins)
         elif part != "name":
-            lines.append(f"{part}: {_text(values)}{_comment(origins.get(part))}")
+            lines.append(f"{part}: {_format_value(values)}{_format_comment(origins.get(part))}")
     return "\n".join(lines) + "\n"
 
 
-def _lines(values: dict[str, Any], prefix: str, depth: int, origins: dict[str, Any]) -> list[str]:
+def _format_lines(values: dict[str, Any], prefix: str, depth: int, origins: dict[str, Any]) -> list[str]:
     lines = []
     for key, value in values.items():
         if isinstance(value, dict) and any(f"{prefix}{key}.{inner}" in origins for inner in flat(value)):
             lines.append(f"{'  ' * depth}{key}:")
-            lines += _lines(value, f"{prefix}{key}.", depth + 1, origins)
+            lines += _format_lines(value, f"{prefix}{key}.", depth + 1, origins)
         else:
-            lines.append(f"{'  ' * depth}{key}: {_text(value)}{_comment(origins.get(prefix + key))}")
+            lines.append(f"{'  ' * depth}{key}: {_format_value(value)}{_format_comment(origins.get(prefix + key))}")
     return lines
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _comment(taken: Any) -> str:
+def _format_comment(taken: Any) -> str:
     if taken is None or not taken.key:
         return "" if taken is None or not taken.place else f"  # {taken.place}"
     return f"  # {taken.key} = {word_of(taken.theirs)}" + ("" if taken.place else " (default)")

@@ -67,7 +67,7 @@ MAX_MEANT = 3
 """Keys that one hint may list."""
 
 
-class _Meant(NamedTuple):
+class _Hint(NamedTuple):
     """A hint from one table row; the smallest one is shown."""
 
     distance: int
@@ -80,8 +80,8 @@ class _Meant(NamedTuple):
 
 def in_our_words(error: MisspeltError) -> SpecError:
     """The refusal with rlplan's key in its way out, where a stack has the refused word."""
-    nearest = min(_found(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _elsewhere_here(error.key, error.given) if error.word is None else ""
+    nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
+    way_out = _find_misplaced(error.key, error.given) if error.word is None else ""
     if error.word is None and not way_out and (nearest is None or nearest.distance):
         common = COMMON.get(error.key.rpartition(".")[2]) or (not nearest and COMMON.get(error.key.partition(".")[0]))
         way_out = f"write {common}" if common else ""
@@ -92,7 +92,7 @@ def in_our_words(error: MisspeltError) -> SpecError:
     )
 
 
-def _elsewhere_here(key: str, assignment: str) -> str:
+def _find_misplaced(key: str, assignment: str) -> str:
     """The way out for a word of another part of a job: keys that end with it, or begin with it in its part.
 
     A key in a misspelt part is looked up in the part that is meant.
@@ -110,19 +110,19 @@ def _elsewhere_here(key: str, assignment: str) -> str:
     return f"write {' or '.join(candidate + assignment for candidate in keys)}" if 0 < len(keys) <= MAX_MEANT else ""
 
 
-def _found(key: str, word: str | None) -> Iterator[_Meant]:
+def _find_hints(key: str, word: str | None) -> Iterator[_Hint]:
     for table in map(load_table, SOURCES):
         for ours, alternatives in table.rows.items():
             for row in alternatives:
                 if row.is_only_read:
                     continue  # another row has the same key with its full meaning
                 if word is None:
-                    yield from _of_key(table, ours, row, key)
+                    yield from _find_key_hints(table, ours, row, key)
                 elif ours == key and row.map is not None and word in row.map:
-                    yield _Meant(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
+                    yield _Hint(0, 0, f"write {ours}={word_of(row.map[word])} for {row.key}={word} of {table.title}")
 
 
-def _of_key(table: Table, ours: str, row: Row, key: str) -> Iterator[_Meant]:
+def _find_key_hints(table: Table, ours: str, row: Row, key: str) -> Iterator[_Hint]:
     """Hints of a row for a key, matched in full or by its last words; a closer match has a smaller distance."""
     part, _, rest = key.rpartition(".")
     elsewhere = 2 * bool(part and not ours.startswith(f"{part}."))
@@ -136,12 +136,12 @@ def _of_key(table: Table, ours: str, row: Row, key: str) -> Iterator[_Meant]:
     elif row.map:
         text += " (" + ", ".join(f"{theirs} is {word_of(value)}" for theirs, value in row.map.items()) + ")"
     if row.key in (key, rest):
-        yield _Meant(elsewhere, others, text)
+        yield _Hint(elsewhere, others, text)
     elif row.key.rpartition(".")[2] == rest:
-        yield _Meant(1 + elsewhere, others, text)
+        yield _Hint(1 + elsewhere, others, text)
     elif row.map is not None and key in row.map:
-        yield _Meant(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
+        yield _Hint(4, others, f"write {ours}={word_of(row.map[key])} for {row.key}={key} of {table.title}")
     elif key in row.when:
-        yield _Meant(5, others, f"write {ours}: {key} of {table.title} goes with it")
+        yield _Hint(5, others, f"write {ours}: {key} of {table.title} goes with it")
     elif key.partition(".")[0] in table.roots and "." in key:
-        yield _Meant(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")
+        yield _Hint(6, others, f"a configuration of {table.title} is read by `rlplan import FILE --hardware 8xH100`")

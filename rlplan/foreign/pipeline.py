@@ -47,8 +47,8 @@ def read_stages(settings: Settings, job: JobSpec, model: ModelSpec) -> str:
     if stages == counted:
         return ""
     return (
-        f"stages of {_words(stages)} layers are counted as {_words(counted)}: the largest has {max(stages)} there and "
-        f"{max(counted)} here"
+        f"stages of {_format_stages(stages)} layers are counted as {_format_stages(counted)}: the largest has "
+        f"{max(stages)} layers in the file and {max(counted)} in the plan"
     )
 
 
@@ -68,7 +68,7 @@ def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str,
     )
 
 
-def _words(stages: list[int]) -> str:
+def _format_stages(stages: list[int]) -> str:
     """Sizes of stages in words, equal neighbours as a product.
 
     >>> _words([6, 6, 6, 4])

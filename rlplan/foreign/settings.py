@@ -55,21 +55,21 @@ class Settings:
                 f"{key} is {shown(value)}, which is known only at run time",
                 where=entry.place,
                 rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
-                way_out=f"say it: {_variable(value)}--set {key}=VALUE",
+                way_out=f"say it: {_suggest_variable(value)}--set {key}=VALUE",
             )
         return value
 
     def known(self, key: str) -> Any:
         """The effective value, with references followed; unknown parts stay marked."""
-        return self._followed(self.raw(key))
+        return self._follow(self.raw(key))
 
-    def _followed(self, value: Any) -> Any:
+    def _follow(self, value: Any) -> Any:
         """A value with `${key}` references and `${mul: a, b}` products resolved."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(value, str):
                 break
             if product := _PRODUCT.fullmatch(value.strip()):
-                factors = [self._followed(typed(word)) for word in product.groups()]
+                factors = [self._follow(typed(word)) for word in product.groups()]
                 return factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else value
             reference = _REFERENCE.fullmatch(value)
             if reference is None:
@@ -144,7 +144,7 @@ def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
-def _variable(text: str) -> str:
+def _suggest_variable(text: str) -> str:
     """The `--set NAME=VALUE` of a missing shell variable or Python name in a text; empty without one."""
     match = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
     return f"--set {match.group(1)}=VALUE, or " if match else ""

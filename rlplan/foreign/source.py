@@ -47,30 +47,30 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
     source: its stack, where the file cannot be recognised. outside: `NAME=VALUE` for a variable of the script or a
     foreign key. nearest: options of the command line that a refusal repeats. Raises: SpecError, HostError.
     """
-    tables = _tables(source)
-    pairs = _pairs(outside)
-    path = _file_of(path, nearest) if path.is_dir() else path
+    tables = _load_tables(source)
+    pairs = _split_pairs(outside)
+    path = _find_file(path, nearest) if path.is_dir() else path
     names: Set[str] = frozenset()
     if path.suffix in PYTHON:
         script = read_python(path, pairs)
         if not script.has_trainer:
-            raise _without_trainer(path)
+            raise _refuse_without_trainer(path)
         names = pairs.keys()  # the follower of the script has checked them
         table = load_table("trl_given" if "trainer" in script.given else "trl")
         settings = Settings(table, str(path), plain(script.given, table), dict(table.defaults), script.notes)
     elif path.suffix in SUFFIXES:
-        settings = _of_document(path, tables, source, pairs, nearest)
+        settings = _read_document(path, tables, source, pairs, nearest)
     else:
-        settings, names = _of_script(path, tables, pairs, nearest)
+        settings, names = _read_script(path, tables, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
         with_files, notes = with_accelerate(settings.given, path.parent)
         settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
-    return _with_outside(settings, pairs, names)
+    return _apply_outside(settings, pairs, names)
 
 
-def _file_of(folder: Path, nearest: Nearest) -> Path:
+def _find_file(folder: Path, nearest: Nearest) -> Path:
     """The file of a folder that starts a training: its one script, else its one document or Python file.
 
     Of several, the one that `rlplan emit --target` writes. Raises: SpecError for any other number of files.
@@ -112,14 +112,14 @@ def _check_known(settings: Settings, nearest: Nearest) -> None:
     )
 
 
-def _with_outside(settings: Settings, outside: Mapping[str, str], names: Set[str]) -> Settings:
+def _apply_outside(settings: Settings, outside: Mapping[str, str], names: Set[str]) -> Settings:
     """The settings with the keys of `--set`. names: words that may be variables of the script.
 
     Raises: SpecError for a name that is neither a key nor such a word.
     """
     table, values = settings.table, dict[str, Any]()
     for name, value in outside.items():
-        key = _spelled(name, table)
+        key = _normalize_key(name, table)
         if key in table.keys or key in settings.given:
             values[key] = typed(value)
         elif name not in names:
@@ -133,7 +133,7 @@ def _with_outside(settings: Settings, outside: Mapping[str, str], names: Set[str
     return settings.with_values(values) if values else settings
 
 
-def _spelled(name: str, table: Table) -> str:
+def _normalize_key(name: str, table: Table) -> str:
     """The table's spelling of `+key`, `++key` (Hydra) or `--the-key`."""
     if table.syntax in ("flags", "python"):
         key = name.lstrip("-").replace("-", "_")
@@ -141,7 +141,7 @@ def _spelled(name: str, table: Table) -> str:
     return name.lstrip("+")
 
 
-def _without_trainer(path: Path) -> SpecError:
+def _refuse_without_trainer(path: Path) -> SpecError:
     known = ", ".join(f"{name}Trainer" for name in ("GRPO", "SFT", "DPO", "KTO", "Reward"))
     return SpecError(
         "the script makes no trainer of TRL, and no configuration of one",
@@ -151,7 +151,7 @@ def _without_trainer(path: Path) -> SpecError:
     )
 
 
-def _tables(source: str | None) -> dict[str, Table]:
+def _load_tables(source: str | None) -> dict[str, Table]:
     if source is None:
         return {name: load_table(name) for name in SOURCES}
     if table_name(source) not in SOURCES:
@@ -164,7 +164,7 @@ def _tables(source: str | None) -> dict[str, Table]:
     return {source: load_table(table_name(source))}
 
 
-def _pairs(words: Sequence[str]) -> dict[str, str]:
+def _split_pairs(words: Sequence[str]) -> dict[str, str]:
     pairs = {}
     for word in words:
         name, separator, value = word.partition("=")
@@ -179,7 +179,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def _of_script(
+def _read_script(
     path: Path, tables: Mapping[str, Table], outside: Mapping[str, str], nearest: Nearest
 ) -> tuple[Settings, Set[str]]:
     """The settings of a shell script, and all its words that may be variables."""
@@ -203,25 +203,27 @@ def _of_script(
                 chosen, entries = of_trainer(entries, command.places[0])
                 entries, defaults = served(script.commands) | entries, dict(chosen.defaults)
             return Settings(chosen, str(path), plain(entries, chosen), defaults, tuple(notes)), script.names | read.used
-    raise _no_command(path, script.commands, tables, nearest)
+    raise _refuse_without_command(path, script.commands, tables, nearest)
 
 
-def _no_command(path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest) -> SpecError:
+def _refuse_without_command(
+    path: Path, commands: Sequence[Command], tables: Mapping[str, Table], nearest: Nearest
+) -> SpecError:
     """The refusal of a script without a command that is read; it names a known program without a table."""
     unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
     for table, program in unread:
         if any(word_at(command, program) is not None for command in commands):
-            return _not_read(path, table, program, nearest)
+            return _refuse_program(path, table, program, nearest)
     entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
     return SpecError(
-        f"no command of this script starts one of {_titles(tables)}",
+        f"no command of this script starts one of {_list_titles(tables)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
         way_out="give the script that starts the training, or the YAML file that it names",
     )
 
 
-def _not_read(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
+def _refuse_program(path: Path, table: Table, name: str, nearest: Nearest) -> SpecError:
     algorithm, *words = table.unread[name].split()
     return SpecError(
         f"{name} of {table.title} is not read",
@@ -231,7 +233,7 @@ def _not_read(path: Path, table: Table, name: str, nearest: Nearest) -> SpecErro
     )
 
 
-def _parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -> Set[str]:
+def _find_parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -> Set[str]:
     """The top-level parts of a document, and the first word of a missing base configuration, whose key is removed.
 
     Raises: SpecError where one of them belongs to a program that is not read.
@@ -242,15 +244,15 @@ def _parts(path: Path, keys: dict[str, Given], table: Table, nearest: Nearest) -
         parts.add(first_word(Path(str(below.value)).stem))
     for name in table.unread:
         if name in parts:
-            raise _not_read(path, table, name, nearest)
+            raise _refuse_program(path, table, name, nearest)
     return parts
 
 
-def _titles(tables: Mapping[str, Table]) -> str:
+def _list_titles(tables: Mapping[str, Table]) -> str:
     return ", ".join(dict.fromkeys(table.title for table in tables.values()))
 
 
-def _of_document(
+def _read_document(
     path: Path, tables: Mapping[str, Table], source: str | None, outside: Mapping[str, str], nearest: Nearest
 ) -> Settings:
     entries, notes = read_document(path)
@@ -262,12 +264,12 @@ def _of_document(
             return Settings(chosen, str(path), plain(keys, chosen), dict(chosen.defaults), tuple(notes))
         keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
-            parts = _parts(path, keys, table, nearest)
+            parts = _find_parts(path, keys, table, nearest)
             plain_entries = plain(keys, table)
             defaults = defaults_of(table, (f"--config={path.stem}",), parts)
             return Settings(table, str(path), plain_entries, defaults, tuple(notes))
     raise SpecError(
-        f"none of its keys is one of {_titles(tables)}: " + ", ".join(list(entries)[:5]),
+        f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),
         rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
         way_out="say which it is: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),

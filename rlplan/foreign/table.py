@@ -270,7 +270,7 @@ def load_table(source: str) -> Table:
     """
     read = read_facts(source)
     if base := read.pop("stands_on", ""):
-        read = _on(read_facts(base), read)
+        read = _extend(read_facts(base), read)
     return validate(Table, read, file=str(FOLDER / f"{source}.yaml"))
 
 
@@ -281,7 +281,7 @@ def read_facts(name: str) -> dict[str, Any]:
     return read
 
 
-def _on(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A table merged with the one that it extends: its hardware rows come first, because shared rows ask for them."""
     rows = own["rows"]
     first = {ours: row for ours, row in rows.items() if ours.startswith("hardware.")}

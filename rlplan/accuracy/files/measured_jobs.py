@@ -63,10 +63,10 @@ def points_of_jobs(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
     """The points of a YAML file. Raises: SpecError."""
     data = parse_yaml(text, where=str(path), what="the file of measured jobs")
     jobs = validate(MeasuredJobs, data, file=str(path), way_out="each has id, job, measured and source").jobs
-    return tuple(point for job in jobs for point in _points_of(job))
+    return tuple(point for job in jobs for point in _make_points(job))
 
 
-def _points_of(measured: MeasuredJob) -> Iterator[MeasuredPoint]:
+def _make_points(measured: MeasuredJob) -> Iterator[MeasuredPoint]:
     values: list[tuple[str, str, float, str]] = [
         (TIME_KIND, phase, seconds, "s") for phase, seconds in measured.measured.seconds.items()
     ]

@@ -48,17 +48,17 @@ def points_of_rig(data: dict[str, Any], *, file: str) -> tuple[MeasuredPoint, ..
     )
     points = []
     for number, phase in enumerate(rig.measured):
-        settings = _settings(phase, rig.framework_versions)
+        settings = _convert_settings(phase, rig.framework_versions)
         asleep = phase.sleeping_baseline_bytes
         if asleep:
-            points.append(_point(rig, number, "sleeping_engine_residual", asleep, settings))
+            points.append(_make_point(rig, number, "sleeping_engine_residual", asleep, settings))
             settings["sleeping_engine_residual_gib"] = asleep / GIB
         if phase.phase in KINDS:
-            points.append(_point(rig, number, KINDS[phase.phase], phase.device_peak_bytes, settings))
+            points.append(_make_point(rig, number, KINDS[phase.phase], phase.device_peak_bytes, settings))
     return tuple(points)
 
 
-def _point(rig: RigFile, number: int, kind: str, size: float, settings: dict[str, Any]) -> MeasuredPoint:
+def _make_point(rig: RigFile, number: int, kind: str, size: float, settings: dict[str, Any]) -> MeasuredPoint:
     return MeasuredPoint(
         id=f"{rig.model_id}@{rig.device.name}:{number}:{kind}",
         kind=kind,
@@ -71,7 +71,7 @@ def _point(rig: RigFile, number: int, kind: str, size: float, settings: dict[str
     )
 
 
-def _settings(phase: _Phase, versions: dict[str, str]) -> dict[str, Any]:
+def _convert_settings(phase: _Phase, versions: dict[str, str]) -> dict[str, Any]:
     """A phase's knobs in the words that predictors read; what the rig fixes for all is said too."""
     knobs = phase.knobs
     rows, seq = knobs.get("group_size", 1) * knobs.get("n_prompts", 1), knobs.get("seq_len", 0)

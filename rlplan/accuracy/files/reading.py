@@ -42,7 +42,7 @@ def published_points() -> tuple[MeasuredPoint, ...]:
 
 def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
     """The points of a file. Raises: SpecError for a broken file, or one with too many points."""
-    points = _points(path)
+    points = _read_any_points(path)
     if len(points) > MAX_POINTS:
         raise SpecError(
             f"{len(points)} points are in it",
@@ -53,7 +53,7 @@ def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
     return points
 
 
-def _points(path: Path) -> tuple[MeasuredPoint, ...]:
+def _read_any_points(path: Path) -> tuple[MeasuredPoint, ...]:
     text = read_text(path, "the file of points", limit=MAX_FILE_BYTES)
     start, suffix = text.lstrip("\ufeff \t\r\n")[:1], path.suffix.lower()
     if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
@@ -85,37 +85,37 @@ def _read_latencies(text: str, path: Path) -> list[MeasuredPoint]:
         header = list(reader.fieldnames or ())
         missing = [name for name in ("id", "model_path", "system", *_LATENCIES) if name not in header]
         if missing:
-            raise _broken_csv(f"column '{missing[0]}' is missing", path, 1)
+            raise _refuse_csv(f"column '{missing[0]}' is missing", path, 1)
         for line, row in enumerate(reader, start=2):
             if None in row or None in row.values() or not row["id"]:
-                raise _broken_csv(f"a row has not the header's {len(header)} fields and an id", path, line)
-            points += [_latency(row, column, path, line) for column in _LATENCIES]
+                raise _refuse_csv(f"a row has not the header's {len(header)} fields and an id", path, line)
+            points += [_make_latency(row, column, path, line) for column in _LATENCIES]
     except csv.Error as error:
-        raise _broken_csv(f"not CSV: {shorten(str(error))}", path, reader.line_num) from None
+        raise _refuse_csv(f"not CSV: {shorten(str(error))}", path, reader.line_num) from None
     return points
 
 
-def _latency(row: dict[str, str], column: str, path: Path, line: int) -> MeasuredPoint:
-    value = _number(row[column])
+def _make_latency(row: dict[str, str], column: str, path: Path, line: int) -> MeasuredPoint:
+    value = _parse_number(row[column])
     if not isinstance(value, int | float) or not 0 < value < 1e12:
-        raise _broken_csv(f"{column} is {shorten(row[column])}, not a number above 0", path, line)
+        raise _refuse_csv(f"{column} is {shorten(row[column])}, not a number above 0", path, line)
     name = _LATENCIES[column]
     left_out = {"id", "model_path", "system", *_LATENCIES}
     if len(row["id"]) > MAX_ID:
-        raise _broken_csv(f"an id of {len(row['id'])} characters, more than {MAX_ID}", path, line)
+        raise _refuse_csv(f"an id of {len(row['id'])} characters, more than {MAX_ID}", path, line)
     return MeasuredPoint(
         id=f"{row['id']}:{name}",
         kind=f"serving_{name}",
         model=row["model_path"],
         gpu=row["system"],
-        settings={key: _number(cell) for key, cell in row.items() if key not in left_out},
+        settings={key: _parse_number(cell) for key, cell in row.items() if key not in left_out},
         measured=Measured(value=float(value), unit=f"ms {name.upper()}"),
         source=row.get("source") or "latency table",
         reliability="A",
     )
 
 
-def _number(text: str) -> int | float | str:
+def _parse_number(text: str) -> int | float | str:
     """The number in a cell; the text for any other cell.
 
     >>> _number("8"), _number("1.5"), _number("fp8")
@@ -129,7 +129,7 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _broken_csv(what: str, path: Path, line: int) -> SpecError:
+def _refuse_csv(what: str, path: Path, line: int) -> SpecError:
     return SpecError(
         what,
         where=f"{path}: line {line}",

@@ -90,19 +90,19 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|fully.async|\basync\b", text.replace("async_tp", "")))
     is_async = is_async and "sync mode" not in text and "colocate sync" not in text
     total = num_ranks(settings)
-    num_training, num_generation = _devices(settings, total, is_async=is_async)
+    num_training, num_generation = _read_devices(settings, total, is_async=is_async)
     is_shared = num_training + num_generation > total
-    prompt, lengths = _lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
-    axes = _axes(settings, backend, num_training)
+    prompt, lengths = _read_lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
+    axes = _read_axes(settings, backend, num_training)
     job: dict[str, Any] = {
-        "policy": policy_of(point, longest=_max_prompt(settings, prompt) + lengths.longest),
-        "algorithm": _algorithm(settings, text),
+        "policy": policy_of(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
+        "algorithm": _make_algorithm(settings, text),
         "framework": framework,
-        "hardware": _hardware(point, total),
-        "workload": _workload(settings, prompt, lengths),
-        "training": _training(point, settings, framework, backend, axes)
-        | _passes(settings, framework, axes, prompt, lengths),
-        "rollout": _rollout(settings, text, framework, is_shared=is_shared),
+        "hardware": _make_hardware(point, total),
+        "workload": _make_workload(settings, prompt, lengths),
+        "training": _make_training(point, settings, framework, backend, axes)
+        | _make_passes(settings, framework, axes, prompt, lengths),
+        "rollout": _make_rollout(settings, text, framework, is_shared=is_shared),
         "placement": {"placement": "colocated"},
     }
     if framework == "nemo_rl":
@@ -111,7 +111,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     if not is_shared:
         job["placement"] = {"placement": "disaggregated", "num_generation_devices": num_generation}
         if is_async:
-            job["placement"]["max_staleness"] = _staleness(text)
+            job["placement"]["max_staleness"] = _read_staleness(text)
     return job
 
 
@@ -123,10 +123,10 @@ def num_steps_of(point: MeasuredPoint, num_rollouts: int) -> float:
     key = settings.first(("queries", "num_queries", "num_rollouts_total"))
     if key is None:
         raise CannotPredict("the number of queries of the stage is not stated")
-    return settings.count(key) * _first(settings, ("epochs",), 1) / num_rollouts
+    return settings.count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
 
 
-def _hardware(point: MeasuredPoint, count: int) -> str:
+def _make_hardware(point: MeasuredPoint, count: int) -> str:
     """The GPUs in short form: `12xhgx-h20`, or `6xh20` where they do not fill hosts. Raises: CannotPredict."""
     gpu = gpu_of(point)
     if gpu is None:
@@ -137,7 +137,7 @@ def _hardware(point: MeasuredPoint, count: int) -> str:
     return f"{count // node.num_gpus}x{node.name}"
 
 
-def _algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
+def _make_algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
     without = "dapo" in text or re.search(r"\bkl(_coef)?[= ]0(\.0*)?\b(?!\.)|no ref", text) is not None
     name = str(settings.raw("algo") or "").lower()
     algorithm: dict[str, Any] = {"name": "ppo" if "ppo" in name else "grpo"}
@@ -146,10 +146,10 @@ def _algorithm(settings: RunSettings, text: str) -> dict[str, Any]:
     return algorithm
 
 
-def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[str, Any]:
-    num_samples = _first(settings, ("rollout_n", "n", "num_samples", "group_size", "generations_per_prompt"), 0)
-    num_rollouts = _rollouts(settings, num_samples)
-    mini = _first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
+def _make_workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[str, Any]:
+    num_samples = _read_first(settings, ("rollout_n", "n", "num_samples", "group_size", "generations_per_prompt"), 0)
+    num_rollouts = _read_rollouts(settings, num_samples)
+    mini = _read_first(settings, ("train_gbs", "mini_batch", "ppo_mini_batch_size"), 0)
     if "mini_batch" in settings and "train_gbs" not in settings:
         mini *= num_samples or 1
     samples = num_samples or NUM_SAMPLES
@@ -158,21 +158,25 @@ def _workload(settings: RunSettings, prompt: float, lengths: Lengths) -> dict[st
         "num_prompts_per_step": max(1, num_rollouts // samples),
         "num_samples_per_prompt": samples,
         "mini_batch_size": min(mini or num_rollouts, num_rollouts),
-        "max_prompt_len": _max_prompt(settings, prompt),
+        "max_prompt_len": _read_max_prompt(settings, prompt),
         "mean_prompt_len": int(prompt),
         "max_response_len": lengths.longest,
         "response_lengths": {"kind": "constant"} if isinstance(spec, ConstantLengths) else spec.model_dump(),
     }
 
 
-def _max_prompt(settings: RunSettings, prompt: float) -> int:
+def _read_max_prompt(settings: RunSettings, prompt: float) -> int:
     """Tokens of the longest prompt; the usual length where one limit covers prompt and response together."""
     if settings.first(("max_seq", "max_seq_len", "max_total_sequence_length")):
         return int(prompt)
-    return max(int(prompt), _first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT))
+    return max(
+        int(prompt), _read_first(settings, ("max_prompt", "max_prompt_len", "max_prompt_length"), USUAL_MAX_PROMPT)
+    )
 
 
-def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes) -> dict[str, Any]:
+def _make_training(
+    point: MeasuredPoint, settings: RunSettings, framework: str, backend: str, axes: Axes
+) -> dict[str, Any]:
     """The keys of `training`. Assumed: activations are recomputed, except where NeMo-RL's recipes do not."""
     offload = str(settings.raw("offload") or "").lower()
     training: dict[str, Any] = {
@@ -188,14 +192,14 @@ def _training(point: MeasuredPoint, settings: RunSettings, framework: str, backe
     return training
 
 
-def _passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
+def _make_passes(settings: RunSettings, framework: str, axes: Axes, prompt: float, lengths: Lengths) -> dict[str, Any]:
     """The size of a training pass: one longest sequence for NeMo-RL (`train_micro_batch_size` 1), else two."""
-    longest = _max_prompt(settings, prompt) + lengths.longest
+    longest = _read_max_prompt(settings, prompt) + lengths.longest
     sequences = 1 if framework == "nemo_rl" else 2
     return {"max_tokens_per_micro_batch": sequences * longest * axes.ulysses * axes.cp}
 
 
-def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
+def _make_rollout(settings: RunSettings, text: str, framework: str, *, is_shared: bool) -> dict[str, Any]:
     key = settings.first(("gen_parallel", "gen_tp", "rollout_tp", "infer_tp", "vllm_tp"))
     stated = re.search(r"(\d+)", str(settings.raw(key))) if key else None
     shared, alone = UTILIZATIONS.get(framework, USUAL_UTILIZATIONS)
@@ -212,20 +216,20 @@ def _rollout(settings: RunSettings, text: str, framework: str, *, is_shared: boo
     return rollout
 
 
-def _staleness(text: str) -> int:
+def _read_staleness(text: str) -> int:
     """The staleness: NeMo-RL's `8-off` is 8; one step where an asynchronous run does not say."""
     stated = re.search(r"\b([1-9]\d*)-off", text)
     return int(stated.group(1)) if stated else 1
 
 
-def _first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
+def _read_first(settings: RunSettings, keys: tuple[str, ...], default: int) -> int:
     key = settings.first(keys)
     if key is None and default:
         settings.assume(keys[0], default)
     return settings.count(key) if key else default
 
 
-def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
+def _read_devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
     """GPUs that train and that generate; an asynchronous run that does not say has half of each."""
     key = settings.first(("split", "train_rollout_gpus", "resource_split", "gpus_split"))
     if key and (match := re.match(r"\s*(\d+)\D*[:+/]\s*(\d+)", str(settings.raw(key)))):
@@ -243,7 +247,7 @@ def _devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int,
     return total, total
 
 
-def _rollouts(settings: RunSettings, num_samples: int) -> int:
+def _read_rollouts(settings: RunSettings, num_samples: int) -> int:
     """Rollouts per step: NeMo-RL's gen_gbs counts rollouts, verl's train_batch counts prompts."""
     key = settings.first(("num_rollouts", "gen_gbs", "rollout_batch_size", "global_batch", "rollouts_per_step"))
     if key:
@@ -254,9 +258,9 @@ def _rollouts(settings: RunSettings, num_samples: int) -> int:
     return settings.count(prompts) * max(1, num_samples)
 
 
-def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
+def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
     """Tokens of a prompt, and the distribution of response lengths."""
-    prompt = float(_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
+    prompt = float(_read_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
     if fixed:
         tokens = settings.count(fixed)
@@ -271,11 +275,13 @@ def _lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
     elif (key := settings.first(("avg_response", "mean_response", "response_mean", "mean_response_len"))) is not None:
         mean = settings.number(key, low=1)
     else:
-        mean = _uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _uncut(USUAL_MEAN, limit).mean)
+        mean = (
+            _make_uncut(REASONING_MEAN, limit).mean if reasons else min(limit / 2, _make_uncut(USUAL_MEAN, limit).mean)
+        )
     return prompt, lognormal(round(min(mean, limit), 1), limit)
 
 
-def _uncut(mean: float, limit: int) -> Lengths:
+def _make_uncut(mean: float, limit: int) -> Lengths:
     """Log-normal lengths with a mean before truncation, truncated at a limit."""
     return Lengths(LogNormalLengths(kind="lognormal", median=mean * exp(-(SIGMA**2) / 2), sigma=SIGMA), limit)
 
@@ -297,7 +303,7 @@ def lognormal(mean: float, limit: int) -> Lengths:
     return lengths
 
 
-def _axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
+def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
     """The policy's degrees of parallelism, from NeMo-RL's `[tp, cp, ep, pp]` or from single keys.
 
     Assumed: a Ulysses degree of 4 from 16,384 tokens, as in verl's recipes for long responses. Raises: CannotPredict.

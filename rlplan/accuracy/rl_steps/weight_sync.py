@@ -54,9 +54,9 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict("a transport without the engines' own part: every job's sync ends in its engines")
     if settings.element_bytes("dtype") != 2:
         raise CannotPredict("weights of another type than 16 bits on the way: no job says that")
-    training, generation = _ranks(point)
+    training, generation = _read_ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
-    transport, is_slime = _transport(words), words.has("slime")
+    transport, is_slime = _find_transport(words), words.has("slime")
     ranks = words.number(r"(?:gen(?:eration)?|rollout)[ _-]*tp[ _=]*(\d+)") or words.number(r"\btp[ _=]*(\d+)")
     placement: dict[str, Any] = {"placement": "colocated"}
     if generation is not None:
@@ -72,7 +72,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
         "framework": "slime" if is_slime else "verl",
         "hardware": {
-            "profile": _gpu(point).name,
+            "profile": _find_gpu(point).name,
             "num_devices": total,
             "num_hosts": ceil_div(total, USUAL_GPUS_PER_NODE),
         },
@@ -107,7 +107,7 @@ class _Words:
         return int(match.group(1)) if match else None
 
 
-def _transport(words: _Words) -> str:
+def _find_transport(words: _Words) -> str:
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*(delta|sparse)"):
         return "delta"
     if words.has(r"(backend|transport|mode|method|engine)=[^=]*disk"):
@@ -121,7 +121,7 @@ def _transport(words: _Words) -> str:
     return "nccl"
 
 
-def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
+def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     """GPUs that train and that generate; None for the second where both share GPUs or the point does not say."""
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
@@ -133,12 +133,12 @@ def _ranks(point: MeasuredPoint) -> tuple[int, int | None]:
         total = int(match.group(1)) * int(match.group(2))
     else:
         total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus")
-    if total > 1 and _transport(words) in ("nccl", "delta", "disk"):
+    if total > 1 and _find_transport(words) in ("nccl", "delta", "disk"):
         return total - total // 2, total // 2
     return total, None
 
 
-def _gpu(point: MeasuredPoint) -> GpuProfile:
+def _find_gpu(point: MeasuredPoint) -> GpuProfile:
     """The GPU, also from a text such as `H100 nodes (8x), IB`. Raises: CannotPredict."""
     if gpu := gpu_of(point):
         return gpu

@@ -64,9 +64,9 @@ def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[
         raise CannotPredict("a second set of adapters: of a training step alone no job says it")
     if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
         raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
-    targets, rank = _targets(settings, point, model, trainer)
+    targets, rank = _read_targets(settings, point, model, trainer)
     key = settings.first(DROPOUTS)
-    lora: dict[str, Any] = {"rank": rank, "target_modules": _names(model, targets)}
+    lora: dict[str, Any] = {"rank": rank, "target_modules": _map_names(model, targets)}
     if model.experts and _adapts_experts(settings, trainer, targets):
         lora["target_modules"].append(EXPERTS)
     if settings.number(key, high=1.0) if key else trainer.dropout:
@@ -81,14 +81,14 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
 
     Raises: CannotPredict for other methods, and for algorithms with further passes or models.
     """
-    words = [*_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
+    words = [*_split_words(settings.text), *sorted(settings.techniques & {"dora", "qdora"})]
     if preferences := PREFERENCE & set(words):
         raise CannotPredict(
             f"{sorted(preferences)[0].upper()} has more passes than one, which the point does not state"
         )
-    variants = {*words, *_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
+    variants = {*words, *_split_words(hint), *(["dora"] if settings.raw("use_dora") is True else [])}
     named = LORA & set(words)
-    key = _lora_key(settings)
+    key = _find_lora_key(settings)
     if other := OTHER_METHODS & (variants if named or key else set(words)):
         raise CannotPredict(f"method {sorted(other)[0]}: a job trains all weights, or LoRA")
     if key and not named and FULL & set(words):
@@ -102,7 +102,7 @@ def _trains_lora(settings: RunSettings, hint: str) -> bool:
     return has_lora
 
 
-def _lora_key(settings: RunSettings) -> str | None:
+def _find_lora_key(settings: RunSettings) -> str | None:
     """The setting that implies LoRA without naming the method: a rank above 0, or a flag."""
     if settings.says(*LORA_FLAGS):
         return next(key for key in LORA_FLAGS if settings.says(key))
@@ -116,7 +116,7 @@ def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
     A policy-gradient step is one pass like any other. Full training needs a reference model, which the point does not
     state; with LoRA the reference is the frozen model itself.
     """
-    words = set(_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
+    words = set(_split_words(str(settings.raw(settings.first(ALGORITHMS) or "") or "")))
     if not words or words <= FULL | {"sft"}:
         return
     if not words <= POLICY_GRADIENTS or not has_lora:
@@ -131,7 +131,7 @@ def _adapts_experts(settings: RunSettings, trainer: Trainer, targets: tuple[str,
     return trainer.has_expert_modules and targets == ALL_LINEAR
 
 
-def _targets(
+def _read_targets(
     settings: RunSettings, point: MeasuredPoint, model: ModelSpec, trainer: Trainer
 ) -> tuple[tuple[str, ...], int]:
     """Adapted layers and rank: stated, else derived from the number of parameters, else the trainer's default."""
@@ -139,13 +139,13 @@ def _targets(
     stated = settings.first(LORA_RANKS)
     match = re.search(r"(?:^|[\s\-_,(])r(?:ank)?[ =_\-]?(\d+)", text)
     rank = settings.count(stated) if stated else int(match.group(1)) if match else None
-    listed = _stated_targets(settings, model) or _listed(text)
+    listed = _read_stated_targets(settings, model) or _find_listed(text)
     if listed is None and "trainable_params" in settings:
-        return _counted(model, settings.count("trainable_params"), rank)
+        return _infer_targets(model, settings.count("trainable_params"), rank)
     return listed or trainer.targets, rank or trainer.rank
 
 
-def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
+def _read_stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] | None:
     """Layers that a setting names: `all-linear`, a list, or names with commas; None for other words.
 
     Raises: CannotPredict for a layer that the model does not have.
@@ -169,7 +169,7 @@ def _stated_targets(settings: RunSettings, model: ModelSpec) -> tuple[str, ...] 
     return targets
 
 
-def _listed(text: str) -> tuple[str, ...] | None:
+def _find_listed(text: str) -> tuple[str, ...] | None:
     """Layers that a text names; None without any."""
     if re.search(r"\b(q, ?v|qv|q/v|q_proj, ?v_proj)\b", text):
         return TARGETS[0]
@@ -180,17 +180,17 @@ def _listed(text: str) -> tuple[str, ...] | None:
     return None
 
 
-def _counted(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
+def _infer_targets(model: ModelSpec, trainable: int, rank: int | None) -> tuple[tuple[str, ...], int]:
     """The first common set of layers with this number of parameters, at the stated rank or a power of two."""
     for targets in TARGETS:
-        per_rank = sum(p.numel for p in lora_parameters(model, 1, _names(model, targets)))
+        per_rank = sum(p.numel for p in lora_parameters(model, 1, _map_names(model, targets)))
         implied = trainable // per_rank
         if trainable == per_rank * implied and (implied == rank if rank else implied.bit_count() == 1):
             return targets, implied
     raise CannotPredict(f"no usual set of layers gives {trainable:,} trainable parameters")
 
 
-def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
+def _map_names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     """The model's names of the layers that correspond to Llama's."""
     wanted = {place for place, pattern in _PLACES.items() for target in targets if re.search(pattern, target)}
     known = {tensor.name.removesuffix(".weight").rpartition(".")[2] for tensor in linear_layers(model)}
@@ -202,7 +202,7 @@ def _names(model: ModelSpec, targets: tuple[str, ...]) -> list[str]:
     return sorted(names)
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Words without dashes: `full-finetuning` and `hqq_lora` are two, `p-tuning` and `LN Tuning` are one."""
     known, words = LORA | OTHER_METHODS, list[str]()
     for word in re.findall(r"[a-z0-9_\-]+", text.lower().replace(" tuning", "tuning")):

@@ -37,7 +37,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     """The job of a point. has_passes: the update was measured, and not the engine. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not has_passes:
-        point = _with_usual_passes(point)
+        point = _add_usual_passes(point)
     job = training_job(point)
     length, group = settings.required(SEQUENCE, "sequence length"), settings.count("group_size")
     prompt = min(settings.count("prompt", settings.count("prompt_len", length // 4)), length - 1)
@@ -78,7 +78,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     return job
 
 
-def _with_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
+def _add_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
     """A point of an engine alone, with the training settings that a job needs; they do not change the engine."""
     usual = {"micro_batch": 1, "lora_rank": point.settings.get("lora_rank") or 8, "quant": "none", "loss": "fused"}
     return point.model_copy(update={"settings": point.settings | usual})

@@ -113,14 +113,14 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     layout = Layout(settings)
     tokens, recomputed = Tokens(1, 2), cast("str | tuple[str, ...]", NONE)
     if has_passes:
-        tokens = _micro_batch(read_tokens(settings), settings, trainer, layout.pp)
+        tokens = _cut_micro_batch(read_tokens(settings), settings, trainer, layout.pp)
         recomputed = _read_recomputed(settings, trainer, model)
-    backend = _backend(settings, trainer, layout)
-    training: dict[str, Any] = layout.keys(backend) | _kept(point, settings, trainer, model, backend)
+    backend = _choose_backend(settings, trainer, layout)
+    training: dict[str, Any] = layout.keys(backend) | _read_types(point, settings, trainer, model, backend)
     training |= {
         "backend": backend,
         "optimizer": read_optimizer(settings),
-        "logits": _logits(settings, trainer, layout, backend),
+        "logits": _choose_logits(settings, trainer, layout, backend),
         "gradient_checkpointing": recomputed != NONE,
         "offloads_activations": _offloads_activations(settings),
         "sequence_parallel": _shares_rows(settings, trainer, layout),
@@ -131,7 +131,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     training |= {"offloads_optimizer": offloads, "offloads_parameters": offloads and backend == "fsdp2"}
     if backend == "deepspeed" and read_stage(settings) is not None:
         training |= zero_keys(settings)
-    kernels = _kernels(settings, trainer, model, tokens)
+    kernels = _choose_kernels(settings, trainer, model, tokens)
     if kernels:
         training["kernels"] = kernels
     if (virtual := settings.degree(*VIRTUAL_STAGES)) > 1 and layout.pp > 1:
@@ -141,7 +141,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
         "algorithm": "sft",
         "framework": "rlplan" if backend == "deepspeed" else trainer.framework,
         "hardware": hardware_of(point, layout.num_ranks),
-        "workload": _workload(settings, trainer, layout, tokens),
+        "workload": _make_workload(settings, trainer, layout, tokens),
         "training": training,
     }
 
@@ -160,9 +160,9 @@ def hardware_of(point: MeasuredPoint, count: int) -> dict[str, Any]:
     return hardware
 
 
-def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: Tokens) -> dict[str, Any]:
+def _make_workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: Tokens) -> dict[str, Any]:
     return {
-        "num_prompts_per_step": _num_sequences(settings, trainer, layout, tokens.sequences),
+        "num_prompts_per_step": _count_sequences(settings, trainer, layout, tokens.sequences),
         "num_samples_per_prompt": 1,
         "micro_batch_size_per_gpu": tokens.sequences,
         "max_prompt_len": 1,
@@ -170,7 +170,7 @@ def _workload(settings: RunSettings, trainer: Trainer, layout: Layout, tokens: T
     }
 
 
-def _num_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
+def _count_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
     """Sequences per optimizer step: the global batch, else micro-batch times ranks times accumulation."""
     groups, key = layout.groups, settings.first(GLOBAL_BATCH)
     if key and settings.count(key) % (groups * micro_batch) == 0:
@@ -180,7 +180,7 @@ def _num_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micr
     return micro_batch * groups * (settings.count(stated) if stated else usual)
 
 
-def _backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
+def _choose_backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
     """The backend: DeepSpeed where a ZeRO stage is stated, else the trainer's. Raises: CannotPredict."""
     if read_stage(settings) is not None:
         return "deepspeed"
@@ -198,7 +198,7 @@ def _is_replicated(settings: RunSettings) -> bool:
     return "ddp" in settings.text or ("ddp" in settings and "fsdp" not in settings)
 
 
-def _kept(
+def _read_types(
     point: MeasuredPoint, settings: RunSettings, trainer: Trainer, model: ModelSpec, backend: str
 ) -> dict[str, Any]:
     """Data types of weights, gradients and states, and adapters, as keys of `training`. Raises: CannotPredict."""
@@ -220,7 +220,7 @@ def _kept(
         types["reduce_dtype"] = "bfloat16"
         if model.architecture in BF16_MOMENTS:
             types["moment_dtype"] = "bfloat16"
-    base = _base_format(settings, trainer)
+    base = _read_base_format(settings, trainer)
     lora = read_lora(point, model, trainer)
     if lora is not None:
         if base:
@@ -233,7 +233,7 @@ def _kept(
     return types
 
 
-def _base_format(settings: RunSettings, trainer: Trainer) -> str | None:
+def _read_base_format(settings: RunSettings, trainer: Trainer) -> str | None:
     """The quantization of frozen weights; None where they have the compute dtype. Raises: CannotPredict."""
     text = settings.text
     if trainer in (TORCHTITAN, AUTOMODEL, MEGATRON):
@@ -243,7 +243,7 @@ def _base_format(settings: RunSettings, trainer: Trainer) -> str | None:
     return "nf4" if any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")) else None
 
 
-def _logits(settings: RunSettings, trainer: Trainer, layout: Layout, backend: str) -> str:
+def _choose_logits(settings: RunSettings, trainer: Trainer, layout: Layout, backend: str) -> str:
     """The loss implementation: stated, else a named fused kernel (Liger, cut cross-entropy), else the trainer's."""
     if "loss" in settings and (stated := stated_loss(settings.word("loss"))):
         return stated
@@ -289,7 +289,7 @@ LOSSES = (
 )
 
 
-def _kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
+def _choose_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec, tokens: Tokens) -> dict[str, Any]:
     kernels: dict[str, Any] = {}
     if is_compiled(settings, trainer):
         kernels["is_compiled"] = True
@@ -357,7 +357,7 @@ def _shares_rows(settings: RunSettings, trainer: Trainer, layout: Layout) -> boo
     return layout.tp > 1 and (does if stated is None else stated)
 
 
-def _micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
+def _cut_micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp: int) -> Tokens:
     """The micro-batch; torchtitan splits the local batch into one per pipeline stage, or as many as stated."""
     if trainer is not TORCHTITAN or pp == 1:
         return tokens

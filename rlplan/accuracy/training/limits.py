@@ -26,8 +26,8 @@ def predict_largest(point: MeasuredPoint) -> Prediction:
         raise CannotPredict("the largest model is predicted for one known GPU")
     if "ppo" not in settings.word("algo").lower() or "zero-offload" not in settings.word("offload").lower():
         raise CannotPredict("only PPO with ZeRO-Offload is predicted")
-    critic = _bundled_opt(settings.word("critic"))
-    fitting = [name for name in _opts() if _fits(point, name, critic)]
+    critic = _find_opt(settings.word("critic"))
+    fitting = [name for name in _list_opts() if _fits(point, name, critic)]
     if not fitting:
         raise CannotPredict("no OPT fits")
     word = fitting[-1].rpartition("-")[2]
@@ -62,16 +62,16 @@ def _fits(point: MeasuredPoint, actor: str, critic: str) -> bool:
     return plan_of(job).fit.may_fit
 
 
-def _opts() -> list[str]:
+def _list_opts() -> list[str]:
     """OPT models, smallest first."""
     names = [name for name in load_catalogue() if name.startswith("facebook/opt-")]
     return sorted(names, key=lambda name: find_model(name).num_parameters)
 
 
-def _bundled_opt(name: str) -> str:
+def _find_opt(name: str) -> str:
     """The bundled OPT nearest to the size that a name such as `OPT-350M` states. Raises: CannotPredict."""
     match = re.search(r"(\d+(?:\.\d+)?)\s*([mb])\b", name.lower())
     if match is None:
         raise CannotPredict(f"the size of the critic is not stated: {shorten(name)}")
     size = float(match.group(1)) * (10**6 if match.group(2) == "m" else 10**9)
-    return min(_opts(), key=lambda opt: abs(find_model(opt).num_parameters - size))
+    return min(_list_opts(), key=lambda opt: abs(find_model(opt).num_parameters - size))

@@ -33,7 +33,7 @@ def predict_score_steady(point: MeasuredPoint) -> Prediction:
 
 def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     settings = RunSettings(point)
-    role = Role.REWARD if _role(settings) in SCALAR_ROLES else Role.REFERENCE
+    role = Role.REWARD if _read_role(settings) in SCALAR_ROLES else Role.REFERENCE
     stated = point.measured.statistic
     statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
     plan = plan_of(score_job(point, role, has_passes=not is_resident))
@@ -76,7 +76,7 @@ def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> d
     }
 
 
-def _role(settings: RunSettings) -> str:
+def _read_role(settings: RunSettings) -> str:
     """The role of the pass. Raises: CannotPredict for other roles and for several GPUs."""
     role = settings.word("role", "policy").lower()
     if role not in ROLES:

@@ -57,7 +57,7 @@ TECHNIQUES = (
 """Patterns of techniques in tables, and their names in points."""
 
 
-def _technique(word: str) -> str:
+def _name_technique(word: str) -> str:
     """The name of a technique; the word itself for an unknown one.
 
     >>> [_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
@@ -75,7 +75,7 @@ class RunSettings(Settings):
         key = self.first(("cumulative_techniques", "techniques"))
         self.lists_techniques, techniques = key is not None, self.raw(key) if key else ()
         known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
-        self.techniques = frozenset(_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
+        self.techniques = frozenset(_name_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
 
     def required(self, keys: tuple[str, ...], meaning: str) -> int:
         """A count under one of several keys. Raises: CannotPredict where none is stated."""
@@ -121,10 +121,10 @@ def num_ranks(settings: RunSettings) -> int:
     if match := HOSTS.match(settings.gpu):
         return int(match.group(1)) * int(match.group(2))
     match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
-    return int(match.group(1)) if match else _ranks_of_degrees(settings)
+    return int(match.group(1)) if match else _multiply_degrees(settings)
 
 
-def _ranks_of_degrees(settings: RunSettings) -> int:
+def _multiply_degrees(settings: RunSettings) -> int:
     """The product of the stated degrees of parallelism."""
     ranks = settings.degree("dp", "data_parallel")
     for keys in (("tp", "tensor_parallel"), ("pp", "pipeline_parallel"), ("cp", "context_parallel"), ULYSSES):
@@ -238,7 +238,7 @@ def read_precision(settings: RunSettings, *, has_master: bool) -> Precision:
     >>> read_precision(RunSettings(point), has_master=False)
     Precision(stored=<Dtype.FLOAT32: 'float32'>, compute=<Dtype.BFLOAT16: 'bfloat16'>)
     """
-    flagged = _flagged(settings)
+    flagged = _find_flag(settings)
     key = settings.first(("dtype", "precision")) or flagged
     word = str(settings.raw(key)).lower() if key else "bf16"
     if key is None and settings.first(BASE_DTYPES) is None:
@@ -265,7 +265,7 @@ FLAGS = ("bf16", "fp16", "fp32")
 """Trainer flags that are named after a dtype."""
 
 
-def _flagged(settings: RunSettings) -> str | None:
+def _find_flag(settings: RunSettings) -> str | None:
     """The dtype whose flag is true; None without flags. Raises: CannotPredict where none or several are true."""
     stated = [key for key in FLAGS if key in settings]
     chosen = [key for key in stated if settings.flag(key)]

@@ -55,16 +55,16 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
-    stage = _zero_stage(settings, trainer)
+    stage = _read_zero_stage(settings, trainer)
     if stage is not None and training["backend"] == "megatron":
         training["zero_stage"] = stage
     elif stage is not None and training["backend"] == "fsdp2" and stage < 3:
         raise CannotPredict(f"FSDP that shards like ZeRO-{stage}: a job's fsdp2 shards everything")
-    if trainer is MEGATRON and (ahead := _predicted_ahead(settings, model)):
+    if trainer is MEGATRON and (ahead := _count_predicted_ahead(settings, model)):
         training["predicts_ahead"] = ahead
     if trainer is MEGATRON and not is_bridge(settings) and model.architecture != "GPT2LMHeadModel":
         training["reduce_dtype"] = "float32"
-    training["kernels"] = training.get("kernels", {}) | _timed_kernels(settings, trainer, model)
+    training["kernels"] = training.get("kernels", {}) | _choose_kernels(settings, trainer, model)
     return job
 
 
@@ -103,7 +103,7 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
         usual["micro_batch"] = 1
     if read.first(BATCH) is None and "micro_batch" not in usual and (key := read.first(GLOBAL_BATCH)):
         steps = read.first(ACCUMULATION)
-        ranks = _ranks_of(read)
+        ranks = _count_ranks(read)
         usual["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
     if read.first(SEQUENCE) is None and (length := trainer_of(point).length):
         usual["seq"] = length
@@ -117,12 +117,12 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
     return point.model_copy(update={"settings": point.settings | usual})
 
 
-def _ranks_of(settings: RunSettings) -> int:
+def _count_ranks(settings: RunSettings) -> int:
     degree = settings.degree("tp", "tensor_parallel") * settings.degree("cp", "context_parallel")
     return max(1, num_ranks(settings) // degree)
 
 
-def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
+def _read_zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
     """The ZeRO stage that settings of FSDP or Megatron imply; None without any. Raises: CannotPredict."""
     sharding = str(settings.raw("sharding") or settings.raw("sharding_strategy") or "").lower()
     if sharding in STAGES:
@@ -135,7 +135,7 @@ def _zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
     return int(bool(is_distributed or is_bridge(settings) or "distributed" in settings.word("optimizer").lower()))
 
 
-def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
+def _choose_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) -> dict[str, Any]:
     """Keys of `training.kernels` for time, from the point or from a recipe of Megatron-Bridge."""
     kernels: dict[str, Any] = {}
     words = " ".join(str(settings.raw(key)).lower() for key in PRECISIONS)
@@ -145,14 +145,14 @@ def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) ->
     elif has_fp8:
         rows, blocks = re.search(r"row-?_?wise", words), "mx" in words
         kernels["matmuls"] = "fp8_rowwise" if rows else "mxfp8" if blocks and trainer is not MEGATRON else "fp8"
-    if (attention := _attention(settings)) is not None:
+    if (attention := _read_attention(settings)) is not None:
         kernels["attention"] = attention
     if settings.word("overlap").lower().startswith("none"):
         kernels["overlaps_step"] = False
     if trainer is MEGATRON and model.architecture == "GPT2LMHeadModel":  # its papers predate FlashAttention
         return kernels | {"attention": "unfused"}
     if trainer is MEGATRON:
-        return kernels | _recipe(settings, model)
+        return kernels | _choose_recipe_kernels(settings, model)
     if trainer is FOUNDRY:  # low-precision norms, and Triton's first flash attention
         kernels |= {"is_compiled": True, "attention": "flash_1"}
     if trainer is TORCHTITAN and (settings.says("async_tp") or "async" in settings.word("tp_comm").lower()):
@@ -160,7 +160,7 @@ def _timed_kernels(settings: RunSettings, trainer: Trainer, model: ModelSpec) ->
     return kernels
 
 
-def _attention(settings: RunSettings) -> str | None:
+def _read_attention(settings: RunSettings) -> str | None:
     """The named attention kernel; None without one."""
     key = settings.first(("attn", "attention", "attn_implementation", "kernels"))
     word = str(settings.raw(key)).lower() if key else ""
@@ -169,7 +169,7 @@ def _attention(settings: RunSettings) -> str | None:
     return "flash_3" if re.search(r"fa\W?[34]|flash\w*[ _]?[34]|cudnn", word) else None
 
 
-def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
+def _choose_recipe_kernels(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
     """Kernel settings of Megatron-Bridge's recipes where a point does not state them.
 
     The recipes send a token to each host once (HybridEP, DeepEP). They overlap expert communication with another
@@ -194,7 +194,7 @@ def _recipe(settings: RunSettings, model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:
+def _count_predicted_ahead(settings: RunSettings, model: ModelSpec) -> int:
     """Multi-token-prediction depth of a Megatron-Bridge recipe.
 
     It is 1 for DeepSeek-V3 unless the note says `w/o MTP`, 1 for Nemotron 3 Super, and 2 for Ultra.

@@ -36,7 +36,7 @@ ADAPTERS = "training.lora.rank"
 _OTHERS = "another target, of which `rlplan emit --help` has the list"
 
 
-def _unsaid_error(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
+def _refuse_lost(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[str, Any]) -> EmitError:
     """The refusal of keys that the stack cannot express, with the values that import reads back."""
     words = [f"{key} = {wanted.get(key, 'null')} ({word_of(value)} is read back)" for key, value in lost.items()]
     changes = [
@@ -71,10 +71,10 @@ def name_hardware(plan: Plan) -> str:
     pools = [(hardware.num_devices, hardware.profile)]
     if hardware.generation is not None:
         pools.append((hardware.generation.num_devices, hardware.generation.profile))
-    return " + ".join(f"{_named_count(count, profile)}x{profile}" for count, profile in pools)
+    return " + ".join(f"{_count_nodes(count, profile)}x{profile}" for count, profile in pools)
 
 
-def _named_count(num_devices: int, profile: str) -> int:
+def _count_nodes(num_devices: int, profile: str) -> int:
     node = find_profile(profile, where="hardware.profile")
     return num_devices // node.num_gpus if isinstance(node, NodeProfile) else num_devices
 
@@ -85,26 +85,26 @@ def exported(plan: Plan, target: str) -> Export:
     table = load_table(f"{target}_given" if is_given else target)
     _check_framework(table, plan)
     _check_devices(table, plan)
-    wanted = _wanted(plan, table)
-    settings = _on_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
+    wanted = _list_wanted(plan, table)
+    settings = _add_hosts(Settings(table, plan.job.name, {}, dict(table.defaults)), plan)
     ours_to_say = [ours for ours in table.rows if ours in wanted and not ours.startswith("hardware.")]
     for _ in range(2):  # a row may depend on a key that a later row writes
         unsaid = []
         for ours in ours_to_say:
             before = settings
-            settings = _said(settings, plan, ours, wanted)
+            settings = _add_key(settings, plan, ours, wanted)
             unsaid += [ours] * (settings is before)
         ours_to_say = unsaid
-    settings = settings.with_values(_whole_lists(settings, wanted))
+    settings = settings.with_values(_complete_pairs(settings, wanted))
     settings = settings.with_values(settings.required())
     settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
     settings = apply_fixed(settings, wanted)
-    settings = settings.with_values(_of_other_roles(settings, plan))
+    settings = settings.with_values(_mirror_roles(settings, plan))
     back = _check(settings, plan, wanted)
     check_fixed(settings, plan, wanted)
     written = {key: entry.value for key, entry in settings.given.items() if table.defaults.get(key, "~") != entry.value}
     written |= settings.required()
-    return Export(table, written, dict(_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
+    return Export(table, written, dict(_list_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
 
 
 def _check_framework(table: Table, plan: Plan) -> None:
@@ -119,14 +119,14 @@ def _check_framework(table: Table, plan: Plan) -> None:
         )
 
 
-def _whole_lists(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
+def _complete_pairs(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
     """Both values of a flag with two values, where only one of them differs from its default."""
     values = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
     begun = {key[:-2] for key in settings.given if key.endswith((".0", ".1"))}
     return {key: value for key, value in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
 
 
-def _of_other_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
+def _mirror_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
     """The policy's settings under the keys of other roles that share its layout."""
     table, added = settings.table, dict[str, Any]()
     roles = dict.fromkeys((Role.POLICY, *plan.job.scored_roles))
@@ -139,15 +139,15 @@ def _of_other_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
     return added
 
 
-def _unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _list_unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Job keys of a step that import does not read back and that differ from the defaults."""
-    usual = _usual(plan)
+    usual = _list_defaults(plan)
     for key, value in wanted.items():
         if key.startswith(_OF_A_STEP) and key not in back and value not in (usual.get(key), False, 1, "none"):
             yield key, value
 
 
-def _usual(plan: Plan) -> dict[str, Any]:
+def _list_defaults(plan: Plan) -> dict[str, Any]:
     """The job keys of a job with defaults only."""
     answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
     return flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
@@ -156,7 +156,7 @@ def _usual(plan: Plan) -> dict[str, Any]:
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
 
 
-def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
+def _list_wanted(plan: Plan, table: Table) -> dict[str, Any]:
     """The plan's job keys that an export must express.
 
     Passes are sized in rollouts or in tokens, whichever the plan chose and the stack supports.
@@ -166,10 +166,10 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     wanted |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
     wanted.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
     if _ROLLOUTS in table.rows and _TOKENS not in table.rows:
-        wanted[_ROLLOUTS] = _even_passes(plan, table)
+        wanted[_ROLLOUTS] = _find_even_passes(plan, table)
     wanted = {key: value for key, value in wanted.items() if not (key.startswith(_OF_ROLES) and value == "auto")}
     if plan.job.release.scores_in_units_of_training and plan.choice.trainer.max_tokens:
-        wanted = _scored_in_tokens(wanted, plan.job)
+        wanted = _score_in_tokens(wanted, plan.job)
     if wanted["rollout.quantization"] == "none":
         wanted.pop("rollout.quantization")
     if plan.choice.engine.sleep_level == 0:
@@ -190,7 +190,7 @@ def _wanted(plan: Plan, table: Table) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if not key.startswith("algorithm.") or key in learned}
 
 
-def _scored_in_tokens(wanted: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
+def _score_in_tokens(wanted: dict[str, Any], job: ResolvedJob) -> dict[str, Any]:
     """The job keys with scoring passes in tokens: each rollout counts at its maximum length, as in training passes."""
     sizes = {
         f"scoring.{role}.micro_batch_size_per_gpu": f"scoring.{role}.max_tokens_per_micro_batch"
@@ -203,7 +203,7 @@ def _scored_in_tokens(wanted: dict[str, Any], job: ResolvedJob) -> dict[str, Any
 _TOKENS, _ROLLOUTS = "training.max_tokens_per_micro_batch", "workload.micro_batch_size_per_gpu"
 
 
-def _even_passes(plan: Plan, table: Table) -> int:
+def _find_even_passes(plan: Plan, table: Table) -> int:
     """Rollouts per pass for a stack without token-based passes; the number divides a rank's mini-batch.
 
     Raises: EmitError where the job sets a number that does not divide it.
@@ -221,7 +221,7 @@ def _even_passes(plan: Plan, table: Table) -> int:
     return even
 
 
-def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> Settings:
+def _add_key(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> Settings:
     """The settings with the fewest values that express a job key.
 
     The values contradict no earlier setting, and import reads the key back from them.
@@ -229,7 +229,7 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
     alternatives, defaults = settings.table.rows[ours], settings.table.defaults
     candidates: list[tuple[int, int, dict[str, Any]]] = []
     for index, row in enumerate(alternatives):
-        written = _alternative(settings, plan, row, wanted[ours], wanted)
+        written = _write_row(settings, plan, row, wanted[ours], wanted)
         if written is not None and all(
             key not in settings.given or settings.value(key) == value for key, value in written.items()
         ):
@@ -241,12 +241,12 @@ def _said(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) -> 
         is_share = back is not None and back[1].convert in SHARES
         if is_share and back is not None and back[1].convert != alternatives[index].convert:
             continue  # vLLM's fraction and SGLang's cover different memory
-        if back is not None and (is_share or _same(back[0].value, wanted[ours])):
+        if back is not None and (is_share or _are_equal(back[0].value, wanted[ours])):
             return settings.with_values(written)
     return settings
 
 
-def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
+def _write_row(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """Foreign keys with which a row expresses a value; None where it cannot."""
     if (
         row.is_only_read
@@ -254,21 +254,21 @@ def _alternative(settings: Settings, plan: Plan, row: Row, value: Any, wanted: d
         or not all(matches(wanted[key], condition) for key, condition in row.when.items() if key in wanted)
     ):
         return None
-    written = dict(_spelled(settings, {key: condition for key, condition in row.when.items() if key not in wanted}))
+    written = dict(_satisfy(settings, {key: condition for key, condition in row.when.items() if key not in wanted}))
     written |= {key: prod(wanted[factor] for factor in factors) for key, factors in row.written.items()}
     if not all(matches(written[key], row.when[key]) for key in row.written):
         return None
     if row.key:
         if (row.above is not None and value <= row.above) or (row.below is not None and value >= row.below):
             return None
-        theirs = _backwards(settings, plan, row, value, wanted)
+        theirs = _invert(settings, plan, row, value, wanted)
         return None if theirs is None else {**written, row.key: theirs}
     constant = row.value * prod(wanted[factor] for factor in row.times) if row.times else row.value
     is_number = isinstance(constant, int | float) and not isinstance(constant, bool) and not isinstance(value, bool)
     return written if word_of(constant) == word_of(value) or (is_number and constant == value) else None  # 0 and 0.0
 
 
-def _spelled(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Values that satisfy conditions; among several, the current one.
 
     Bounds and `*` are left to the rows of their keys.
@@ -282,7 +282,7 @@ def _spelled(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[s
             yield key, first
 
 
-def _backwards(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
+def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[str, Any]) -> Any:
     """The foreign value for a job value; None without one."""
     if row.map is not None:
         words = [theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)]
@@ -312,11 +312,11 @@ def _backwards(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dic
     return value
 
 
-def _same(first: Any, second: Any) -> bool:
+def _are_equal(first: Any, second: Any) -> bool:
     return bool(first == second) or word_of(first) == word_of(second)
 
 
-def _on_hosts(settings: Settings, plan: Plan) -> Settings:
+def _add_hosts(settings: Settings, plan: Plan) -> Settings:
     """The settings with the numbers of hosts and GPUs; of the training GPUs alone, where the stack adds the others."""
     hardware, rows = plan.job.hardware, settings.table.rows
     counts = [row for row in rows.get("hardware.num_devices", ()) if not row.is_only_read]
@@ -327,14 +327,14 @@ def _on_hosts(settings: Settings, plan: Plan) -> Settings:
         num_gpus = hardware.num_devices
         if arrangement.placement is Placement.DISAGGREGATED and any(other.plus for other in counts):
             num_gpus = arrangement.num_training
-            hosts = _fewest_hosts(num_gpus, hardware.num_devices // hosts)
+            hosts = _count_hosts(num_gpus, hardware.num_devices // hosts)
         if not row.times:
             return settings.with_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
         return settings.with_values({row.key: num_gpus // hosts, row.times[0]: hosts})
     return settings
 
 
-def _fewest_hosts(num_gpus: int, most_on_each: int) -> int:
+def _count_hosts(num_gpus: int, most_on_each: int) -> int:
     """The fewest hosts with the same number of these GPUs on each.
 
     >>> [_fewest_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
@@ -375,24 +375,24 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
         key: alternatives for key, alternatives in table.rows.items() if not all(row.is_assumed for row in alternatives)
     }
     keys = [key for key in rows if key in wanted and not key.startswith("hardware.")]
-    must_say = _must_say(settings, plan, wanted)
+    must_say = _list_required_keys(settings, plan, wanted)
     sized = tuple(f"scoring.{role}." for role in plan.job.scored_roles if plan.asked.scoring.pass_of(role).is_stated)
     stated = [key for key in keys if key in back or key.startswith((*_MUST_SAY, *sized))]
     stated += [key for key in must_say if key not in stated]
-    lost = {key: back.get(key) for key in stated if not _same(back.get(key), wanted[key]) and key not in _UNSAID}
+    lost = {key: back.get(key) for key in stated if not _are_equal(back.get(key), wanted[key]) and key not in _UNSAID}
     lost |= {key: "auto" for key in lost if key.startswith(sized) and key not in back}
     if unsaid := [key for key in must_say if key in lost and key not in back]:
-        usual = _usual(plan)
+        usual = _list_defaults(plan)
         lost |= {key: usual.get(key) for key in unsaid}
     if not plan.job.has_rollouts and sum(back.get(key, 0) for key in _LENGTHS) == sum(wanted[key] for key in _LENGTHS):
         lost = {key: value for key, value in lost.items() if key not in _LENGTHS}  # one limit bounds both together
     lost |= {key: back[key] for key in (_TOKENS, _ROLLOUTS, _STALENESS) if key in back and key not in wanted}
     if lost:
-        raise _unsaid_error(table, plan, lost, wanted)
+        raise _refuse_lost(table, plan, lost, wanted)
     return back
 
 
-def _must_say(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[str]:
+def _list_required_keys(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> list[str]:
     """Job keys that change what is learned: the stack must set them, or have them as defaults."""
     if not settings.table.trains:
         return []

@@ -40,12 +40,12 @@ def list_learning_keys(job: JobSpec) -> tuple[str, ...]:
     >>> "algorithm.gae_lambda" in list_learning_keys(job), "algorithm.kl_estimator" in list_learning_keys(job)
     (False, True)
     """
-    return tuple(f"algorithm.{name}" for name in _learning_names(job)) + (
+    return tuple(f"algorithm.{name}" for name in _list_learning_names(job)) + (
         ("workload.temperature", "workload.num_epochs_per_step") if job.has_rollouts else ()
     )
 
 
-def _learning_names(job: JobSpec) -> Iterator[str]:
+def _list_learning_names(job: JobSpec) -> Iterator[str]:
     spec = job.algorithm
     declared = spec.declaration
     yield from _ALWAYS
@@ -73,8 +73,8 @@ def _learning_names(job: JobSpec) -> Iterator[str]:
 def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
     """The settings with the values that match rlplan's losses and optimizers, where the stack's defaults differ."""
     changes: dict[str, Any] = {}
-    for fixed in _that_hold(settings, wanted):
-        for key, value in _filled(fixed, wanted).items():
+    for fixed in _find_fixed(settings, wanted):
+        for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 changes[key] = value
     return settings.with_values(changes) if changes else settings
@@ -82,14 +82,14 @@ def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
 
 def list_fixed_keys(settings: Settings, wanted: dict[str, Any]) -> frozenset[str]:
     """Job keys that fixed settings express, rather than rows."""
-    return frozenset(key for fixed in _that_hold(settings, wanted) for key in fixed.says)
+    return frozenset(key for fixed in _find_fixed(settings, wanted) for key in fixed.says)
 
 
 def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
     """Raises: EmitError where the final settings contradict a fixed setting."""
     table = settings.table
-    for fixed in _that_hold(settings, wanted):
-        for key, value in _filled(fixed, wanted).items():
+    for fixed in _find_fixed(settings, wanted):
+        for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 raise EmitError(
                     f"{key} is {settings.value(key)} in the settings for {table.title}, the plan stands for {value}",
@@ -99,12 +99,12 @@ def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
                 )
 
 
-def _that_hold(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
+def _find_fixed(settings: Settings, wanted: dict[str, Any]) -> Iterator[Fixed]:
     settings.ours.update(wanted)
     return (fixed for fixed in settings.table.fixed if settings.holds(fixed.when))
 
 
-def _filled(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
+def _fill(fixed: Fixed, wanted: dict[str, Any]) -> dict[str, Any]:
     """Values with job keys replaced by the plan's values."""
 
     def fill(value: Any) -> Any:

@@ -31,7 +31,7 @@ class _Form(NamedTuple):
     """What the user must add, for the README."""
 
 
-def _script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
+def _write_script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:
     """The script with the command.
 
     before: lines above the command. shape: words after the program for a model's shape. program: in place of the
@@ -65,27 +65,27 @@ def _script(export: Export, before: str = "", shape: str = "", program: str = ""
     return {"train.sh": f"#!/bin/bash\nset -x\n{before}" + " \\\n    ".join(words) + ' "$@"\n'}
 
 
-def _verl_ahead(export: Export) -> dict[str, str]:
+def _write_verl_ahead(export: Export) -> dict[str, str]:
     """The script of verl's one-step-off trainer, whose configuration searches below verl's folder."""
     before = 'cd "${VERL:?the folder of verl}" || exit\n'
-    return _script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
+    return _write_script(export, before, program="verl.experimental.one_step_off_policy.main_ppo")
 
 
 _REST_OF_A_NAME = ("", "base", "chat", "instruct", "it")
 """Suffixes in the names of models that have the same shape."""
 
 
-def _slime(export: Export) -> dict[str, str]:
+def _write_slime(export: Export) -> dict[str, str]:
     """The script for slime, which sources the file of the model's shape: Megatron needs it as flags."""
-    name = _shape_file(str(export.settings["hf_checkpoint"]), export.table.model_files)
+    name = _find_shape_file(str(export.settings["hf_checkpoint"]), export.table.model_files)
     file = (
         f"scripts/models/{name}.sh" if name else '"${MODEL_FILE:?one as in scripts/models, of the shape of the model}"'
     )
     before = f'cd "${{SLIME:?the folder of slime}}" || exit\nsource {file}\n'
-    return _script(export, before, ' "${MODEL_ARGS[@]}"')
+    return _write_script(export, before, ' "${MODEL_ARGS[@]}"')
 
 
-def _shape_file(model: str, files: Sequence[str]) -> str:
+def _find_shape_file(model: str, files: Sequence[str]) -> str:
     """The file of a model's shape, by the model's name; empty where no file is certain.
 
     >>> files = ("qwen3-4B", "qwen3-4B-Instruct-2507", "llama3.1-8B-Instruct")
@@ -103,19 +103,19 @@ def _shape_file(model: str, files: Sequence[str]) -> str:
     return max(fitting, key=len, default="")
 
 
-def _yaml(settings: dict[str, Any]) -> str:
+def _dump_yaml(settings: dict[str, Any]) -> str:
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in nested(settings).items())
 
 
-def _nemo_rl(export: Export) -> dict[str, str]:
-    return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _yaml(export.settings)}
+def _write_nemo_rl(export: Export) -> dict[str, str]:
+    return {"train.yaml": "defaults: grpo_math_1B.yaml\n" + _dump_yaml(export.settings)}
 
 
 _LAUNCHER, _SERVER = "accelerate.", "vllm_serve."
 """Prefixes of keys that belong to the launcher and to the engine's server, not to TRL itself."""
 
 
-def _trl(export: Export) -> dict[str, str]:
+def _write_trl(export: Export) -> dict[str, str]:
     table, settings = export.table, export.settings
     usual = {key: settings.get(key, table.defaults[key]) for key in (f"{_LAUNCHER}distributed_type",)}
     launcher = {key: value for key, value in (usual | settings).items() if key.startswith(_LAUNCHER)}
@@ -124,62 +124,64 @@ def _trl(export: Export) -> dict[str, str]:
     trainer = program.pop("trainer", None) or table.programs[0]
     command = f"trl {trainer} --config train.yaml --accelerate_config accelerate.yaml"
     return {
-        "train.yaml": _yaml(program),
-        "accelerate.yaml": _yaml({key.removeprefix(_LAUNCHER): value for key, value in launcher.items()}),
-        "train.sh": f'#!/bin/bash\nset -x\n{_beside_server(export, server) if server else ""}{command} "$@"\n',
+        "train.yaml": _dump_yaml(program),
+        "accelerate.yaml": _dump_yaml({key.removeprefix(_LAUNCHER): value for key, value in launcher.items()}),
+        "train.sh": f'#!/bin/bash\nset -x\n{_start_server(export, server) if server else ""}{command} "$@"\n',
     }
 
 
-def _beside_server(export: Export, server: dict[str, Any]) -> str:
+def _start_server(export: Export, server: dict[str, Any]) -> str:
     """Lines that start `trl vllm-serve` on the GPUs after the training GPUs of the same host."""
     settings = export.settings
     num_training = settings["accelerate.num_processes"]
     arguments = {"model": settings["model_name_or_path"], **server, "max_model_len": export.longest}
     num_engines, tp = server.get("data_parallel_size", 1), server.get("tensor_parallel_size", 1)
     gpus = [str(gpu) for gpu in range(num_training + num_engines * tp)]
-    words = " ".join(f"--{_dashed(key)} {shlex.quote(str(value))}" for key, value in arguments.items())
+    words = " ".join(f"--{_dash(key)} {shlex.quote(str(value))}" for key, value in arguments.items())
     return (
         f"CUDA_VISIBLE_DEVICES={','.join(gpus[num_training:])} trl vllm-serve {words} &\n"
         f"trap 'kill %1' EXIT\nexport CUDA_VISIBLE_DEVICES={','.join(gpus[:num_training])}\n"
     )
 
 
-def _vllm(export: Export) -> dict[str, str]:
-    return {"vllm.yaml": _yaml({_dashed(key): value for key, value in export.settings.items()})}
+def _write_vllm(export: Export) -> dict[str, str]:
+    return {"vllm.yaml": _dump_yaml({_dash(key): value for key, value in export.settings.items()})}
 
 
-def _dashed(key: str) -> str:
+def _dash(key: str) -> str:
     first, dot, rest = key.partition(".")
     return first.replace("_", "-") + dot + rest
 
 
-def _deepspeed(export: Export) -> dict[str, str]:
+def _write_deepspeed(export: Export) -> dict[str, str]:
     return {"deepspeed.json": json.dumps(nested(export.settings), indent=1) + "\n"}
 
 
 _FORMS = {
-    "verl": _Form(_script, "bash train.sh"),
-    "openrlhf": _Form(_script, "bash train.sh"),
+    "verl": _Form(_write_script, "bash train.sh"),
+    "openrlhf": _Form(_write_script, "bash train.sh"),
     "slime": _Form(
-        _slime,
+        _write_slime,
         "SLIME=FOLDER bash train.sh",
         "where FOLDER is slime's, with your data and rewards in the script, and Megatron's checkpoints (--load, and "
         "--ref-load with a KL term)",
     ),
     "nemo_rl": _Form(
-        _nemo_rl,
+        _write_nemo_rl,
         'cp train.yaml "$NEMO_RL/examples/configs/planned.yaml" && cd "$NEMO_RL" && '
         "python examples/run_grpo.py --config examples/configs/planned.yaml",
         "where NEMO_RL is the folder of NeMo-RL, with your data and rewards in the file",
     ),
-    "trl": _Form(_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
-    "vllm": _Form(_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
-    "deepspeed": _Form(_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "with your own train.py"),
+    "trl": _Form(_write_trl, "bash train.sh --dataset_name DATASET --reward_funcs REWARD"),
+    "vllm": _Form(_write_vllm, "vllm serve --config vllm.yaml", "for the engine alone"),
+    "deepspeed": _Form(
+        _write_deepspeed, "deepspeed train.py --deepspeed_config deepspeed.json", "with your own train.py"
+    ),
 }
-_TRL_GIVEN = _Form(_trl, "bash train.sh --dataset_name DATASET", "with your data in its place")
+_TRL_GIVEN = _Form(_write_trl, "bash train.sh --dataset_name DATASET", "with your data in its place")
 """The entry points of TRL's trainers that learn from given responses."""
 _VERL_AHEAD = _Form(
-    _verl_ahead, "VERL=FOLDER bash train.sh", "where FOLDER is verl's, with your data and rewards in the script"
+    _write_verl_ahead, "VERL=FOLDER bash train.sh", "where FOLDER is verl's, with your data and rewards in the script"
 )
 """The entry point of verl's one-step-off trainer."""
 TARGETS = tuple(_FORMS)
@@ -199,13 +201,13 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
         for part in above:
             inner = inner.setdefault(part, {})
         inner[last] = value
-    return {key: _listed(value) for key, value in tree.items()}
+    return {key: _convert_lists(value) for key, value in tree.items()}
 
 
-def _listed(value: Any) -> Any:
+def _convert_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    parts = {key: _listed(part) for key, part in value.items()}
+    parts = {key: _convert_lists(part) for key, part in value.items()}
     return list(parts.values()) if parts and all(key.isdigit() for key in parts) else parts
 
 
@@ -242,7 +244,7 @@ def render_export(plan: Plan, target: str) -> Rendered:
     export = exported(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
     form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
-    return Rendered(export, {**form.files(export), "README.md": _readme(plan, export, form)})
+    return Rendered(export, {**form.files(export), "README.md": _write_readme(plan, export, form)})
 
 
 def write_export(plan: Plan, target: str, folder: Path) -> list[Path]:
@@ -259,7 +261,7 @@ def write_texts(texts: Mapping[str, str], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _readme(plan: Plan, export: Export, form: _Form) -> str:
+def _write_readme(plan: Plan, export: Export, form: _Form) -> str:
     table = export.table
     text = (
         f"# {plan.job.name} for {table.title} {table.version}\n\nMade by rlplan from a plan for {plan.devices}. "

@@ -83,11 +83,11 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
 
     Raises: SpecError for an empty log, one without a known field, fields without a unit, and impossible numbers.
     """
-    own = dict(_own_field(field) for field in fields)
-    rows = [row for row in _rows(path) if row]
+    own = dict(_parse_own_field(field) for field in fields)
+    rows = [row for row in _read_rows(path) if row]
     if not rows:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
-        raise _refused(path, "the log has no rows", rule, "name the log of a run that has made steps")
+        raise _refuse(path, "the log has no rows", rule, "name the log of a run that has made steps")
     names = {name for row in rows for name in row}
     stack = max(stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
     meanings = {
@@ -95,15 +95,13 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         for name, meaning in stack.meanings.items()
         if name in names and stack.instead.get(name) not in names
     }
-    meanings |= _own_meanings(own, names, path)
+    meanings |= _check_own_meanings(own, names, path)
     if not any(meaning not in LENGTHS for meaning, _ in meanings.values()):
-        raise _unknown(path, names)
+        raise _refuse_unknown_fields(path, names)
     timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
-    medians = _medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
+    medians = _compute_medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
     if set(medians) <= set(LENGTHS):
-        raise _refused(
-            path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on"
-        )
+        raise _refuse(path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on")
     _check_units(medians, path)
     unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
     return MeasuredStep(
@@ -117,29 +115,29 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
     )
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _read_rows(path: Path) -> Iterator[Row]:
     text = read_text(path, "the log", limit=MAX_LOG_BYTES)
     if path.name == "trainer_state.json":
-        yield from (_flat(row) for row in _history(path, text))
+        yield from (_flatten(row) for row in _read_history(path, text))
     elif path.suffix == ".csv":
-        yield from (_flat(row) for row in csv.DictReader(text.splitlines()))
+        yield from (_flatten(row) for row in csv.DictReader(text.splitlines()))
     elif path.suffix == ".jsonl":
-        yield from (_flat(row) for row in _json_rows(path, text))
+        yield from (_flatten(row) for row in _read_json_rows(path, text))
     else:
-        yield from _console_rows(text)
+        yield from _read_console_rows(text)
 
 
-def _history(path: Path, text: str) -> list[Any]:
+def _read_history(path: Path, text: str) -> list[Any]:
     try:
         history = json.loads(text)["log_history"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _refused(
+        raise _refuse(
             path, "the trainer state has no log_history", "what transformers writes", "name metrics as JSONL or CSV"
         ) from None
     return history if isinstance(history, list) else []
 
 
-def _json_rows(path: Path, text: str) -> Iterator[Any]:
+def _read_json_rows(path: Path, text: str) -> Iterator[Any]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     for number, line in lines:
         try:
@@ -148,38 +146,38 @@ def _json_rows(path: Path, text: str) -> Iterator[Any]:
             if number == lines[-1][0]:  # a run that was killed leaves half a line
                 return
             rule = "an object of metrics a line"
-            raise _refused(path, f"line {number} is no JSON", rule, "mend or remove that line") from None
+            raise _refuse(path, f"line {number} is no JSON", rule, "mend or remove that line") from None
 
 
-def _console_rows(text: str) -> Iterator[Row]:
+def _read_console_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         if match := _VERL_LINE.search(line):
             yield {"step": float(match[1])} | {name: float(value) for name, value in _PAIR.findall(match[2])}
 
 
-def _flat(row: Any, prefix: str = "") -> Row:
+def _flatten(row: Any, prefix: str = "") -> Row:
     """Numbers by name; `data` and `metrics`, in which loggers wrap a row, leave no prefix."""
     numbers: Row = {}
     for key, value in list(row.items())[:MAX_FIELDS] if isinstance(row, Mapping) else ():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            numbers |= _flat(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
+            numbers |= _flatten(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
         elif isinstance(value, str):
-            number = _number(value)
+            number = _parse_number(value)
             numbers |= {} if number is None else {name: number}
         elif isinstance(value, int | float) and not isinstance(value, bool):
             numbers[name] = float(value)
     return numbers
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _own_field(text: str) -> tuple[str, tuple[str, float]]:
+def _parse_own_field(text: str) -> tuple[str, tuple[str, float]]:
     """(name, (meaning, seconds of its unit)) of `rollout=my/gen_ms:ms`. Raises: SpecError."""
     meaning, _, rest = text.partition("=")
     name, _, unit = rest.rpartition(":") if meaning not in LENGTHS else (rest, "", "s")
@@ -200,10 +198,12 @@ def _own_field(text: str) -> tuple[str, tuple[str, float]]:
     return name, (meaning, UNITS[unit])
 
 
-def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: Path) -> Mapping[str, tuple[str, float]]:
+def _check_own_meanings(
+    own: Mapping[str, tuple[str, float]], names: set[str], path: Path
+) -> Mapping[str, tuple[str, float]]:
     for name in own:
         if name not in names:
-            raise _refused(
+            raise _refuse(
                 path,
                 f"no row has the field '{shorten(name)[1:-1]}'",
                 f"a field of the log.{did_you_mean(name, names)}",
@@ -212,7 +212,7 @@ def _own_meanings(own: Mapping[str, tuple[str, float]], names: set[str], path: P
     return own
 
 
-def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
+def _compute_medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], path: Path) -> dict[str, float]:
     """The median over steps, by meaning, of the sum of its fields. Raises: SpecError for impossible numbers."""
     by_meaning: dict[str, list[float]] = {}
     for row in rows:
@@ -224,7 +224,7 @@ def _medians(rows: Sequence[Row], meanings: Mapping[str, tuple[str, float]], pat
             most = 1.0 if meaning == "cut_share" else MAX_STEP_S / unit if meaning not in LENGTHS else float(1 << 30)
             if not 0 <= value <= most:
                 rule = f"from 0 to {most:g}"
-                raise _refused(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
+                raise _refuse(path, f"{name} is {value:g}", rule, "correct the log, or leave the row out")
             sums[meaning] = sums.get(meaning, 0.0) + value * unit
         for meaning, value in sums.items():
             by_meaning.setdefault(meaning, []).append(value)
@@ -237,7 +237,7 @@ def _check_units(medians: Mapping[str, float], path: Path) -> None:
     for phase in (Phase.ROLLOUT, Phase.TRAIN, Phase.SCORE, Phase.SYNC):
         seconds = medians.get(phase.value, 0.0)
         if step is not None and seconds > OVERLAP * step:
-            raise _refused(
+            raise _refuse(
                 path,
                 f"{phase} takes {seconds:g} s of a step of {step:g} s",
                 "a phase is no longer than its step, so one of them has another unit",
@@ -245,12 +245,12 @@ def _check_units(medians: Mapping[str, float], path: Path) -> None:
             )
 
 
-def _unknown(path: Path, names: set[str]) -> SpecError:
+def _refuse_unknown_fields(path: Path, names: set[str]) -> SpecError:
     known = [name for stack in stacks() for name in stack.meanings]
     timers = sorted(name for name in names if _TIME_LIKE.search(name))
     near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
     first = timers[0] if timers else "gen_time"
-    return _refused(
+    return _refuse(
         path,
         f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
         f"metrics of {', '.join(stack.name for stack in stacks())}.{near}",
@@ -258,5 +258,5 @@ def _unknown(path: Path, names: set[str]) -> SpecError:
     )
 
 
-def _refused(path: Path, what: str, rule: str, way_out: str) -> SpecError:
+def _refuse(path: Path, what: str, rule: str, way_out: str) -> SpecError:
     return SpecError(what, where=str(path), rule=rule, way_out=way_out)

@@ -102,18 +102,18 @@ class Calls(Values):
         name = self.aliases.get(name_of(node.func), name_of(node.func))
         own = self.value(node.func) if isinstance(node.func, ast.Name) else None
         if isinstance(own, Function):
-            return self.called(own, node)
+            return self.call_function(own, node)
         if isinstance(own, OwnClass):
-            return self._object(own, node)
+            return self._create_object(own, node)
         if name == "from_pretrained" and text_of(node.func).startswith("PeftModel"):
             model = self.value(node.args[0]) if node.args else None
             lora = Given(Made("LoraConfig"), self.place(node))
             return Made(name, (dict(model.given) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
-            instance = self._made(name, node)
+            instance = self._record(name, node)
             return loaded(instance, self.place(node)) if is_unsloth(text_of(node.func)) else instance
         if name == "get_peft_model":
-            wrapped = self._made(name, node)
+            wrapped = self._record(name, node)
             model = wrapped.of("model")
             if "peft_config" not in wrapped.given:  # unsloth's takes what LoraConfig does
                 adapters = {key: entry for key, entry in wrapped.given.items() if key not in ("model", "args")}
@@ -123,13 +123,13 @@ class Calls(Values):
         if name == "prepare_model_for_kbit_training" and node.args:
             return self.value(node.args[0])
         if name == "setattr" and len(node.args) == 3:
-            self._set(node)
+            self._set_attribute(node)
             return None
         if isinstance(node.func, ast.Attribute):
-            result = self._method(node, name)
+            result = self._call_method(node, name)
             if result is not None:
                 return result
-        result = self._parser(node, name)
+        result = self._call_parser(node, name)
         return super().call(node) if result is None else result
 
     def _value(self, node: ast.expr) -> Any:
@@ -138,7 +138,7 @@ class Calls(Values):
         body: list[ast.stmt] = [ast.copy_location(ast.Return(node.body), node)]
         return Function(ast.copy_location(ast.FunctionDef("lambda", node.args, body, []), node))
 
-    def _set(self, node: ast.Call) -> None:
+    def _set_attribute(self, node: ast.Call) -> None:
         """`setattr`."""
         owner, key = self.value(node.args[0]), self.value(node.args[1])
         if isinstance(owner, Made) and isinstance(key, str) and is_known(key):
@@ -153,7 +153,7 @@ class Calls(Values):
         if num_parts(owner) > MAX_ITEMS:
             owner.given = before
 
-    def _method(self, node: ast.Call, name: str) -> Any:
+    def _call_method(self, node: ast.Call, name: str) -> Any:
         """The value of a method call of the script's own class; None for any other call."""
         assert isinstance(node.func, ast.Attribute), "a method"
         owner = self.value(node.func.value)
@@ -164,27 +164,27 @@ class Calls(Values):
             return None
         marks = {name_of(decorator) for decorator in own.methods[name].decorator_list}
         first = [] if "staticmethod" in marks or (owner is own and "classmethod" not in marks) else [owner]
-        return self.called(Function(own.methods[name]), node, first)
+        return self.call_function(Function(own.methods[name]), node, first)
 
-    def _object(self, own: OwnClass, node: ast.Call) -> Made:
+    def _create_object(self, own: OwnClass, node: ast.Call) -> Made:
         """An object of the script's own class, after its constructor."""
         if "__init__" in own.methods:
             instance = Made(own.base, dict(own.defaults), node.lineno, own)
             if own.base != own.name:  # the constructor usually passes its arguments to the base class
-                instance.given |= self._made(own.base, node, own).given
+                instance.given |= self._record(own.base, node, own).given
             self.made.append(instance)
-            self.called(Function(own.methods["__init__"]), node, [instance])
+            self.call_function(Function(own.methods["__init__"]), node, [instance])
             return instance
-        instance = self._made(own.base, node, own)
+        instance = self._record(own.base, node, own)
         if "__post_init__" in own.methods:
-            self.called(Function(own.methods["__post_init__"]), ast.Call(node.func, [], []), [instance])
+            self.call_function(Function(own.methods["__post_init__"]), ast.Call(node.func, [], []), [instance])
         return instance
 
-    def _made(self, name: str, node: ast.Call, own: OwnClass | None = None) -> Made:
+    def _record(self, name: str, node: ast.Call, own: OwnClass | None = None) -> Made:
         entries = dict(own.defaults) if own else {}
         names: Sequence[str] = POSITIONAL.get(name, ("output_dir",) if name.endswith("Config") else ())
         keys = own.fields if own and own.base == own.name else names
-        for key, value in zip(keys, self._positional(node), strict=False):
+        for key, value in zip(keys, self._evaluate_positional(node), strict=False):
             entries[key] = Given(value, self.place(node))
         for keyword in node.keywords:
             place = self.place(keyword.value)
@@ -212,7 +212,7 @@ class Calls(Values):
             )
         return self.value(node)
 
-    def _parser(self, node: ast.Call, name: str) -> Any:
+    def _call_parser(self, node: ast.Call, name: str) -> Any:
         """The value of a call of an argument parser, of options or of dataclasses; None for any other call."""
         if name == "ArgumentParser":
             self.has_own_flags = True
@@ -232,17 +232,21 @@ class Calls(Values):
         owner = self.value(node.func.value)
         if is_made(owner, "ClassParser") and name in _PARSED_CLASSES:
             mapping = self.value(node.args[0]) if name == "parse_dict" and node.args else None
-            flags = {} if name == "parse_dict" else {key: entry.value for key, entry in self._typed_flags(node).items()}
+            flags = (
+                {}
+                if name == "parse_dict"
+                else {key: entry.value for key, entry in self._read_typed_flags(node).items()}
+            )
             instances: list[Any] = [
-                self._of_class(key, mapping if isinstance(mapping, dict) else flags) for key in owner.given
+                self._parse_class(key, mapping if isinstance(mapping, dict) else flags) for key in owner.given
             ]
             has_rest = any(
                 keyword.arg == "return_remaining_strings" and self.value(keyword.value) for keyword in node.keywords
             )
             return [*instances, []] if has_rest else instances
-        return self._options(owner, node, name) if is_made(owner, "ArgumentParser") else None
+        return self._call_options(owner, node, name) if is_made(owner, "ArgumentParser") else None
 
-    def _of_class(self, name: str, values: Mapping[Any, Any]) -> Made:
+    def _parse_class(self, name: str, values: Mapping[Any, Any]) -> Made:
         """The object of a dataclass that a parser returns: defaults, with the parsed values."""
         own = self.names.get(name)
         instance = Made(own.base, dict(own.defaults), 0, own) if isinstance(own, OwnClass) else Made(name)
@@ -255,7 +259,7 @@ class Calls(Values):
         self.made.append(instance)
         return instance
 
-    def _options(self, parser: Made, node: ast.Call, name: str) -> Any:
+    def _call_options(self, parser: Made, node: ast.Call, name: str) -> Any:
         """The value of a parser's method: `add_argument` records a default, `parse_args` returns them all."""
         if name == "add_argument":
             flags = [str(self.value(argument)) for argument in node.args]
@@ -275,7 +279,7 @@ class Calls(Values):
             return ""
         if name in ("add_argument_group", "add_mutually_exclusive_group"):
             return parser
-        entries = parser.given | self._typed_flags(node)
+        entries = parser.given | self._read_typed_flags(node)
         for outside, text in self.outside.items():
             last = outside.rpartition(".")[2].replace("-", "_")
             option, switch = self.flags.get(last, (last, None))
@@ -286,7 +290,7 @@ class Calls(Values):
         parsed = Made("Namespace", entries)
         return [parsed, []] if name == "parse_known_args" else parsed
 
-    def _typed_flags(self, node: ast.Call) -> dict[str, Given]:
+    def _read_typed_flags(self, node: ast.Call) -> dict[str, Given]:
         """Flags in a list of words that the script passes to its parser."""
         arguments = self.value(node.args[0]) if node.args else None
         words = arguments if isinstance(arguments, list) else []
@@ -302,7 +306,7 @@ class Calls(Values):
                 entries[option] = Given(flag_value, self.place(node))
         return entries
 
-    def called(self, function: Function, node: ast.Call | None, first: Sequence[Any] = ()) -> Any:
+    def call_function(self, function: Function, node: ast.Call | None, first: Sequence[Any] = ()) -> Any:
         """The return value of the script's own function. first: arguments before those of the call, such as `self`.
 
         Without a call its parameters have their defaults, or are unknown.
@@ -315,7 +319,11 @@ class Calls(Values):
         if self.depth == 0:
             self.module = outer
         seen = self.module if function.is_global else outer
-        self.names, self.shared, self.perhaps = {**seen, **self._arguments(function.node.args, node, first)}, set(), []
+        self.names, self.shared, self.perhaps = (
+            {**seen, **self._bind_arguments(function.node.args, node, first)},
+            set(),
+            [],
+        )
         self.depth += 1
         result: Any = None
         try:
@@ -333,11 +341,11 @@ class Calls(Values):
         self.depth -= 1
         return result
 
-    def _arguments(self, parameters: ast.arguments, node: ast.Call | None, first: Sequence[Any]) -> dict[str, Any]:
+    def _bind_arguments(self, parameters: ast.arguments, node: ast.Call | None, first: Sequence[Any]) -> dict[str, Any]:
         """The value of each parameter: the call's, its default, or one from outside."""
         named = [*parameters.posonlyargs, *parameters.args]
         values: dict[str, Any] = {
-            argument.arg: self._outside(argument.arg, ast.Name(argument.arg))
+            argument.arg: self._look_up_outside(argument.arg, ast.Name(argument.arg))
             for argument in (*named, *parameters.kwonlyargs)
         }
         last = named[len(named) - len(parameters.defaults) :]
@@ -347,9 +355,9 @@ class Calls(Values):
         for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
             if default is not None:
                 values[parameter.arg] = self.value(default)
-        positional = [*first, *self._positional(node)] if node is not None else [*first]
+        positional = [*first, *self._evaluate_positional(node)] if node is not None else [*first]
         values |= dict(zip((argument.arg for argument in named), positional, strict=False))
-        words = self._keywords_of(node) if node is not None else {}
+        words = self._evaluate_keywords(node) if node is not None else {}
         known = {argument.arg for argument in (*named, *parameters.kwonlyargs)}
         values |= {key: value for key, value in words.items() if key in known}
         if parameters.vararg is not None:
@@ -358,14 +366,14 @@ class Calls(Values):
             values[parameters.kwarg.arg] = {key: value for key, value in words.items() if key not in known}
         return values
 
-    def _positional(self, node: ast.Call) -> list[Any]:
+    def _evaluate_positional(self, node: ast.Call) -> list[Any]:
         values: list[Any] = []
         for argument in node.args:
             value = self.value(argument.value if isinstance(argument, ast.Starred) else argument)
             values += value if isinstance(argument, ast.Starred) and isinstance(value, list) else [value]
         return values
 
-    def _keywords_of(self, node: ast.Call) -> dict[str, Any]:
+    def _evaluate_keywords(self, node: ast.Call) -> dict[str, Any]:
         try:
             return self.keywords(node)
         except ValueError as error:

@@ -63,13 +63,13 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
             way_out="give the YAML file or the command that starts the training, or the part that makes the trainer",
         )
     unused = [name for name in outside if name not in script.used]
-    trainer, config, notes = _chosen(script)
+    trainer, config, notes = _choose_trainer(script)
     if trainer is None and config is None:
         _check_trainer(script, path)
-    notes += _not_counted(trainer) if trainer else ()
+    notes += _list_not_counted(trainer) if trainer else ()
     if script.spent > MAX_WORK:
         notes.append(f"{path.name} is very long; nothing after the trainer at line {script.followed_to} is read")
-    entries = dict(_told(script, trainer, config))
+    entries = dict(_list_entries(script, trainer, config))
     if flags is None:
         _check_used(path, unused, {*script.names, *entries})
     makes_grpo = trainer is not None and trainer.name == f"{_ONLINE}Trainer"
@@ -83,11 +83,11 @@ def _names_a_trainer(tree: ast.Module) -> bool:
     names = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     ends = ("Trainer", "Config")
     return any(
-        name.endswith(ends) and _is_of_trl(name.removesuffix("Trainer").removesuffix("Config")) for name in names
+        name.endswith(ends) and _is_known_trainer(name.removesuffix("Trainer").removesuffix("Config")) for name in names
     )
 
 
-def _is_of_trl(kind: str) -> bool:
+def _is_known_trainer(kind: str) -> bool:
     return kind == _ONLINE or kind.lower() in given_trainers()
 
 
@@ -106,7 +106,7 @@ def _check_trainer(script: Script, path: Path) -> None:
         )
 
 
-def _not_counted(trainer: Made) -> Iterator[str]:
+def _list_not_counted(trainer: Made) -> Iterator[str]:
     """Notes on further models that TRL loads whole on each GPU."""
     rewards = trainer.of("reward_funcs")
     named = [reward for reward in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(reward)]
@@ -138,9 +138,9 @@ def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
             )
 
 
-def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
+def _choose_trainer(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     """The trainer and the configuration that are read, and notes: GRPO's trainer before others, then the last one."""
-    trainers, configs = (list(_of_trl(script, end)) for end in ("Trainer", "Config"))
+    trainers, configs = (list(_find_known(script, end)) for end in ("Trainer", "Config"))
     chosen = [candidate for candidate in trainers if candidate.name == f"{_ONLINE}Trainer"] or trainers
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
@@ -160,14 +160,14 @@ def _chosen(script: Script) -> tuple[Made | None, Made | None, list[str]]:
     return trainer, config, notes
 
 
-def _of_trl(script: Script, end: str) -> Iterator[Made]:
+def _find_known(script: Script, end: str) -> Iterator[Made]:
     """Recorded trainers, or configurations, that have a table."""
     for instance in script.made:
-        if is_made(instance, end) and _is_of_trl(instance.name.removesuffix(end)):
+        if is_made(instance, end) and _is_known_trainer(instance.name.removesuffix(end)):
             yield instance
 
 
-def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:
+def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> Iterator[tuple[str, Given]]:
     """Keys and values, in increasing precedence."""
     first = trainer or config
     if first is not None:
@@ -176,46 +176,46 @@ def _told(script: Script, trainer: Made | None, config: Made | None) -> Iterator
             yield "trainer", Given(kind, f"{script.file}:{first.line}")
     for instance in script.made:
         if instance.name == "ModelConfig":
-            yield from _flat(instance)
+            yield from _flatten_object(instance)
     if config is not None:
-        yield from _flat(config)
+        yield from _flatten_object(config)
     if trainer is None:
         for lora in [instance for instance in script.made if instance.name == "LoraConfig"][-1:]:
-            yield from _adapters(lora, f"{script.file}:{lora.line}")
+            yield from _convert_adapters(lora, f"{script.file}:{lora.line}")
         return
-    yield from _loaded(trainer)
+    yield from _list_model_entries(trainer)
     if "max_seq_length" in trainer.given:  # earlier versions of SFTTrainer take it
         yield "max_seq_length", trainer.given["max_seq_length"]
     if "peft_config" in trainer.given:
         adapters = trainer.given["peft_config"]
-        yield from _adapters(adapters.value, adapters.place)
+        yield from _convert_adapters(adapters.value, adapters.place)
 
 
-def _loaded(trainer: Made) -> Iterator[tuple[str, Given]]:
+def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
     """Keys of the trainer's model, which the trainer or the script loads."""
     model = trainer.given.get("model")
     if model is None:
         return
-    yield from _model(model)
+    yield from _convert_model(model)
     if is_made(model.value, LOADED):
         yield from keys_of(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
     if "quantization_config" in trainer.given and not is_made(model.value, "from_pretrained"):
-        yield from _quantisation(trainer.given["quantization_config"])
+        yield from _convert_quantization(trainer.given["quantization_config"])
 
 
-def _flat(instance: Made) -> Iterator[tuple[str, Given]]:
+def _flatten_object(instance: Made) -> Iterator[tuple[str, Given]]:
     for key, entry in instance.given.items():
         if isinstance(entry.value, dict):
             for inner, value in flat(entry.value).items():
-                yield from _single(f"{key}.{inner}", Given(value, entry.place))
+                yield from _convert_entry(f"{key}.{inner}", Given(value, entry.place))
         else:
-            yield from _single(key, entry)
+            yield from _convert_entry(key, entry)
 
 
-def _single(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
+def _convert_entry(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
     """A key with its value as a file would have it; a quantized base model becomes a flag."""
     if is_made(entry.value, ("BitsAndBytesConfig", "QuantizationConfig")) or key.endswith("quantization_config"):
-        yield from _quantisation(entry)
+        yield from _convert_quantization(entry)
     elif is_made(entry.value, "Config"):
         yield from ((f"{key}.{inner}", inner_entry) for inner, inner_entry in entry.value.given.items())
     elif isinstance(entry.value, dict | list):
@@ -224,7 +224,7 @@ def _single(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
         yield key, entry
 
 
-def _quantisation(entry: Given) -> Iterator[tuple[str, Given]]:
+def _convert_quantization(entry: Given) -> Iterator[tuple[str, Given]]:
     """Keys of a base model's quantization: bitsandbytes by its flags, any other by its class."""
     config = entry.value
     if is_made(config, "BitsAndBytesConfig"):
@@ -235,7 +235,7 @@ def _quantisation(entry: Given) -> Iterator[tuple[str, Given]]:
         yield _BITS[0], entry
 
 
-def _model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
+def _convert_model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
     """Keys of a model that is a name or a call of `from_pretrained`."""
     model = entry.value
     if isinstance(model, str) and (is_known(model) or shown(model).rpartition(".")[2] not in _MODEL_KEYS):
@@ -246,13 +246,13 @@ def _model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
         yield "model_init_kwargs.dtype", Given("auto", entry.place)
     for key, argument in model.given.items():
         if key in ("path", "model_name", "pretrained_model_name_or_path"):
-            yield from _model(argument, depth + 1)
+            yield from _convert_model(argument, depth + 1)
         elif key in ("dtype", "torch_dtype"):
             yield "model_init_kwargs.dtype", argument
         elif key == "quantization_config":
-            yield from _quantisation(argument)
+            yield from _convert_quantization(argument)
         elif key == "peft_config":
-            yield from _adapters(argument.value, argument.place)
+            yield from _convert_adapters(argument.value, argument.place)
         elif key in _BITS:
             yield key, argument
 
@@ -261,13 +261,13 @@ _MODEL_KEYS = ("model_name_or_path",)
 """Attributes that ModelConfig's flags set."""
 
 
-def _adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
+def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
     if value is None:
         yield "use_peft", Given(False, place)
     elif is_made(value, "LoraConfig"):
         yield "use_peft", Given(True, place)
         usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
         for key, entry in (usual | value.given).items():
-            yield from _single(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
+            yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
     elif not (isinstance(value, str) and shown(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

@@ -29,12 +29,12 @@ def _differ(values: Sequence[Any]) -> bool:
     return any(type(value) is not type(values[0]) or value != values[0] for value in values)
 
 
-def _any_case(node: ast.Match) -> list[list[ast.stmt]]:
+def _list_case_bodies(node: ast.Match) -> list[list[ast.stmt]]:
     """The bodies of all cases, the first one last, and an empty one for no match."""
     return [[], *(case.body for case in reversed(node.cases))]
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """A copy of a mapping or a list, which a branch may change."""
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
 
@@ -81,7 +81,7 @@ class Script(Calls):
             self.run(tree.body)
         for node in sorted(self.functions, key=lambda function: function.name not in _USUAL):
             if not any(instance.name.endswith("Trainer") for instance in self.made) and not self.functions[node]:
-                self.called(Function(node), None)  # the script never calls it, so a command line does
+                self.call_function(Function(node), None)  # the script never calls it, so a command line does
 
     def run(self, body: Iterable[ast.stmt]) -> None:
         """Follow statements. Raises: ReturnError."""
@@ -89,59 +89,59 @@ class Script(Calls):
             if self.spent > MAX_WORK:
                 return  # read_python refuses the script
             try:
-                self._statement(statement)
+                self._follow_statement(statement)
             except RecursionError:
                 self.notes.append(f"{self.place(statement)}: {LONG}, which is not followed")
 
-    def _statement(self, node: ast.stmt) -> None:
+    def _follow_statement(self, node: ast.stmt) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.names[node.name] = Function(node, self.depth == 0)
                 self.functions.setdefault(node, False)
             case ast.ClassDef():
-                self._class(node)
+                self._define_class(node)
             case ast.Assign():
                 value = self.value(node.value)
                 for target in node.targets:
-                    self._bind(target, value)
+                    self._assign(target, value)
             case ast.AnnAssign(value=ast.expr() as annotated):
-                self._bind(node.target, self.value(annotated))
+                self._assign(node.target, self.value(annotated))
             case ast.AugAssign():
-                self._augment(node)
+                self._assign_augmented(node)
             case ast.Expr():
                 self.value(node.value)
             case ast.Return():
                 raise ReturnError(None if node.value is None else self.value(node.value))
             case _:
-                self._blocks(node)
+                self._follow_block(node)
 
-    def _blocks(self, node: ast.stmt) -> None:
+    def _follow_block(self, node: ast.stmt) -> None:
         """Branches, loops, `with`, and `try` without its exception handlers."""
         match node:
             case ast.If():
                 test = self.truth(node.test)
                 if test is None:
-                    self._either([node.orelse, node.body], f"whether {text_of(node.test)} holds", node)
+                    self._follow_either([node.orelse, node.body], f"whether {text_of(node.test)} holds", node)
                 else:
                     self.run(node.body if test else node.orelse)
             case ast.Match():
-                self._match(node)
+                self._follow_match(node)
             case ast.For() | ast.AsyncFor():
-                self._for(node)
+                self._follow_for(node)
             case ast.While():
-                self._while(node)
+                self._follow_while(node)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
                     context = self.value(item.context_expr)
                     if item.optional_vars is not None:
-                        self._bind(item.optional_vars, context)
+                        self._assign(item.optional_vars, context)
                 self.run(node.body)
             case ast.Try() | ast.TryStar():
                 self.run([*node.body, *node.orelse, *node.finalbody])
             case _:
-                self._names(node)
+                self._follow_names(node)
 
-    def _names(self, node: ast.stmt) -> None:
+    def _follow_names(self, node: ast.stmt) -> None:
         """`break` and `continue`, and statements that only declare or delete names."""
         match node:
             case ast.Break() | ast.Continue():
@@ -154,20 +154,20 @@ class Script(Calls):
                 for target in node.targets:
                     self._delete(target)
 
-    def _for(self, node: ast.For | ast.AsyncFor) -> None:
+    def _follow_for(self, node: ast.For | ast.AsyncFor) -> None:
         iterable = self.value(node.iter)
         items = list(iterable) if isinstance(iterable, dict | list) else None
         if items is None or self.passes + len(items) > MAX_PASSES:
-            self._bind(node.target, unknown(text_of(node.target)))
-            self._either([[], node.body], f"what {text_of(node.iter)} holds", node)
+            self._assign(node.target, unknown(text_of(node.target)))
+            self._follow_either([[], node.body], f"what {text_of(node.iter)} holds", node)
             return
         self.passes += len(items)
         for item in items:
-            self._bind(node.target, item)
-            if self._pass(node.body):
+            self._assign(node.target, item)
+            if self._run_iteration(node.body):
                 return
 
-    def _pass(self, body: Sequence[ast.stmt]) -> bool:
+    def _run_iteration(self, body: Sequence[ast.stmt]) -> bool:
         """Run one loop iteration; True after a `break`."""
         try:
             self.run(body)
@@ -175,20 +175,20 @@ class Script(Calls):
             return str(end) == "break"
         return False
 
-    def _while(self, node: ast.While) -> None:
+    def _follow_while(self, node: ast.While) -> None:
         while (test := self.truth(node.test)) is not None and self.passes < MAX_PASSES:
             if not test:
                 return
             self.passes += 1
-            if self._pass(node.body):
+            if self._run_iteration(node.body):
                 return
-        self._either([[], node.body], f"whether {text_of(node.test)} holds", node)
+        self._follow_either([[], node.body], f"whether {text_of(node.test)} holds", node)
 
-    def _match(self, node: ast.Match) -> None:
+    def _follow_match(self, node: ast.Match) -> None:
         """The matching case, among values and `_`; all cases where the match is known only at run time."""
         subject = self.value(node.subject)
         if isinstance(subject, str) and not is_known(subject):
-            self._either(_any_case(node), f"which case {text_of(node.subject)} is", node)
+            self._follow_either(_list_case_bodies(node), f"which case {text_of(node.subject)} is", node)
             return
         for case in node.cases:
             options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
@@ -197,13 +197,13 @@ class Script(Calls):
             is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
             guard = True if case.guard is None else self.truth(case.guard)
             if (len(values) < len(options) and not is_any) or guard is None:
-                self._either(_any_case(node), f"which case {text_of(node.subject)} is", node)
+                self._follow_either(_list_case_bodies(node), f"which case {text_of(node.subject)} is", node)
                 return
             if (is_any or subject in values) and guard:
                 self.run(case.body)
                 return
 
-    def _either(self, bodies: Sequence[Sequence[ast.stmt]], what: str, node: ast.stmt) -> None:
+    def _follow_either(self, bodies: Sequence[Sequence[ast.stmt]], what: str, node: ast.stmt) -> None:
         """Follow alternative bodies, the most likely one last; values that differ afterwards become unknown.
 
         what: the undecided condition, for the note.
@@ -213,7 +213,7 @@ class Script(Calls):
         self.spent += 4 * len(before) + objects.size
         after: list[dict[str, Any]] = []
         for body in bodies:
-            self.names = {name: _copied(value) for name, value in before.items()}
+            self.names = {name: _copy(value) for name, value in before.items()}
             objects.restore()
             with suppress(_EndError):
                 try:
@@ -237,7 +237,7 @@ class Script(Calls):
             raise ReturnError(returned[-1] if same or isinstance(returned[-1], Made) else unknown(what))
         self.perhaps += returned
 
-    def _bind(self, target: ast.expr, value: Any) -> None:
+    def _assign(self, target: ast.expr, value: Any) -> None:
         match target:
             case ast.Name():
                 if target.id in self.outside:
@@ -249,7 +249,7 @@ class Script(Calls):
                     value = [value, *(unknown(text_of(element)) for element in target.elts[1:])]
                 parts = value if isinstance(value, list) and len(value) == len(target.elts) else None
                 for index, element in enumerate(target.elts):
-                    self._bind(element, unknown(text_of(element)) if parts is None else parts[index])
+                    self._assign(element, unknown(text_of(element)) if parts is None else parts[index])
             case ast.Attribute():
                 owner = self.value(target.value)
                 if isinstance(owner, Made):
@@ -257,9 +257,9 @@ class Script(Calls):
                 elif isinstance(owner, OwnClass):
                     owner.defaults[target.attr] = Given(value, self.place(target))
             case ast.Subscript():
-                self._give_item(target, value)
+                self._assign_item(target, value)
 
-    def _augment(self, node: ast.AugAssign) -> None:
+    def _assign_augmented(self, node: ast.AugAssign) -> None:
         """`a += b`; a mapping or a list changes in place, for all its names."""
         read = ast.parse(ast.unparse(node.target), mode="eval").body
         owner, more = self.value(read), self.value(node.value)
@@ -268,12 +268,12 @@ class Script(Calls):
         elif isinstance(owner, list) and isinstance(more, list) and isinstance(node.op, ast.Add):
             owner += list(more)
         else:
-            self._bind(node.target, self.value(ast.BinOp(read, node.op, node.value)))
+            self._assign(node.target, self.value(ast.BinOp(read, node.op, node.value)))
             return
         if not self.takes(owner):
             owner.clear()
 
-    def _give_item(self, target: ast.Subscript, value: Any) -> None:
+    def _assign_item(self, target: ast.Subscript, value: Any) -> None:
         """Set an element, unless the list or the mapping would then contain itself."""
         owner, key = self.value(target.value), self.value(target.slice)
         is_item = isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner)
@@ -291,7 +291,7 @@ class Script(Calls):
             if isinstance(owner, dict) and isinstance(key, str):
                 owner.pop(key, None)
 
-    def _class(self, node: ast.ClassDef) -> None:
+    def _define_class(self, node: ast.ClassDef) -> None:
         """Record a class: its fields with defaults, and its methods."""
         own_class = OwnClass(node.name, node.name, {}, {}, [])
         for parent in reversed(node.bases):

@@ -19,7 +19,7 @@ def parsed(path: Path) -> ast.Module:
     try:
         text = read_text(path, "the script")
         if path.suffix == ".ipynb":
-            text = _code_of(text)
+            text = _join_cells(text)
         try:
             return ast.parse(text)
         except SyntaxError:
@@ -35,7 +35,7 @@ def parsed(path: Path) -> ast.Module:
         ) from None
 
 
-def _code_of(notebook: str) -> str:
+def _join_cells(notebook: str) -> str:
     """The code cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
     cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
     return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"

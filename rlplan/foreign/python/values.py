@@ -151,28 +151,28 @@ class Values:
             case ast.Constant():
                 return node.value
             case ast.Name():
-                return self.names[node.id] if node.id in self.names else self._outside(node.id, node)
+                return self.names[node.id] if node.id in self.names else self._look_up_outside(node.id, node)
             case ast.List() | ast.Tuple() | ast.Set():
                 return [self.value(element) for element in node.elts]
             case ast.Dict():
-                return self._mapping(node)
+                return self._evaluate_dict(node)
             case ast.JoinedStr():
-                return self._text(node)
+                return self._evaluate_text(node)
             case ast.IfExp():
                 test = self.truth(node.test)
                 return unknown(text_of(node)) if test is None else self.value(node.body if test else node.orelse)
             case ast.Attribute():
-                return self._attribute(node)
+                return self._evaluate_attribute(node)
             case ast.Call():
                 return self.call(node)
             case ast.Subscript():
-                return self._item(node)
+                return self._evaluate_item(node)
             case ast.NamedExpr():
                 self.names[node.target.id] = value = self.value(node.value)
                 return value
-        return self._computed(node)
+        return self._evaluate_operator(node)
 
-    def _computed(self, node: ast.expr) -> Any:
+    def _evaluate_operator(self, node: ast.expr) -> Any:
         """The value of an expression with an operator."""
         match node:
             case ast.UnaryOp():
@@ -190,7 +190,7 @@ class Values:
                         return self.value(part)
                 return self.value(node.values[-1])
             case ast.BinOp():
-                return _combined(node.op, known(self.value(node.left)), known(self.value(node.right)))
+                return _combine(node.op, known(self.value(node.left)), known(self.value(node.right)))
             case ast.Compare(ops=[op], comparators=[other]):
                 return _COMPARED[type(op)](known(self.value(node.left)), known(self.value(other)))
         return unknown(text_of(node))
@@ -202,29 +202,29 @@ class Values:
         value = self.value(node)
         return bool(value) if not isinstance(value, str) or is_known(value) else None
 
-    def _outside(self, name: str, node: ast.expr) -> Any:
+    def _look_up_outside(self, name: str, node: ast.expr) -> Any:
         if name in self.outside:
             self.used.add(name)
             return typed(self.outside[name])
         return unknown(text_of(node))
 
-    def _mapping(self, node: ast.Dict) -> dict[Any, Any]:
+    def _evaluate_dict(self, node: ast.Dict) -> dict[Any, Any]:
         mapping: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if key is None:
-                mapping |= self.merged(value)
+                mapping |= self.evaluate_mapping(value)
             else:
                 mapping[known(self.value(key))] = self.value(value)
         return mapping
 
-    def merged(self, node: ast.expr) -> dict[Any, Any]:
+    def evaluate_mapping(self, node: ast.expr) -> dict[Any, Any]:
         """The mapping after `**`. Raises: ValueError where it is unknown."""
         mapping = self.value(node)
         if not isinstance(mapping, dict):
             raise ValueError(text_of(node))
         return mapping
 
-    def _text(self, node: ast.JoinedStr) -> str:
+    def _evaluate_text(self, node: ast.JoinedStr) -> str:
         parts = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
@@ -238,7 +238,7 @@ class Values:
                 parts.append(str(part.value))
         return "".join(parts)
 
-    def _attribute(self, node: ast.Attribute) -> Any:
+    def _evaluate_attribute(self, node: ast.Attribute) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
             return node.attr if node.value.id == "torch" else unknown(text_of(node))
         owner = self.value(node.value)
@@ -247,11 +247,11 @@ class Values:
             return attributes[node.attr].value
         if isinstance(owner, Made) and node.attr in (usual := DEFAULTS.get(owner.name, {})):
             return usual[node.attr]
-        return self._outside(ast.unparse(node), node)
+        return self._look_up_outside(ast.unparse(node), node)
 
-    def _item(self, node: ast.Subscript) -> Any:
+    def _evaluate_item(self, node: ast.Subscript) -> Any:
         if isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.environ":
-            return self._outside(str(self.value(node.slice)), node)
+            return self._look_up_outside(str(self.value(node.slice)), node)
         owner = self.value(node.value)
         return owner[known(self.value(node.slice))] if isinstance(owner, dict | list) else unknown(text_of(node))
 
@@ -261,18 +261,18 @@ class Values:
         if text in ("os.environ.get", "os.getenv"):
             variable = str(self.value(node.args[0]))
             if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
-                return _OF_LAUNCHERS.get(variable) or self._outside(variable, node)
+                return _OF_LAUNCHERS.get(variable) or self._look_up_outside(variable, node)
             return _OF_LAUNCHERS.get(variable) or self.value(node.args[1])
         if text in ALWAYS:
             return True
-        if isinstance(node.func, ast.Name) and (result := self._builtin(node, name)) is not None:
+        if isinstance(node.func, ast.Name) and (result := self._call_builtin(node, name)) is not None:
             return result
-        if (result := self._copied(node, name)) is not None:
+        if (result := self._call_copy(node, name)) is not None:
             return result
         if isinstance(node.func, ast.Attribute):
             owner = self.value(node.func.value)
             if isinstance(owner, dict) and name in _OF_MAPPINGS:
-                return self._of_mapping(owner, node, name)
+                return self._call_mapping(owner, node, name)
             if isinstance(owner, list) and name in ("append", "extend") and len(node.args) == 1:
                 more = self.value(node.args[0])
                 owner += [more] if name == "append" else more if isinstance(more, list) else []
@@ -283,12 +283,14 @@ class Values:
                 return owner
         return unknown(text_of(node))
 
-    def _builtin(self, node: ast.Call, name: str) -> Any:
+    def _call_builtin(self, node: ast.Call, name: str) -> Any:
         """The value of a call of a builtin; None for any other call."""
         if name == "range":
             return list(range(*(min(int(known(self.value(argument))), MAX_ITEMS) for argument in node.args)))
         if name == "dict":
-            return self.keywords(node) if not node.args else {**self.merged(node.args[0]), **self.keywords(node)}
+            return (
+                self.keywords(node) if not node.args else {**self.evaluate_mapping(node.args[0]), **self.keywords(node)}
+            )
         if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(known(self.value(argument)) for argument in node.args))
         if name == "getattr" and text_of(node.args[0]) == "torch":  # a type by its name
@@ -297,7 +299,7 @@ class Values:
             return {key: entry.value for key, entry in owner.given.items()}
         return None
 
-    def _copied(self, node: ast.Call, name: str) -> Any:
+    def _call_copy(self, node: ast.Call, name: str) -> Any:
         """A copy of an object with changes, or the default of a typer or click option; None for any other call."""
         if name in ("Option", "Argument") and node.args:
             return self.value(node.args[0])
@@ -308,7 +310,7 @@ class Values:
                 return Made(owner.name, owner.given | more, owner.line, owner.own)
         return None
 
-    def _of_mapping(self, owner: dict[Any, Any], node: ast.Call, name: str) -> Any:
+    def _call_mapping(self, owner: dict[Any, Any], node: ast.Call, name: str) -> Any:
         """The value of a method of a mapping, which is changed in place."""
         arguments = [self.value(argument) for argument in node.args]
         if name == "update":
@@ -324,11 +326,15 @@ class Values:
         """Keyword arguments of a call, including `**`. Raises: ValueError where those are unknown."""
         values: dict[str, Any] = {}
         for keyword in node.keywords:
-            values |= self.merged(keyword.value) if keyword.arg is None else {keyword.arg: self.value(keyword.value)}
+            values |= (
+                self.evaluate_mapping(keyword.value)
+                if keyword.arg is None
+                else {keyword.arg: self.value(keyword.value)}
+            )
         return values
 
 
-def _combined(op: ast.operator, left: Any, right: Any) -> Any:
+def _combine(op: ast.operator, left: Any, right: Any) -> Any:
     """The result of a binary operator. Raises: ValueError for formats, repeated texts and large powers."""
     if isinstance(left, str) and isinstance(op, ast.Mod):
         raise ValueError("a format")

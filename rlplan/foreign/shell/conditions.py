@@ -27,7 +27,7 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
     """The result of a test; None where it is known only at run time."""
     kind, children = node.type, node.named_children
     if kind == "compound_statement" and is_test(node) and len(children) == 1:
-        return _computed(children[0], words)
+        return _evaluate_arithmetic(children[0], words)
     if kind in ("test_command", "parenthesized_expression", "compound_statement", "subshell") and len(children) == 1:
         return verdict_of(children[0], words)
     if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
@@ -39,7 +39,7 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
             pair = [verdict_of(node.children[0], words), verdict_of(node.children[2], words)]
             decisive = sign in ("||", "-o")
             return decisive if decisive in pair else None if None in pair else not decisive
-        return _compared(node, sign, words)
+        return _compare(node, sign, words)
     if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
         word = " ".join(words.fields(node.children[-1], quoted=True))
         if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
@@ -48,14 +48,14 @@ def verdict_of(node: "Node", words: Words) -> bool | None:
     return {"true": True, "false": False}.get(text_of(node))
 
 
-def _computed(node: "Node", words: Words) -> bool | None:
+def _evaluate_arithmetic(node: "Node", words: Words) -> bool | None:
     try:
         return words.number(node) != 0
     except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
         return None
 
 
-def _compared(node: "Node", sign: str, words: Words) -> bool | None:
+def _compare(node: "Node", sign: str, words: Words) -> bool | None:
     left, right = ("" if _ARGUMENT.fullmatch(word) else word for word in map(words.one, node.children[::2]))
     if not (is_known(left) and is_known(right)):
         return None

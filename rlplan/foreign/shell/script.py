@@ -37,19 +37,6 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
 """Nodes of the grammar whose children are statements."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
-_ACTS = {
-    "variable_assignment": "_assign",
-    "command": "_command",
-    "redirected_statement": "_redirected",
-    "if_statement": "_branch",
-    "list": "_list",
-    "case_statement": "_case",
-    "for_statement": "_loop",
-    "while_statement": "_endless",
-    "c_style_for_statement": "_endless",
-    "function_definition": "_function",
-}
-"""Methods for the other nodes of the grammar."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +62,12 @@ class Script:
 
 def read_script(path: Path, variables: Mapping[str, str]) -> Script:
     """The commands of a script, in order. Raises: SpecError, HostError where the grammar is not installed."""
-    reader = _Reader(_parser(), dict(variables))
+    reader = _Reader(_load_parser(), dict(variables))
     reader.source(path, 0)
     return reader.script
 
 
-def _checked(path: Path, text: str) -> str:
+def _check_text(path: Path, text: str) -> str:
     """The text. Raises: SpecError for a text on which the grammar needs quadratic time."""
     num_redirections = text.count("<") + text.count(">")
     if "\0" in text or num_redirections > MAX_REDIRECTIONS:
@@ -93,7 +80,7 @@ def _checked(path: Path, text: str) -> str:
     return text
 
 
-def _parser() -> Any:
+def _load_parser() -> Any:
     try:
         import tree_sitter
         import tree_sitter_bash
@@ -113,7 +100,7 @@ class _Reader:
     def __init__(self, parser: Any, variables: dict[str, str]) -> None:
         self.parser, self.script = parser, Script()
         self.outside = frozenset(variables)
-        self.words = Words({**variables}, self._substitution)
+        self.words = Words({**variables}, self._substitute)
         self.functions: dict[str, Node] = {}
         self.path, self.num_statements = Path(), 0
         self.first_line = 1
@@ -121,7 +108,7 @@ class _Reader:
 
     def source(self, path: Path, depth: int) -> None:
         """Read a file in place, as `source` does."""
-        text = _checked(path, read_text(path, "the script"))
+        text = _check_text(path, read_text(path, "the script"))
         data = text.encode()
         self.script.names.update(re.findall(r"\w+", text))
         before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
@@ -130,7 +117,7 @@ class _Reader:
         self.words.variables.setdefault("0", str(path.resolve()))
         tree = self.parser.parse(data)
         if tree.root_node.has_error:
-            self._note(tree.root_node, "parts of this file are not bash; they were skipped")
+            self._add_note(tree.root_node, "parts of this file are not bash; they were skipped")
         self.run(tree.root_node, depth)
         self.path, self.first_line = before
         if own is not None:
@@ -138,28 +125,42 @@ class _Reader:
 
     def run(self, node: "Node", depth: int) -> None:
         """Follow one statement and the statements inside."""
+        self._count_statement(node, depth)
+        match node.type:
+            case "variable_assignment":
+                self._assign(node)
+            case "command":
+                self._run_command(node, depth)
+            case "redirected_statement":
+                self._redirect(node, depth)
+            case "if_statement":
+                self._run_branch(node, depth)
+            case "list":
+                self._run_list(node, depth)
+            case "case_statement":
+                self._run_case(node, depth)
+            case "for_statement":
+                self._run_loop(node, depth)
+            case "while_statement" | "c_style_for_statement":
+                self._add_note(node, "a loop whose end is known only at run time was skipped")
+            case "function_definition":
+                self.functions[text_of(node.named_children[0])] = node.named_children[-1]
+            case kind if kind in _BLOCKS:
+                for child in node.named_children:
+                    self.run(child, depth + 1)
+
+    def _count_statement(self, node: "Node", depth: int) -> None:
+        """Raises: SpecError for too many statements, or too deep a nesting."""
         self.num_statements += 1
         if self.num_statements > MAX_STATEMENTS or depth > MAX_DEPTH:
             raise SpecError(
                 f"the script has more than {MAX_STATEMENTS:,} statements, or calls itself",
-                where=self._place(node),
+                where=self._find_place(node),
                 rule=f"at most {MAX_STATEMENTS:,} with loops unrolled, at most {MAX_DEPTH} deep",
                 way_out="write the command that starts the training into a file of its own",
             )
-        act = getattr(self, _ACTS.get(node.type, ""), None)
-        if act is not None:
-            act(node, depth)
-        elif node.type in _BLOCKS:
-            for child in node.named_children:
-                self.run(child, depth + 1)
 
-    def _endless(self, node: "Node", depth: int) -> None:
-        self._note(node, "a loop whose end is known only at run time was skipped")
-
-    def _function(self, node: "Node", depth: int) -> None:
-        self.functions[text_of(node.named_children[0])] = node.named_children[-1]
-
-    def _assign(self, node: "Node", depth: int = 0) -> None:
+    def _assign(self, node: "Node") -> None:
         name, value = node.named_children[0], node.named_children[1] if len(node.named_children) > 1 else None
         key = text_of(name)
         if key in self.outside:
@@ -177,34 +178,36 @@ class _Reader:
                 expanded = before + (expanded if isinstance(expanded, str) else " ".join(expanded))
         self.words.variables[key] = expanded
 
-    def _command(self, node: "Node", depth: int) -> None:
-        words, places = self._argv(node)
+    def _run_command(self, node: "Node", depth: int) -> None:
+        words, places = self._expand_command(node)
         if not words:
             for child in node.named_children:
                 if child.type == "variable_assignment":
                     self._assign(child)
             return
-        started = next((at for at in script_at(words) if is_file(self._beside(words[at]))), None)
+        started = next((at for at in script_at(words) if is_file(self._resolve(words[at]))), None)
         if words[0] in self.functions:
-            self._with_arguments(words[1:], lambda: self.run(self.functions[words[0]], depth + 1))
+            self._run_with_arguments(words[1:], lambda: self.run(self.functions[words[0]], depth + 1))
         elif started is not None:
-            self._with_arguments(words[started + 1 :], lambda: self.source(self._beside(words[started]), depth + 1))
+            self._run_with_arguments(
+                words[started + 1 :], lambda: self.source(self._resolve(words[started]), depth + 1)
+            )
         elif words[0] in ("source", ".") and len(words) > 1:
-            self._sourced(node, words[1], depth)
+            self._source_file(node, words[1], depth)
         elif (at := text_at(words)) is not None:
-            self._text(words[at], places[at], depth)
+            self._run_text(words[at], places[at], depth)
         else:
             self.script.commands.append(Command(tuple(words), tuple(places)))
-            if text := self._handed(node, words[0]):
-                self._text(text, places[0], depth)
+            if text := self._find_batch_text(node, words[0]):
+                self._run_text(text, places[0], depth)
 
-    def _text(self, text: str, place: str, depth: int) -> None:
+    def _run_text(self, text: str, place: str, depth: int) -> None:
         """Read the commands of a text as if they stood at a place."""
         before, self.first_line = self.first_line, int(place.rpartition(":")[2])
-        self.run(self.parser.parse(_checked(self.path, text).encode()).root_node, depth + 1)
+        self.run(self.parser.parse(_check_text(self.path, text).encode()).root_node, depth + 1)
         self.first_line = before
 
-    def _handed(self, node: "Node", word: str) -> str:
+    def _find_batch_text(self, node: "Node", word: str) -> str:
         """The text of the variable that a batch script runs, set before the command or in the script; else empty."""
         name = RUN_BY.get(word.rpartition("/")[2], "")
         text = self.words.variables.get(name, "")
@@ -213,7 +216,7 @@ class _Reader:
                 text = self.words.one(child.named_children[-1])
         return text if isinstance(text, str) else ""
 
-    def _with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
+    def _run_with_arguments(self, arguments: list[str], act: Callable[[], None]) -> None:
         """Run an action with arguments `$1`, `$2` and `$@`, and restore the previous ones afterwards."""
         outer = {key: value for key, value in self.words.variables.items() if key == "@" or key.isdigit()}
         self.words.variables["@"] = arguments
@@ -223,13 +226,13 @@ class _Reader:
             del self.words.variables[key]
         self.words.variables.update(outer)
 
-    def _beside(self, word: str) -> Path:
+    def _resolve(self, word: str) -> Path:
         return self.path.resolve().parent / word
 
-    def _redirected(self, node: "Node", depth: int) -> None:
+    def _redirect(self, node: "Node", depth: int) -> None:
         """A statement with redirections; `read NAME <<EOF` is an assignment."""
         body, *rest = node.named_children
-        argv = self._argv(body)[0] if body.type == "command" else []
+        argv = self._expand_command(body)[0] if body.type == "command" else []
         text = self._here_document(node)
         if argv[:1] == ["read"] and text is not None:
             self.words.variables[argv[-1]] = text.strip("\n")
@@ -250,7 +253,7 @@ class _Reader:
         parsed = self.parser.parse(f': "{quoted}"'.encode()).root_node.named_children[0].named_children[-1]
         return self.words.one(parsed)
 
-    def _argv(self, node: "Node") -> tuple[list[str], list[str]]:
+    def _expand_command(self, node: "Node") -> tuple[list[str], list[str]]:
         """The words of a command, and the place of each."""
         parts = [child for child in node.named_children if child.type != "variable_assignment"]
         words: list[str] = []
@@ -260,16 +263,16 @@ class _Reader:
                 part = part.named_children[0] if part.named_children else part
             if not part.type.endswith("redirect"):
                 words += self.words.fields(part)
-                places += [self._place(part)] * (len(words) - len(places))
+                places += [self._find_place(part)] * (len(words) - len(places))
         return words, places
 
-    def _sourced(self, node: "Node", word: str, depth: int) -> None:
-        if is_known(word) and is_file(self._beside(word)):
-            self.source(self._beside(word), depth + 1)
+    def _source_file(self, node: "Node", word: str, depth: int) -> None:
+        if is_known(word) and is_file(self._resolve(word)):
+            self.source(self._resolve(word), depth + 1)
         else:
-            self._note(node, f"'{shown(word)}' is not beside the script and was not read")
+            self._add_note(node, f"'{shown(word)}' is not beside the script and was not read")
 
-    def _list(self, node: "Node", depth: int) -> None:
+    def _run_list(self, node: "Node", depth: int) -> None:
         """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""
         left, right = node.named_children[0], node.named_children[-1]
         verdict = verdict_of(left, self.words)
@@ -277,15 +280,15 @@ class _Reader:
         if verdict is None and not is_test(left):
             self.run(left, depth + 1)
         elif verdict is None and right.type in _SETS:
-            self._note(left, f"taken as true, because it is known only at run time: {text_of(left)[:80]}")
+            self._add_note(left, f"taken as true, because it is known only at run time: {text_of(left)[:80]}")
         if (is_and and verdict is not False) or (not is_and and verdict is False):
             self.run(right, depth + 1)
 
-    def _branch(self, node: "Node", depth: int) -> None:
+    def _run_branch(self, node: "Node", depth: int) -> None:
         """Follow the branch that is taken; a test that is known only at run time counts as false."""
         body, is_open = [], True
         test = node.named_children[0]
-        verdict = self._decided(test)
+        verdict = self._decide(test)
         for child in node.named_children[1:]:
             if child.type in ("elif_clause", "else_clause"):
                 if verdict or not is_open:
@@ -293,7 +296,7 @@ class _Reader:
                 body = list(child.named_children)
                 verdict = True
                 if child.type == "elif_clause":
-                    verdict = self._decided(body.pop(0))
+                    verdict = self._decide(body.pop(0))
                 if verdict:
                     break
                 body = []
@@ -302,13 +305,13 @@ class _Reader:
         for child in body:
             self.run(child, depth + 1)
 
-    def _decided(self, test: "Node") -> bool:
+    def _decide(self, test: "Node") -> bool:
         verdict = verdict_of(test, self.words)
         if verdict is None:
-            self._note(test, f"taken as false, because it is known only at run time: {text_of(test)[:80]}")
+            self._add_note(test, f"taken as false, because it is known only at run time: {text_of(test)[:80]}")
         return bool(verdict)
 
-    def _case(self, node: "Node", depth: int) -> None:
+    def _run_case(self, node: "Node", depth: int) -> None:
         subject = self.words.one(node.named_children[0])
         for item in node.named_children[1:]:
             closing = next((child.start_byte for child in item.children if child.type == ")"), 0)
@@ -318,14 +321,14 @@ class _Reader:
                     self.run(child, depth + 1)
                 return
 
-    def _loop(self, node: "Node", depth: int) -> None:
+    def _run_loop(self, node: "Node", depth: int) -> None:
         *head, body = node.named_children
         values = [word for child in head[1:] for word in self.words.fields(child)]
         for value in values:
             self.words.variables[text_of(head[0])] = value
             self.run(body, depth + 1)
 
-    def _substitution(self, node: "Node") -> str | None:
+    def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
         words, source = None, text_of(node).strip()
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
@@ -333,25 +336,25 @@ class _Reader:
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
         if node.named_children and (text := self._here_document(node.named_children[0])) is not None:
             return text.rstrip("\n")  # $(cat <<EOF)
-        for command in _commands_of(node):
-            argv, _ = self._argv(command)
+        for command in _find_commands(node):
+            argv, _ = self._expand_command(command)
             if argv and argv[0] == "pwd" and words is not None:
                 continue  # cd FOLDER && pwd
             words = folder_word(argv, self.words.variables)
         return words
 
-    def _note(self, node: "Node", text: str) -> None:
-        self.script.notes.append(f"{self._place(node)}: {text}")
+    def _add_note(self, node: "Node", text: str) -> None:
+        self.script.notes.append(f"{self._find_place(node)}: {text}")
 
-    def _place(self, node: "Node") -> str:
+    def _find_place(self, node: "Node") -> str:
         lines = (node.text or b"").split(b"\\\n")[:-1]  # the grammar counts continued lines before a word to the word
         skipped = sum(1 for line in lines if not line.strip())
         return f"{self.path.name}:{node.start_point[0] + self.first_line + skipped}"
 
 
-def _commands_of(node: "Node") -> Iterable["Node"]:
+def _find_commands(node: "Node") -> Iterable["Node"]:
     for child in node.named_children:
         if child.type == "command":
             yield child
         elif child.type in ("list", "pipeline", "redirected_statement", "subshell"):
-            yield from _commands_of(child)
+            yield from _find_commands(child)

@@ -32,14 +32,14 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "<<": lambda a, b: a << min(b, 63) if b >= 0 else 0,
     ">>": lambda a, b: a >> min(b, 63) if b >= 0 else 0,
     "**": lambda a, b: a**b if 0 <= b < 64 else 0,
-    "/": lambda a, b: _quotient(a, b),
-    "%": lambda a, b: a - b * _quotient(a, b),
+    "/": lambda a, b: _divide(a, b),
+    "%": lambda a, b: a - b * _divide(a, b),
     "&&": lambda a, b: bool(a and b),
     "||": lambda a, b: bool(a or b),
 }
 
 
-def _quotient(a: int, b: int) -> int:
+def _divide(a: int, b: int) -> int:
     """The quotient rounded towards zero, as in C.
 
     >>> _quotient(-7, 2), _quotient((1 << 62) + 1, 3)
@@ -77,23 +77,23 @@ class Words:
         if kind == "ansi_c_string":
             return [source.lstrip()[2:-1]]
         if kind == "string":
-            return self._quoted(node)
+            return self._expand_quoted(node)
         if kind == "concatenation":
-            return _joined([self.fields(child, quoted=quoted) for child in node.children])
+            return _join([self.fields(child, quoted=quoted) for child in node.children])
         if kind == "command_substitution":
             text = self._substitute(node)
             return [unknown(source) if text is None else text]
         if kind in ("simple_expansion", "expansion", "arithmetic_expansion"):
             start = source.find("$")
-            values = self._expanded(node, source[start:])
+            values = self._expand(node, source[start:])
             if not quoted:
                 values = [part for value in values for part in (value.split() if is_known(value) else [value])]
-            return _joined([[source[:start]], values]) if source[:start].strip() or quoted else values
+            return _join([[source[:start]], values]) if source[:start].strip() or quoted else values
         if kind == "process_substitution":
             return [unknown(source)]
-        return [_unescaped(source)]
+        return [_unescape(source)]
 
-    def _quoted(self, node: "Node") -> list[str]:
+    def _expand_quoted(self, node: "Node") -> list[str]:
         """The words of a text in double quotes; bytes between the grammar's nodes are text too."""
         source, start = node.text or b"", node.start_byte
         parts: list[list[str]] = []
@@ -101,29 +101,29 @@ class Words:
         for child in node.children:
             if child.type == '"':
                 continue
-            parts.append([_unescaped(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
+            parts.append([_unescape(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
             if child.type == "string_content":
-                parts.append([_unescaped(text_of(child), True)])
+                parts.append([_unescape(text_of(child), True)])
             else:
                 parts.append(self.fields(child, quoted=True))
             at = child.end_byte
         tail = source[at - start : max(at - start, len(source) - 1)]
-        parts.append([_unescaped(tail.decode("utf-8", "replace"), True)])
+        parts.append([_unescape(tail.decode("utf-8", "replace"), True)])
         arrays = [child for child in node.children if "[@]" in text_of(child) or text_of(child).strip() == "$@"]
-        joined = _joined(parts)
+        joined = _join(parts)
         return [] if arrays and joined == [""] else joined or [""]
 
-    def _expanded(self, node: "Node", source: str) -> list[str]:
+    def _expand(self, node: "Node", source: str) -> list[str]:
         if node.type == "arithmetic_expansion":
             try:
                 return [str(self.number(child)) for child in node.named_children[-1:]]
             except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
                 return [unknown(source)]
         if node.type == "simple_expansion":
-            return self._variable(source[1:].strip("{}"), source)
-        return self._braces(node, source)
+            return self._expand_variable(source[1:].strip("{}"), source)
+        return self._expand_braces(node, source)
 
-    def _variable(self, name: str, source: str) -> list[str]:
+    def _expand_variable(self, name: str, source: str) -> list[str]:
         if name in ("@", "*"):
             words = self.variables.get("@", [])
             return list(words) if isinstance(words, list) else [words]
@@ -132,7 +132,7 @@ class Words:
             return [unknown(source)]
         return [value] if isinstance(value, str) else value[:1]
 
-    def _braces(self, node: "Node", source: str) -> list[str]:
+    def _expand_braces(self, node: "Node", source: str) -> list[str]:
         """The words of `${...}`: a variable or an element, with its operation."""
         inside = [child for child in node.children if child.type not in ("${", "}")]
         prefix = inside.pop(0).type if inside and inside[0].type in ("#", "!") else ""
@@ -153,13 +153,13 @@ class Words:
         if isinstance(value, list):
             value = value[int(index or 0)] if (index or "0").isdigit() and int(index or 0) < len(value) else None
         if name in ("@", "*"):
-            return self._variable(name, source)
-        words = self._changed(value, rest, source)
+            return self._expand_variable(name, source)
+        words = self._apply_operation(value, rest, source)
         if rest and text_of(rest[0]) in (":=", "="):
             self.variables[name] = "".join(words)
         return words
 
-    def _changed(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
+    def _apply_operation(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
         if not rest:
             return [unknown(source) if value is None else value]
         act = text_of(rest[0])
@@ -174,7 +174,7 @@ class Words:
             return [unknown(source)]
         pattern = "".join(self.one(part) for part in rest[1:2])
         if act in ("#", "##", "%", "%%"):
-            return [_without(value, pattern, act)]
+            return [_strip_pattern(value, pattern, act)]
         if act in ("/", "//"):
             new = "".join(self.one(part) for part in rest[3:4]) if len(rest) > 2 else ""
             return [value.replace(pattern, new, -1 if act == "//" else 1)]
@@ -190,7 +190,7 @@ class Words:
             act = _OPERATORS.get(text_of(sign))
             if act is None:
                 raise UnknownError
-            return _bounded(act(self.number(left), self.number(right)))
+            return _check_bounds(act(self.number(left), self.number(right)))
         if kind == "parenthesized_expression" and len(children) == 1:
             return self.number(children[0])
         if kind == "unary_expression" and len(children) == 1:
@@ -206,16 +206,16 @@ class Words:
             word = self.one(node)
         if not is_known(word):
             raise UnknownError
-        return _bounded(int(word.strip() or "0", 0))
+        return _check_bounds(int(word.strip() or "0", 0))
 
 
-def _bounded(value: int) -> int:
+def _check_bounds(value: int) -> int:
     if abs(value) >= MAX_NUMBER:
         raise ValueError
     return int(value)
 
 
-def _joined(parts: list[list[str]]) -> list[str]:
+def _join(parts: list[list[str]]) -> list[str]:
     """Adjacent word lists as one: the last word of each and the first of the next join."""
     words: list[str] = []
     for part in parts:
@@ -227,7 +227,7 @@ def _joined(parts: list[list[str]]) -> list[str]:
     return words
 
 
-def _unescaped(text: str, quoted: bool = False) -> str:
+def _unescape(text: str, quoted: bool = False) -> str:
     characters, at = [], 0
     while at < len(text):
         if text[at] == "\\" and at + 1 < len(text):
@@ -245,7 +245,7 @@ def _unescaped(text: str, quoted: bool = False) -> str:
     return "".join(characters)
 
 
-def _without(value: str, pattern: str, act: str) -> str:
+def _strip_pattern(value: str, pattern: str, act: str) -> str:
     """`value` without the shortest or longest beginning (`#`, `##`) or end (`%`, `%%`) that a pattern matches."""
     cuts = range(len(value) + 1)
     ends = cuts if act in ("#", "%%") else reversed(cuts)

@@ -62,19 +62,19 @@ def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str,
     words = [(f"{word[len(_MODULES) :]}.py" if word.startswith(_MODULES) else word, place) for word, place in words]
     at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs()), len(words))
     before = [pair for pair in words[:at] if pair[0] != "-m"]
-    flags = dict(_switched(words[at + 1 :]))
+    flags = dict(_read_switches(words[at + 1 :]))
     launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(before)}
-    configured = _configuration(folder, launcher.get("accelerate.config_file"), notes)
+    configured = _read_configuration(folder, launcher.get("accelerate.config_file"), notes)
     if at < len(words) and words[at][0] in programs():  # TRL's own command passes flags on to accelerate
         flags = with_launcher(read_beside(folder, flags.get("config"), notes) | flags, folder, notes)
     else:
         flags = read_beside(folder, flags.get("config"), notes) | flags
-    script = _program(words[at:], folder, flags, outside)
+    script = _read_program(words[at:], folder, flags, outside)
     if script is not None:
         notes += script.notes
         configured |= script.given
         flags = {} if script.has_own_flags else flags
-    entries, used = configured | _counted(launcher) | flags, script.used if script else frozenset[str]()
+    entries, used = configured | _count_processes(launcher) | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:
         return Launch(entries | {"trainer": Given(online(), words[at][1])}, is_known=True, used=used)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
@@ -90,25 +90,29 @@ def with_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) 
     own = {key: entry for key, entry in entries.items() if key not in handed and key != _NAMED}
     named = handed.pop("config_file", entries.get(_NAMED))
     launcher = {f"accelerate.{key}": entry for key, entry in handed.items()}
-    return _configuration(folder, named, notes) | own | launcher
+    return _read_configuration(folder, named, notes) | own | launcher
 
 
-def _switched(words: Words) -> Iterator[tuple[str, Given]]:
+def _read_switches(words: Words) -> Iterator[tuple[str, Given]]:
     """Flags of a program; `--no_key` sets a key to false whose default is true."""
     for key, value, place in flags_of(words):
         is_off = key.startswith("no_") and value is True
         yield (key.removeprefix("no_"), Given(False, place)) if is_off else (key, Given(value, place))
 
 
-def _program(words: Words, folder: Path, flags: Mapping[str, Given], outside: Mapping[str, str]) -> PythonScript | None:
+def _read_program(
+    words: Words, folder: Path, flags: Mapping[str, Given], outside: Mapping[str, str]
+) -> PythonScript | None:
     """The keys of the Python program itself, where it lies beside the script."""
     program = folder / words[0][0] if words else folder
     if program.suffix != ".py" or not is_file(program):
         return None
-    return read_python(program, outside, _short(words[1:]) | {key: str(entry.value) for key, entry in flags.items()})
+    return read_python(
+        program, outside, _read_short_flags(words[1:]) | {key: str(entry.value) for key, entry in flags.items()}
+    )
 
 
-def _configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+def _read_configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
     """The keys of an accelerate configuration: a file, or one that TRL ships by that name."""
     known = None if named is None or is_file(folder / str(named.value)) else shipped(str(named.value))
     if known is None or named is None:
@@ -118,7 +122,7 @@ def _configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[
     return {f"accelerate.{key}": entry for key, entry in entries.items()}
 
 
-def _counted(launcher: Mapping[str, Given]) -> dict[str, Given]:
+def _count_processes(launcher: Mapping[str, Given]) -> dict[str, Given]:
     """The launcher's flags, with processes counted over all hosts, as accelerate does."""
     counted = dict(launcher)
     per_host = next((launcher[key] for name in _PER_HOST if (key := f"accelerate.{name}") in launcher), None)
@@ -148,7 +152,7 @@ def served(commands: Iterable[Command]) -> dict[str, Given]:
     return {}
 
 
-def _short(words: Words) -> dict[str, str]:
+def _read_short_flags(words: Words) -> dict[str, str]:
     """Short flags: `-k value`, and `-k` alone, which is true."""
     texts = [word for word, _ in words]
     pairs = pairwise([*texts, "-"])

@@ -34,33 +34,33 @@ _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 def with_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
     """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
-    converted = dict(_launched(entries))
+    converted = dict(_convert_flags(entries))
     for key in _FILES:
         named = entries.get(key)
         if named is not None and isinstance(named.value, str):
-            converted |= _of_file(folder, named, notes)
+            converted |= _read_deepspeed_file(folder, named, notes)
     inner = {key.removeprefix("deepspeed."): entry for key, entry in entries.items() if key.startswith("deepspeed.")}
-    converted |= _zero(inner)
+    converted |= _convert_deepspeed(inner)
     if isinstance(words := entries.get("fsdp"), Given) and words.value not in (None, "", False):
-        converted |= dict(_sharded(words))
+        converted |= dict(_convert_fsdp(words))
     for key, entry in entries.items():
         if key.startswith("fsdp_config."):
             converted[f"{FSDP}fsdp_{key.removeprefix('fsdp_config.').removeprefix('fsdp_')}"] = entry
     own = {key: entry for key, entry in entries.items() if not _is_read(key)}
-    return dict(_with_strategy(converted | own)), notes
+    return dict(_normalize_strategy(converted | own)), notes
 
 
-def _with_strategy(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+def _normalize_strategy(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
     """The keys with FSDP's strategy under one key and by name, for its numbers, FSDP2's `true` and the older key."""
     older = f"{FSDP}fsdp_sharding_strategy"
     for key, entry in entries.items():
         if key == older or (key == STRATEGY and older not in entries):
-            yield STRATEGY, Given(_strategy(entry.value), entry.place)
+            yield STRATEGY, Given(_name_strategy(entry.value), entry.place)
         elif key != STRATEGY:
             yield key, entry
 
 
-def _strategy(value: Any) -> Any:
+def _name_strategy(value: Any) -> Any:
     """The name of an FSDP strategy.
 
     >>> _strategy(2), _strategy(True), _strategy("false"), _strategy("hybrid_shard")
@@ -80,7 +80,7 @@ def _is_read(key: str) -> bool:
     return is_flag or key in (*_FILES, "fsdp") or key.startswith(("deepspeed.", "fsdp_config."))
 
 
-def _launched(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
+def _convert_flags(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
     """Flags of `accelerate launch` under the section that they have in its file."""
     for flag, kind in (("accelerate.use_deepspeed", "DEEPSPEED"), ("accelerate.use_fsdp", "FSDP")):
         if flag in entries:
@@ -97,24 +97,24 @@ def _launched(entries: Mapping[str, Given]) -> Iterator[tuple[str, Given]]:
             yield PARALLEL + _SIZE + key.removeprefix("parallelism_config."), entry
 
 
-def _of_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
+def _read_deepspeed_file(folder: Path, named: Given, notes: list[str]) -> dict[str, Given]:
     """Accelerate's keys for a DeepSpeed configuration file."""
     file = folder / str(named.value)
     if not is_file(file):
         notes.append(f"{named.place}: '{named.value}' was not found and not read; ZeRO stage 2 is counted")
-        return _zero({"zero_optimization.stage": Given(2, named.place)})
+        return _convert_deepspeed({"zero_optimization.stage": Given(2, named.place)})
     inner, more = read_document(file)
     notes += more
-    return _zero(inner)
+    return _convert_deepspeed(inner)
 
 
-def _zero(inner: Mapping[str, Given]) -> dict[str, Given]:
+def _convert_deepspeed(inner: Mapping[str, Given]) -> dict[str, Given]:
     converted = {DEEPSPEED + ours: inner[key] for key, ours in _ZERO.items() if key in inner}
     place = next((entry.place for entry in inner.values()), "")
     return {KIND: Given("DEEPSPEED", place), **converted} if inner else {}
 
 
-def _sharded(words: Given) -> Iterator[tuple[str, Given]]:
+def _convert_fsdp(words: Given) -> Iterator[tuple[str, Given]]:
     """Accelerate's keys for `fsdp="full_shard auto_wrap offload"`, or for a list of these words."""
     text: Any = word_of(words.value)
     yield KIND, Given("FSDP", words.place)

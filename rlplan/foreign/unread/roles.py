@@ -58,7 +58,7 @@ def differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
         Role.VALUE: _trains_value(converted.get("algorithm.name")),
         Role.REFERENCE: (converted.get("algorithm.kl_coef") or 0) > 0,
     }
-    by_role = {role: tuple(dict.fromkeys(_differences(settings, role))) for role in _NAMES if present[role]}
+    by_role = {role: tuple(dict.fromkeys(_find_differences(settings, role))) for role in _NAMES if present[role]}
     return tuple(DifferingRole(_NAMES[role], differences) for role, differences in by_role.items() if differences)
 
 
@@ -82,12 +82,12 @@ def _trains_value(algorithm: Any) -> bool:
     return algorithm in ALGORITHMS and Role.VALUE in ALGORITHMS[algorithm].trained_roles
 
 
-def _differences(settings: Settings, role: Role) -> Iterator[Difference]:
+def _find_differences(settings: Settings, role: Role) -> Iterator[Difference]:
     """The differences of a role in keys that change memory or time, as `KEY=VALUE (VALUE for the policy)`."""
     table = settings.table
     read = {key for rows in table.rows.values() for row in rows for key in row.keys if key}
     own_begin, compared = table.of_roles.get(role, {}), table.compared.get(role, {})
-    for key in _keys_of_memory(settings):
+    for key in _find_memory_keys(settings):
         names = [mirrored + key.removeprefix(begins) for begins, mirrored in compared.items() if key.startswith(begins)]
         own = next(
             (mirrored + key.removeprefix(begins) for begins, mirrored in own_begin.items() if key.startswith(begins)),
@@ -105,7 +105,7 @@ def _differences(settings: Settings, role: Role) -> Iterator[Difference]:
             yield Difference(words, _may_take_more(stated, value, policy))
 
 
-def _keys_of_memory(settings: Settings) -> list[str]:
+def _find_memory_keys(settings: Settings) -> list[str]:
     """The policy's keys in rows whose conditions hold, apart from conditions on the key itself."""
     keys: dict[str, None] = {}
     for ours, rows in settings.table.rows.items():
@@ -113,12 +113,12 @@ def _keys_of_memory(settings: Settings) -> list[str]:
             continue
         for row in rows:
             for key in (row.key, *row.when):
-                if key and key not in settings.table.rows and _holds_beside(settings, row.when, key):
+                if key and key not in settings.table.rows and _holds_without(settings, row.when, key):
                     keys[key] = None
     return list(keys)
 
 
-def _holds_beside(settings: Settings, condition: dict[str, Any], key: str) -> bool:
+def _holds_without(settings: Settings, condition: dict[str, Any], key: str) -> bool:
     """Whether a condition holds when one of its keys is ignored."""
     try:
         return settings.holds({name: wanted for name, wanted in condition.items() if name != key})

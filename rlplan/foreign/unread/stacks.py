@@ -95,10 +95,10 @@ class Stack(Spec):
             return ()
         needed = [next((key for key in entries if fnmatchcase(key, pattern)), "") for pattern in self.needs]
         own = [key for key in entries if any(fnmatchcase(key, pattern) for pattern in self.keys)]
-        own += [key for key, entry in entries.items() if self._is_named_by(entry.value)]
+        own += [key for key, entry in entries.items() if self._has_name(entry.value)]
         return (*needed, *own) if all(needed) and len(own) >= self.least else ()
 
-    def _is_named_by(self, value: Any) -> bool:
+    def _has_name(self, value: Any) -> bool:
         return isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.words)
 
     def started_by(self, command: Command) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def refuse_document(entries: Mapping[str, Given], path: Path, nearest: Nearest) 
     """Raises: SpecError for a document of a stack without a table."""
     for stack in stacks():
         if keys := stack.recognise(entries, path.suffix):
-            raise _refusal(stack, keys, str(path), _estimate(stack, entries, (), nearest))
+            raise _refuse(stack, keys, str(path), _suggest_estimate(stack, entries, (), nearest))
 
 
 def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -> None:
@@ -177,10 +177,12 @@ def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -
         where = f"{path}, at {command.places[0]}"
         for stack in stacks():
             if words := stack.started_by(command):
-                raise _refusal(stack, [" ".join(words)], where, _estimate(stack, entries, command.words, nearest))
+                raise _refuse(
+                    stack, [" ".join(words)], where, _suggest_estimate(stack, entries, command.words, nearest)
+                )
         for stack in stacks():
             if keys := stack.recognise(entries):
-                raise _refusal(stack, keys, where, _estimate(stack, entries, command.words, nearest))
+                raise _refuse(stack, keys, where, _suggest_estimate(stack, entries, command.words, nearest))
 
 
 def flags_and_overrides(command: Command) -> dict[str, Given]:
@@ -197,7 +199,7 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
     return entries
 
 
-def _refusal(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
+def _refuse(stack: Stack, keys: Sequence[str], where: str, command: str) -> SpecError:
     titles = ", ".join(dict.fromkeys(load_table(name).title for name in SOURCES))
     return SpecError(
         f"this is a file of {stack.title} ({', '.join(dict.fromkeys(keys[:MOST_SHOWN]))}), which rlplan does not read",
@@ -207,22 +209,22 @@ def _refusal(stack: Stack, keys: Sequence[str], where: str, command: str) -> Spe
     )
 
 
-def _estimate(stack: Stack, entries: Mapping[str, Given], words: Iterable[str], nearest: Nearest) -> str:
+def _suggest_estimate(stack: Stack, entries: Mapping[str, Given], words: Iterable[str], nearest: Nearest) -> str:
     """The `rlplan estimate` command with the model, algorithm, adapters and lengths that could be read."""
     reads = stack.reads
-    algorithm = _algorithm(stack, entries, words)
-    overrides = [f"{key}={value}" for key, value in _lengths(reads, entries, algorithm).items()]
-    rank = _rank(stack, entries)
+    algorithm = _find_algorithm(stack, entries, words)
+    overrides = [f"{key}={value}" for key, value in _find_lengths(reads, entries, algorithm).items()]
+    rank = _find_rank(stack, entries)
     if rank and not ALGORITHMS[algorithm].trains_scalar:
         overrides.append(f"training.lora.rank={rank}")
-        if any(matches(_value(entries, (key,)), [True, 4]) for key in reads.packed):
+        if any(matches(_find_value(entries, (key,)), [True, 4]) for key in reads.packed):
             overrides.append("training.lora.base_dtype=nf4")
-    return nearest.command(_model(reads, entries), algorithm, overrides)
+    return nearest.command(_find_model(reads, entries), algorithm, overrides)
 
 
-def _model(reads: Readable, entries: Mapping[str, Given]) -> str:
+def _find_model(reads: Readable, entries: Mapping[str, Given]) -> str:
     """The model's id, from the id or the last part of its path; MODEL for an unknown one."""
-    name = _value(entries, reads.model)
+    name = _find_value(entries, reads.model)
     if not isinstance(name, str) or not is_known(name) or "$" in name:
         return MODEL
     known = bundled_id(name) or nearest_id(PurePosixPath(name.rstrip("/")).name)
@@ -230,10 +232,10 @@ def _model(reads: Readable, entries: Mapping[str, Given]) -> str:
     return known or (name if is_hub_id else MODEL)
 
 
-def _algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str]) -> str:
-    if matches(_value(entries, stack.reads.rewards), True):
+def _find_algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str]) -> str:
+    if matches(_find_value(entries, stack.reads.rewards), True):
         return next(name for name, declared in ALGORITHMS.items() if declared.trains_scalar)
-    method = str(_value(entries, stack.reads.method) or "").lower()
+    method = str(_find_value(entries, stack.reads.method) or "").lower()
     for ours, theirs in algorithm_words().items():
         if method in theirs:
             return ours
@@ -246,9 +248,9 @@ def _algorithm(stack: Stack, entries: Mapping[str, Given], words: Iterable[str])
     return next(marked, stack.usually or next(iter(algorithm_words())))
 
 
-def _lengths(reads: Readable, entries: Mapping[str, Given], algorithm: str) -> dict[str, int]:
+def _find_lengths(reads: Readable, entries: Mapping[str, Given], algorithm: str) -> dict[str, int]:
     """Lengths of prompt and response, and the samples per prompt of an online algorithm."""
-    both, prompt, response = (_number(entries, keys) for keys in (reads.length, reads.prompt, reads.response))
+    both, prompt, response = (_find_number(entries, keys) for keys in (reads.length, reads.prompt, reads.response))
     lengths: dict[str, int] = {}
     if both and not response:
         prompt = prompt or (both + 1) // 2
@@ -257,37 +259,37 @@ def _lengths(reads: Readable, entries: Mapping[str, Given], algorithm: str) -> d
         lengths["workload.max_prompt_len"] = prompt
     if response:
         lengths["workload.max_response_len"] = response
-    samples = _number(entries, reads.samples)
+    samples = _find_number(entries, reads.samples)
     if samples > 1 and not ALGORITHMS[algorithm].given:
         lengths["workload.num_samples_per_prompt"] = samples
     return lengths
 
 
-def _rank(stack: Stack, entries: Mapping[str, Given]) -> int:
+def _find_rank(stack: Stack, entries: Mapping[str, Given]) -> int:
     """The LoRA rank; 0 for full training."""
-    rank = _number(entries, stack.reads.lora)
+    rank = _find_number(entries, stack.reads.lora)
     if not stack.adapters:
         return rank
-    is_trained = any(matches(_value(entries, (key,)), list(values)) for key, values in stack.adapters.items())
+    is_trained = any(matches(_find_value(entries, (key,)), list(values)) for key, values in stack.adapters.items())
     return (rank or stack.adapter_rank) * is_trained
 
 
-def _number(entries: Mapping[str, Given], keys: Sequence[str]) -> int:
-    value = _value(entries, keys)
+def _find_number(entries: Mapping[str, Given], keys: Sequence[str]) -> int:
+    value = _find_value(entries, keys)
     value = int(value.replace("_", "")) if isinstance(value, str) and value.replace("_", "").isdecimal() else value
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _value(entries: Mapping[str, Given], patterns: Sequence[str]) -> Any:
+def _find_value(entries: Mapping[str, Given], patterns: Sequence[str]) -> Any:
     """The first value of a key that matches one of the patterns, with references followed."""
     for pattern in patterns:
         for key, entry in entries.items():
             if fnmatchcase(key, pattern) and entry.value is not None:
-                return _followed(entries, entry.value)
+                return _follow(entries, entry.value)
     return None
 
 
-def _followed(entries: Mapping[str, Given], value: Any) -> Any:
+def _follow(entries: Mapping[str, Given], value: Any) -> Any:
     """A value, or the value of the key that it refers to."""
     for _ in range(4):
         if not (isinstance(value, str) and value.startswith("${") and value.endswith("}")):

@@ -25,7 +25,7 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     """The engine that the settings start. Raises: SpecError."""
     usual = ServingJob(job)
     model, share = usual.model, None if imported.share is None else imported.share.value
-    tp, dp, pp = (_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
+    tp, dp, pp = (_read_count(settings, f"{name}_parallel_size") for name in ("tensor", "data", "pipeline"))
     cuts_experts = model.experts is not None and dp > usual.attention_dp
     stated = settings.value(LENGTH)
     length = (
@@ -39,8 +39,8 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
         has_lora=settings.value("enable_lora") is True,
     )
     if cuts_experts:
-        asked = _with_shared_experts(asked, tp, dp)
-    on_host = _on_host(settings, engine_memory(model, asked))
+        asked = _share_experts(asked, tp, dp)
+    on_host = _read_offloaded_bytes(settings, engine_memory(model, asked))
     freed = replace(asked, total_bytes=asked.total_bytes + int(on_host / (share or 1.0)))
     notes = [note for key, note in _UNCOUNTED.items() if settings.value(key) not in (None, False)]
     if cuts_experts:
@@ -60,18 +60,18 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     )
 
 
-def _with_shared_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
+def _share_experts(engine: EngineSettings, tp: int, dp: int) -> EngineSettings:
     """The engine with experts sharded over data-parallel ranks: vLLM does that even without expert parallelism."""
     seqs, tokens = (limit and limit * dp for limit in (engine.max_num_seqs, engine.max_num_batched_tokens))
     return replace(engine, ep=tp * dp, attention_dp=dp, max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
 
-def _count(settings: Settings, key: str) -> int:
+def _read_count(settings: Settings, key: str) -> int:
     value = settings.value(key)
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _on_host(settings: Settings, memory: EngineMemory) -> int:
+def _read_offloaded_bytes(settings: Settings, memory: EngineMemory) -> int:
     """Bytes of weights that `cpu_offload_gb` leaves on the host."""
     gib = settings.value("cpu_offload_gb")
     return min(memory.weights, int(gib * GIB)) if isinstance(gib, int | float) else 0

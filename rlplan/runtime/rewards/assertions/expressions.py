@@ -54,7 +54,7 @@ def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
     """A compiled expression over these names. Raises: UnreadableTestsError."""
     if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
         try:
-            return _constant(ast.literal_eval(node))
+            return _make_constant(ast.literal_eval(node))
         except (ValueError, TypeError, SyntaxError):
             pass
     build = _BUILDS.get(type(node))
@@ -62,30 +62,30 @@ def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
         raise unknown(node)
     compute = build(node, names)
     is_open = any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
-    return compute if is_open else _once(compute, node)
+    return compute if is_open else _evaluate_once(compute, node)
 
 
-def _once(compute: Compute, node: ast.expr) -> Compute:
+def _evaluate_once(compute: Compute, node: ast.expr) -> Compute:
     """A constant expression, evaluated once when it is read, so that an error in it is reported for the row."""
     try:
         value = evaluate(compute, {})
     except FAULTS as error:
         raise UnreadableTestsError(f"`{shortened(node)}` has no value: {error}") from None
-    return compute if isinstance(value, Iterator) else _constant(value)
+    return compute if isinstance(value, Iterator) else _make_constant(value)
 
 
-def _constant(value: Any) -> Compute:
+def _make_constant(value: Any) -> Compute:
     return lambda _: value
 
 
-def _name(node: ast.Name, names: frozenset[str]) -> Compute:
+def _read_name(node: ast.Name, names: frozenset[str]) -> Compute:
     if node.id not in names:
         raise UnreadableTestsError(f"`{node.id}` would have to be executed first; write its value in place of the name")
     name = node.id
     return lambda frame: frame.names[name]
 
 
-def _truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
+def _read_truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
     parts = [read_expression(each, names) for each in node.values]
     ends_at = isinstance(node.op, ast.Or)
 
@@ -100,14 +100,14 @@ def _truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
     return compute
 
 
-def _signed(node: ast.UnaryOp, names: frozenset[str]) -> Compute:
+def _read_sign(node: ast.UnaryOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in SIGNS:
         raise unknown(node)
     apply, operand = SIGNS[type(node.op).__name__], read_expression(node.operand, names)
     return lambda frame: apply(frame.budget, operand(frame))
 
 
-def _calculated(node: ast.BinOp, names: frozenset[str]) -> Compute:
+def _read_arithmetic(node: ast.BinOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in ARITHMETIC:
         raise unknown(node)
     apply = ARITHMETIC[type(node.op).__name__]
@@ -118,7 +118,7 @@ def _calculated(node: ast.BinOp, names: frozenset[str]) -> Compute:
     return lambda frame: apply(frame.budget, left(frame), right(frame))
 
 
-def _compared(node: ast.Compare, names: frozenset[str]) -> Compute:
+def _read_comparison(node: ast.Compare, names: frozenset[str]) -> Compute:
     operands = [read_expression(each, names) for each in (node.left, *node.comparators)]
     applies = [COMPARISONS[type(each).__name__] for each in node.ops]
     for operation, pair in zip(node.ops, itertools.pairwise((node.left, *node.comparators)), strict=True):
@@ -137,7 +137,7 @@ def _compared(node: ast.Compare, names: frozenset[str]) -> Compute:
     return compute
 
 
-def _display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Compute:
+def _read_display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Compute:
     make = _DISPLAYS[type(node)]
     parts = [
         (isinstance(each, ast.Starred), read_expression(each.value if isinstance(each, ast.Starred) else each, names))
@@ -154,7 +154,7 @@ def _display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -> Com
     return lambda frame: make(frame.budget, elements(frame))
 
 
-def _mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
+def _read_mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
     if None in node.keys:
         raise unknown(node)
     pairs = [
@@ -165,11 +165,11 @@ def _mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
     return lambda frame: make_dict(frame.budget, ((key(frame), value(frame)) for key, value in pairs))
 
 
-def _subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
+def _read_subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
     value = read_expression(node.value, names)
     if isinstance(node.slice, ast.Slice):
         bounds = [
-            _constant(None) if each is None else read_expression(each, names)
+            _make_constant(None) if each is None else read_expression(each, names)
             for each in (node.slice.lower, node.slice.upper, node.slice.step)
         ]
 
@@ -183,11 +183,11 @@ def _subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
     return lambda frame: value(frame)[index(frame)]
 
 
-def _called(node: ast.Call, names: frozenset[str]) -> Compute:
+def _read_call(node: ast.Call, names: frozenset[str]) -> Compute:
     name = dotted(node.func)
     if name not in FUNCTIONS or name in names or any(isinstance(each, ast.Starred) for each in node.args):
         raise unknown(node)
-    function = _zip_for(node) if name == "zip" else FUNCTIONS[name]
+    function = _choose_zip(node) if name == "zip" else FUNCTIONS[name]
     arguments = [read_expression(each, names) for each in node.args]
     named = {each.arg: read_expression(each.value, names) for each in node.keywords if each.arg is not None}
     if len(named) < len(node.keywords):
@@ -201,7 +201,7 @@ def _called(node: ast.Call, names: frozenset[str]) -> Compute:
     )
 
 
-def _zip_for(node: ast.Call) -> Callable[..., Any]:
+def _choose_zip(node: ast.Call) -> Callable[..., Any]:
     """The variant of zip: equal lengths are required, except for a value and its own slices, as in `zip(x, x[1:])`."""
     strict = next((each.value for each in node.keywords if each.arg == "strict"), None)
     if strict is not None and not (isinstance(strict, ast.Constant) and strict.value is True):
@@ -216,7 +216,7 @@ def _is_cut(node: ast.expr) -> TypeGuard[ast.Subscript]:
     return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
 
 
-def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], names: frozenset[str]) -> Compute:
+def _read_loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], names: frozenset[str]) -> Compute:
     """A generator of the tuples of results of nested comprehension loops."""
     if not generators:
         parts = [read_expression(each, names) for each in results]
@@ -231,10 +231,10 @@ def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], 
     if first.is_async:
         raise unknown(first)
     values = read_expression(first.iter, names)
-    bind = _binding(first.target)
+    bind = _read_binding(first.target)
     inner = names | {each.id for each in ast.walk(first.target) if isinstance(each, ast.Name)}
     conditions = [read_expression(each, inner) for each in first.ifs]
-    rest = _loop(generators[1:], results, inner)
+    rest = _read_loop(generators[1:], results, inner)
     cost = 1 + sum(1 for each in first.ifs for _ in ast.walk(each))
 
     def loop(frame: Frame) -> Iterator[Any]:
@@ -247,7 +247,7 @@ def _loop(generators: Sequence[ast.comprehension], results: Sequence[ast.expr], 
     return loop
 
 
-def _binding(target: ast.expr) -> Callable[[Frame, Any], None]:
+def _read_binding(target: ast.expr) -> Callable[[Frame, Any], None]:
     if isinstance(target, ast.Name):
         name = target.id
         if name in FUNCTIONS:
@@ -255,7 +255,7 @@ def _binding(target: ast.expr) -> Callable[[Frame, Any], None]:
         return lambda frame, value: frame.names.__setitem__(name, value)
     if not isinstance(target, ast.Tuple | ast.List):
         raise unknown(target)
-    parts = [_binding(each) for each in target.elts]
+    parts = [_read_binding(each) for each in target.elts]
 
     def bind(frame: Frame, value: Any) -> None:
         frame.budget.spend(len(parts))
@@ -268,11 +268,11 @@ def _binding(target: ast.expr) -> Callable[[Frame, Any], None]:
     return bind
 
 
-def _comprehension(
+def _read_comprehension(
     node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, names: frozenset[str]
 ) -> Compute:
     is_dict = isinstance(node, ast.DictComp)
-    loop = _loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
+    loop = _read_loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
 
     def results(frame: Frame) -> Iterator[Any]:
         inner = Frame(dict(frame.names), frame.budget)
@@ -284,19 +284,19 @@ def _comprehension(
 
 
 _BUILDS: dict[type, _Build] = {
-    ast.Name: _name,
-    ast.BoolOp: _truths,
-    ast.UnaryOp: _signed,
-    ast.BinOp: _calculated,
-    ast.Compare: _compared,
-    ast.List: _display,
-    ast.Tuple: _display,
-    ast.Set: _display,
-    ast.Dict: _mapping,
-    ast.Subscript: _subscript,
-    ast.Call: _called,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.DictComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
+    ast.Name: _read_name,
+    ast.BoolOp: _read_truths,
+    ast.UnaryOp: _read_sign,
+    ast.BinOp: _read_arithmetic,
+    ast.Compare: _read_comparison,
+    ast.List: _read_display,
+    ast.Tuple: _read_display,
+    ast.Set: _read_display,
+    ast.Dict: _read_mapping,
+    ast.Subscript: _read_subscript,
+    ast.Call: _read_call,
+    ast.ListComp: _read_comprehension,
+    ast.SetComp: _read_comprehension,
+    ast.DictComp: _read_comprehension,
+    ast.GeneratorExp: _read_comprehension,
 }

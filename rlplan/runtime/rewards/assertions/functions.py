@@ -28,21 +28,21 @@ def _sum(budget: Budget, values: Iterable[Any], /, start: Any = 0) -> Any:
     return sum((number(budget, each) for each in values), number(budget, start))
 
 
-def _of_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+def _take_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
     def function(budget: Budget, first: Any, /, *others: Any) -> Any:
         return choose(items(budget, (first, *others) if others else first))
 
     return function
 
 
-def _sorted(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
+def _sort(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
     before = budget.left
     elements = items(budget, values)
     budget.spend((before - budget.left) * len(elements).bit_length() // 16)
     return sorted(elements, reverse=bool(reverse))
 
 
-def _until(stops_at: bool) -> Callable[..., bool]:
+def _search_until(stops_at: bool) -> Callable[..., bool]:
     """all() or any(), which stop at the first value of this truth."""
 
     def function(budget: Budget, values: Iterable[Any], /) -> bool:
@@ -69,7 +69,7 @@ def zip_shortest(budget: Budget, /, *values: Any, strict: Any = False) -> Iterat
     return iter(list(zip(*(items(budget, each) for each in values), strict=bool(strict))))
 
 
-def _text(budget: Budget, value: Any = "", /) -> str:
+def _convert_to_text(budget: Budget, value: Any = "", /) -> str:
     budget.weigh(value)
     return str(value)
 
@@ -79,14 +79,14 @@ def _is_close(budget: Budget, a: Any, b: Any, *, rel_tol: Any = 1e-9, abs_tol: A
     return math.isclose(first, second, rel_tol=relative, abs_tol=absolute)
 
 
-def _of_number(apply: Callable[[Any], Any]) -> Callable[..., Any]:
+def _apply_to_number(apply: Callable[[Any], Any]) -> Callable[..., Any]:
     def function(budget: Budget, value: Any, /) -> Any:
         return apply(number(budget, value))
 
     return function
 
 
-def _to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
+def _convert_to_number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     def function(budget: Budget, value: Any = 0, /) -> Any:
         if type(value) not in TEXTS:
             return kind(number(budget, value))
@@ -120,33 +120,33 @@ def make_dict(budget: Budget, pairs: Any = (), /, **named: Any) -> dict[Any, Any
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": _of_number(abs),
-    "all": _until(stops_at=False),
-    "any": _until(stops_at=True),
+    "abs": _apply_to_number(abs),
+    "all": _search_until(stops_at=False),
+    "any": _search_until(stops_at=True),
     "bool": lambda _, value=None, /: bool(value),
     "dict": make_dict,
     "enumerate": lambda budget, values, start=0: iter(list(enumerate(items(budget, values), start))),
-    "float": _to_number(float),
+    "float": _convert_to_number(float),
     "frozenset": lambda budget, values=(), /: frozenset(keys(budget, values)),
-    "int": _to_number(int),
+    "int": _convert_to_number(int),
     "isclose": _is_close,
     "len": lambda _, value, /: len(value),
     "list": make_list,
-    "math.ceil": _of_number(math.ceil),
-    "math.fabs": _of_number(math.fabs),
-    "math.floor": _of_number(math.floor),
+    "math.ceil": _apply_to_number(math.ceil),
+    "math.fabs": _apply_to_number(math.fabs),
+    "math.floor": _apply_to_number(math.floor),
     "math.isclose": _is_close,
-    "math.isinf": _of_number(math.isinf),
-    "math.isnan": _of_number(math.isnan),
-    "math.sqrt": _of_number(math.sqrt),
-    "max": _of_several(max),
-    "min": _of_several(min),
+    "math.isinf": _apply_to_number(math.isinf),
+    "math.isnan": _apply_to_number(math.isnan),
+    "math.sqrt": _apply_to_number(math.sqrt),
+    "max": _take_several(max),
+    "min": _take_several(min),
     "range": lambda _, first, /, *others: range(first, *others),
     "reversed": lambda budget, values, /: iter(items(budget, reversed(values))),
     "round": _round,
     "set": make_set,
-    "sorted": _sorted,
-    "str": _text,
+    "sorted": _sort,
+    "str": _convert_to_text,
     "sum": _sum,
     "tuple": make_tuple,
     "zip": zip_equal,

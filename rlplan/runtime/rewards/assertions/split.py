@@ -123,8 +123,8 @@ class _Splitter:
 
         The name is the call's source, which no identifier can equal. bound: variables of enclosing comprehensions.
         """
-        if isinstance(node, ast.Call) and self._is_program_s(node, bound):
-            return ast.Name(self._take(node, bound, is_iterated=is_iterated), ast.Load())
+        if isinstance(node, ast.Call) and self._is_program_call(node, bound):
+            return ast.Name(self._take_call(node, bound, is_iterated=is_iterated), ast.Load())
         if isinstance(node, ast.Call):
             self._check_own(dotted(node.func).partition(".")[0])
             iterates = dotted(node.func) in ITERATING or (dotted(node.func) in ("min", "max") and len(node.args) == 1)
@@ -132,7 +132,7 @@ class _Splitter:
             node.keywords = [self.split(each, bound) for each in node.keywords]
             return node
         if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            return self._comprehension(node, bound)
+            return self._split_comprehension(node, bound)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.AST):
                 setattr(node, name, self.split(value, bound, is_iterated=isinstance(node, ast.Starred)))
@@ -140,7 +140,7 @@ class _Splitter:
                 setattr(node, name, [self.split(each, bound) if isinstance(each, ast.AST) else each for each in value])
         return node
 
-    def _comprehension(self, node: Any, bound: frozenset[str]) -> Any:
+    def _split_comprehension(self, node: Any, bound: frozenset[str]) -> Any:
         for each in node.generators:
             each.iter = self.split(each.iter, bound, is_iterated=True)
             bound |= {name.id for name in ast.walk(each.target) if isinstance(name, ast.Name)}
@@ -150,7 +150,7 @@ class _Splitter:
                 setattr(node, name, self.split(getattr(node, name), bound))
         return node
 
-    def _is_program_s(self, node: ast.Call, bound: frozenset[str]) -> bool:
+    def _is_program_call(self, node: ast.Call, bound: frozenset[str]) -> bool:
         name = called(node)
         self._check_own(name, bound)
         return bool(name) and (name in self.names.program or not (is_python(name) or name.startswith("__")))
@@ -161,13 +161,13 @@ class _Splitter:
                 f"`{name}` would have to be executed first; write the value that it gives in its place"
             )
 
-    def _take(self, node: ast.Call, bound: frozenset[str], *, is_iterated: bool) -> str:
+    def _take_call(self, node: ast.Call, bound: frozenset[str], *, is_iterated: bool) -> str:
         if self.names.entry_point and called(node) != self.names.entry_point:
             raise UnreadableTestsError(
                 f"`{shortened(node)}` is not the tested function, {self.names.entry_point}, and would itself say what "
                 "is right; compare the tested function's own value"
             )
-        anew = sorted(bound & {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - _stored(node))
+        anew = sorted(bound & {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - _find_stored(node))
         if anew:
             raise UnreadableTestsError(
                 f"`{shortened(node)}` is called anew for every `{anew[0]}`; write one assertion for each"
@@ -193,7 +193,7 @@ class _Splitter:
         return is_given_another
 
     def _check_argument(self, node: ast.AST, bound: frozenset[str]) -> bool:
-        if isinstance(node, ast.Call) and self._is_program_s(node, bound):
+        if isinstance(node, ast.Call) and self._is_program_call(node, bound):
             self._check_given(node, bound)
             return True
         if isinstance(node, _CONTAINERS):
@@ -201,7 +201,7 @@ class _Splitter:
         for each in ast.walk(node):
             if isinstance(each, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
                 raise UnreadableTestsError(f"`{shortened(each)}` would have to be executed first; write its value")
-            if isinstance(each, ast.Call) and self._is_program_s(each, bound):
+            if isinstance(each, ast.Call) and self._is_program_call(each, bound):
                 raise UnreadableTestsError(
                     f"`{shortened(each)}` is called inside of `{shortened(node)}`, which is given to a function; write "
                     "its value in its place"
@@ -219,7 +219,7 @@ class _Renamed(ast.NodeTransformer):
         return ast.parse(of_program(node.id), mode="eval").body if node.id in self.program else node
 
 
-def _stored(node: ast.AST) -> set[str]:
+def _find_stored(node: ast.AST) -> set[str]:
     """Names that are bound within an expression."""
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
@@ -230,7 +230,7 @@ def _check_names(call: ast.Call, names: Names) -> None:
 
     Called names are allowed, because the program may define classes.
     """
-    inside = _stored(call) | set(dir(builtins))
+    inside = _find_stored(call) | set(dir(builtins))
     functions = {id(each.func) for each in ast.walk(call) if isinstance(each, ast.Call)}
     for each in ast.walk(call):
         if not isinstance(each, ast.Name) or each.id in inside:
@@ -248,14 +248,14 @@ def _check_sides(node: ast.AST, places: frozenset[str]) -> None:
         if isinstance(each, ast.Compare):
             operands = [each.left, *each.comparators]
             for left, right in itertools.pairwise(operands):
-                if places & _read(left) and places & _read(right):
+                if places & _find_names(left) and places & _find_names(right):
                     raise UnreadableTestsError(
                         "both sides of a comparison call the program, and neither says what is right; "
                         "write the value on one side"
                     )
 
 
-def _read(node: ast.AST) -> set[str]:
+def _find_names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
