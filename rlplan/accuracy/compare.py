@@ -15,7 +15,7 @@ from typing import Any
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, find_predictor, known_kinds
-from rlplan.accuracy.settings_read import assumed, unread, watched
+from rlplan.accuracy.settings_read import find_unread, list_assumed, watch_settings
 from rlplan.errors import RlplanError, did_you_mean
 from rlplan.planner.measured_errors import Stratum, find_error
 
@@ -47,7 +47,7 @@ class Comparison:
     """Model, GPU and format of a serving latency; empty for other kinds."""
     without_effect: dict[str, str] = field(default_factory=dict)
     """Settings that the prediction did not need, each with the reason."""
-    assumed: dict[str, str] = field(default_factory=dict)
+    list_assumed: dict[str, str] = field(default_factory=dict)
     """Values that the prediction assumed for settings that are not stated."""
     stratum: Stratum = field(default_factory=lambda: Stratum(is_moe=False))
     """The stratum of the point: dense or MoE, and who runs it."""
@@ -186,12 +186,12 @@ def predict(point: MeasuredPoint) -> Prediction | Refusal:
     if predictor is None:
         near = did_you_mean(point.kind, known_kinds())
         return Refusal(f"no formula predicts points of kind '{point.kind}'.{near}")
-    point = watched(point)
+    point = watch_settings(point)
     try:
         answer = predictor(point)
         if isinstance(answer, Refusal):
             return answer
-        return replace(answer, without_effect=unread(point), assumed=assumed(point))
+        return replace(answer, without_effect=find_unread(point), assumed=list_assumed(point))
     except CannotPredict as error:
         return Refusal(str(error))
     except RlplanError as error:

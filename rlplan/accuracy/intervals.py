@@ -74,7 +74,7 @@ def list_residuals(
     for point, compared in zip(points, comparisons, strict=True):
         ratio = _compute_log_ratio(point, compared, left_out.get(point.id))
         if ratio is not None and point.reliability != GUESSED:
-            residuals.append(Residual(point.quantity, compared.stratum, source_of(point, compared), ratio))
+            residuals.append(Residual(point.quantity, compared.stratum, find_source(point, compared), ratio))
     return tuple(residuals)
 
 
@@ -90,7 +90,7 @@ def _compute_log_ratio(point: MeasuredPoint, compared: Comparison, left_out: flo
     return math.log1p(error) if point.is_rate else -math.log1p(error)
 
 
-def source_of(point: MeasuredPoint, compared: Comparison) -> str:
+def find_source(point: MeasuredPoint, compared: Comparison) -> str:
     """The source that is held out as a whole: a repository, or a model on a GPU in a table of many machines."""
     repository = re.match(r"https://github\.com/([^/]+/[^/]+)", point.source)
     if repository is None:
@@ -170,7 +170,7 @@ def _list_strata(residuals: Iterable[Residual]) -> list[str]:
     return sorted({"", *(name for names in words for name in names)})
 
 
-def measured_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
+def compute_errors(residuals: Iterable[Residual]) -> tuple[MeasuredError, ...]:
     """A row for each stratum with enough points, and for all points of each kind."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in residuals:
@@ -197,7 +197,7 @@ def _compute_kind_errors(kind: str, residuals: list[Residual]) -> Iterable[Measu
 def write_errors(residuals: Iterable[Residual]) -> Path:
     """Write the file that `find_error` reads."""
     path = Path(str(resources.files("rlplan.planner"))) / FILE
-    rows = [asdict(error) for error in measured_errors(residuals)]
+    rows = [asdict(error) for error in compute_errors(residuals)]
     path.write_text(json.dumps({"nominal": NOMINAL, "strata": rows}, indent=1) + "\n")
     forget_errors()
     return path

@@ -6,7 +6,7 @@ In: a point with a job. Out: the plan's prediction for the phase or the worker. 
 from typing import Any
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import device_peak, in_its_unit, phase_seconds, plan_of, seconds_of, worker_peak
+from rlplan.accuracy.predict import device_peak, phase_seconds, plan_of, predict_bytes, predict_seconds, worker_peak
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.planner.measured_errors import stratum_of
 from rlplan.vocabulary import Phase
@@ -27,7 +27,7 @@ def predict_phase(point: MeasuredPoint) -> Prediction:
     """Seconds of a phase of a steady-state step, or of the whole step."""
     plan, phase = plan_of(_get_job(point)), str(point.settings.get("of"))
     if phase == "step":
-        return Prediction(seconds_of(plan), stratum=stratum_of(plan, point.quantity))
+        return Prediction(predict_seconds(plan), stratum=stratum_of(plan, point.quantity))
     if phase not in PHASES:
         raise CannotPredict(f"phase {phase!r} is none of {', '.join(PHASES)}, step")
     seconds = phase_seconds(plan)
@@ -39,9 +39,9 @@ def predict_role_peak(point: MeasuredPoint) -> Prediction:
     """Peak bytes of a worker on one GPU, or of all workers together."""
     plan, worker, statistic = plan_of(_get_job(point)), str(point.settings.get("of")), point.measured.statistic
     if worker == "device":
-        return in_its_unit(point, device_peak(plan), plan)
+        return predict_bytes(point, device_peak(plan), plan)
     counted = Statistic.ALLOCATED if statistic is Statistic.UNSTATED else statistic
-    return in_its_unit(point, worker_peak(plan, worker, counted), plan)
+    return predict_bytes(point, worker_peak(plan, worker, counted), plan)
 
 
 def _get_job(point: MeasuredPoint) -> dict[str, Any]:

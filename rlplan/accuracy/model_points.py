@@ -6,7 +6,7 @@ In: a point. Out: the parameter counts of its job's model. Left out: bytes, whic
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import config_of, policy_of
+from rlplan.accuracy.named_models import find_config, make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import job_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
@@ -42,10 +42,10 @@ def predict_parameters(point: MeasuredPoint) -> Prediction:
 
 def counted_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a model, with adapters where a rank is stated. Raises: CannotPredict."""
-    settings, policy = Settings(point), policy_of(point)
+    settings, policy = Settings(point), make_policy(point)
     if "config" not in settings and (point.model or "").endswith("-bench") and "seq" in settings:
         # llm-foundry's benchmarks have as many learned positions as the sequence is long (`max_seq_len`)
-        policy["config"] = {**config_of(point.model or ""), "n_positions": settings.count("seq")}
+        policy["config"] = {**find_config(point.model or ""), "n_positions": settings.count("seq")}
     job: dict[str, Any] = {
         "policy": policy,
         "hardware": "1xH100",

@@ -56,7 +56,7 @@ def model_of(point: MeasuredPoint) -> ModelSpec:
     return model_by_name(point.model)
 
 
-def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
+def make_policy(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
     """The `policy` of the point's job: a bundled model by its id, any other by its config. Raises: CannotPredict.
 
     longest: tokens of the longest sequence; a model with a shorter limit gets this one.
@@ -70,7 +70,7 @@ def policy_of(point: MeasuredPoint, *, longest: int = 0) -> dict[str, Any]:
     elif cut:
         policy["config"] = _cut_layers(point, _LAYERS.sub("", point.model or ""), int(cut.group(1)))
     elif point.model not in load_catalogue():
-        policy["config"] = config_of(point.model or "")
+        policy["config"] = find_config(point.model or "")
     if longest > model.max_position_embeddings:
         policy["max_position_embeddings"] = longest
     return policy
@@ -82,7 +82,7 @@ _LAYERS = re.compile(r"\s*\((\d{1,3}) layers?\)")
 
 def _cut_layers(point: MeasuredPoint, name: str, num_layers: int) -> dict[str, Any]:
     """The config of a model's first layers; the setting `dense_layers` gives the dense layers before the experts."""
-    config = dict(config_of(name))
+    config = dict(find_config(name))
     stated = point.settings.get("layers")
     if stated is not None and stated != num_layers:
         raise CannotPredict(f"the model has {num_layers} layers by its name, setting 'layers' is {shorten(stated)}")
@@ -119,13 +119,13 @@ def model_by_name(name: str) -> ModelSpec:
     >>> [model_by_name(name).num_layers for name in ("Qwen/Qwen3-32B-FP8", "Qwen2.5-1.5B-class", "Llama 2 7B")]
     [64, 28, 32]
     """
-    return model_from_config(dict(config_of(name)), where=f"model {shorten(name)}")
+    return model_from_config(dict(find_config(name)), where=f"model {shorten(name)}")
 
 
-def config_of(name: str) -> dict[str, Any]:
+def find_config(name: str) -> dict[str, Any]:
     """The config of the model of a name. Raises: CannotPredict.
 
-    >>> config_of("NousResearch/Hermes-3-Llama-3.1-8B") == config_of("meta-llama/Llama-3.1-8B")
+    >>> find_config("NousResearch/Hermes-3-Llama-3.1-8B") == find_config("meta-llama/Llama-3.1-8B")
     True
     """
     if len(name) <= 200:
@@ -134,7 +134,7 @@ def config_of(name: str) -> dict[str, Any]:
             return configs[name]
         by_key, plain = _index_by_key(), unquantized_name(name)
         bare = re.sub(r"\s*\((?:hybrid|dense|mamba\d?|moe|[\s-])+\)\s*$", "", plain, flags=re.IGNORECASE)  # a remark
-        for wanted in (key_of(name), key_of(plain), key_of(plain, has_dates=False), key_of(bare)):
+        for wanted in (make_key(name), make_key(plain), make_key(plain, has_dates=False), make_key(bare)):
             if wanted in by_key:
                 return configs[by_key[wanted]]
         if base := _find_base(plain):
@@ -142,12 +142,12 @@ def config_of(name: str) -> dict[str, Any]:
     raise CannotPredict(f"model {shorten(name)} is not in the catalogue; give its config.json as the setting `config`")
 
 
-def key_of(name: str, *, has_dates: bool = True) -> str:
+def make_key(name: str, *, has_dates: bool = True) -> str:
     """The key of a name. has_dates: dates and releases (`2507`, `v1.0`) stay part of it.
 
-    >>> key_of("meta-llama/Meta-Llama-3.1-8B-Instruct"), key_of("Llama3.1 8B"), key_of("vicuna-7b-v1.5")
+    >>> make_key("meta-llama/Meta-Llama-3.1-8B-Instruct"), make_key("Llama3.1 8B"), make_key("vicuna-7b-v1.5")
     ('llama3.18b', 'llama3.18b', 'vicuna7bv1.5')
-    >>> key_of("Mistral-Small-24B-Instruct-2501", has_dates=False)
+    >>> make_key("Mistral-Small-24B-Instruct-2501", has_dates=False)
     'mistralsmall24b'
     """
     words = [word for word in _split_words(name) if word not in SHAPELESS]
@@ -203,5 +203,5 @@ def shape_entries() -> dict[str, dict[str, Any]]:
 def _index_by_key() -> dict[str, str]:
     """Names by key. The first name of a key wins, and a key with dates wins over one without."""
     names = list(_load_configs())
-    undated = {key_of(name, has_dates=False): name for name in reversed(names)}
-    return undated | {key_of(name): name for name in reversed(names)}
+    undated = {make_key(name, has_dates=False): name for name in reversed(names)}
+    return undated | {make_key(name): name for name in reversed(names)}

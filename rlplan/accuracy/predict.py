@@ -47,7 +47,7 @@ def forget_plans() -> None:
         cache.cache_clear()
 
 
-def served_of(job: Mapping[str, Any]) -> Served:
+def serve_job(job: Mapping[str, Any]) -> Served:
     """The engine of a serving job, as in `rlplan estimate`. Raises: RlplanError for a wrong job."""
     return _serve_text(json.dumps(job, sort_keys=True))
 
@@ -57,7 +57,7 @@ def _serve_text(text: str) -> Served:
     return serve(job_of(json.loads(text)))
 
 
-def load_of(job: Mapping[str, Any]) -> ServedLoad:
+def simulate_load(job: Mapping[str, Any]) -> ServedLoad:
     """The engine's latencies with the job's concurrent requests, as in `rlplan simulate`. Raises: RlplanError."""
     return _simulate_text(json.dumps(job, sort_keys=True))
 
@@ -164,14 +164,14 @@ def _sum_by_kind(rows: Iterable[LedgerRow], *, is_resident: bool) -> dict[Memory
     return sizes
 
 
-def in_its_unit(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
+def predict_bytes(point: MeasuredPoint, sizes: Mapping[MemoryKind, int], plan: Plan) -> Prediction:
     """The prediction for bytes by kind, in the point's unit."""
     unit = unit_bytes(point)
     parts = {kind.value: size / unit for kind, size in sizes.items() if size}
     return Prediction(sum(sizes.values()) / unit, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
-def seconds_of(plan: Plan) -> float:
+def predict_seconds(plan: Plan) -> float:
     """Seconds of a steady-state step. Raises: CannotPredict for a profile without rates."""
     if plan.timing is None:
         raise CannotPredict(f"no rates of {plan.devices} are known")

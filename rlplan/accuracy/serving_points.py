@@ -12,12 +12,12 @@ host of 8 GPUs with 8/tp engines: its concurrency is that of all engines togethe
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import QUANTIZATION_KEYS, has_quantized_name, model_of, policy_of
+from rlplan.accuracy.named_models import QUANTIZATION_KEYS, has_quantized_name, make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import load_of, served_of
+from rlplan.accuracy.predict import serve_job, simulate_load
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
 from rlplan.accuracy.settings import Settings, gpu_of, total_bytes, unit_bytes
-from rlplan.accuracy.training.job import hardware_of
+from rlplan.accuracy.training.job import make_hardware
 from rlplan.spec.base import shorten
 from rlplan.spec.hardware.profile import ComputeDtype
 from rlplan.units import GIB
@@ -44,7 +44,7 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     is_size = point.measured.bytes_per_unit is not None
     if not is_size and kind not in ("vllm_kv", "kv_per_token"):
         unit_bytes(point)
-    memory = served_of(engine_job(point)).memory
+    memory = serve_job(engine_job(point)).memory
     if is_size:
         sizes = {
             "vllm_weights": memory.model_bytes,
@@ -70,7 +70,7 @@ def predict_latency(point: MeasuredPoint) -> Prediction:
     unit = point.measured.unit.lower()
     if not unit.startswith("ms") or ("tpot" not in unit and "ttft" not in unit):
         raise CannotPredict(f"unit {shorten(point.measured.unit)} is neither ms TPOT nor ms TTFT")
-    latency = load_of(latency_job(point)).latency
+    latency = simulate_load(latency_job(point)).latency
     return Prediction(1e3 * (latency.first_token_s if "ttft" in unit else latency.token_s))
 
 
@@ -80,7 +80,7 @@ def judge_saturation(point: MeasuredPoint) -> Prediction | Refusal:
     unit = point.measured.unit.lower()
     if "queue" not in unit and "exhaust" not in unit:
         return Refusal(f"unit {shorten(unit)} does not say whether requests waited for the cache")
-    waits = load_of(latency_job(point)).waits_for_cache
+    waits = simulate_load(latency_job(point)).waits_for_cache
     return Prediction("exhausted" if waits else "enough", is_right=waits)
 
 
@@ -103,11 +103,11 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         rollout["kv_cache_memory"] = int(settings.number("available_kv_gib", low=0.0) * GIB)
     elif utilization := settings.number("gpu_memory_utilization", 0.0, high=1.0):
         rollout["gpu_memory_utilization"] = utilization
-    hardware = hardware_of(point, ranks["tp"] * ranks["pp"])
+    hardware = make_hardware(point, ranks["tp"] * ranks["pp"])
     if _depends_on_gpu(point, settings):
         hardware["memory"] = total_bytes(point)
     return {
-        "policy": policy_of(point, longest=length),
+        "policy": make_policy(point, longest=length),
         "framework": "vllm",
         "hardware": hardware,
         "workload": {"max_prompt_len": 1, "max_response_len": max(1, length - 1)},
@@ -175,9 +175,9 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
     has_fp8 = kv_bytes == 1 or (not kv_bytes and is_quantized and ComputeDtype.FLOAT8 in gpu.dense_flops_per_s)
     release = settings.word("backend_version", settings.word("version"))
     return {
-        "policy": policy_of(point, longest=prompt + response),
+        "policy": make_policy(point, longest=prompt + response),
         "framework": f"vllm@{release}" if re.fullmatch(r"\d+(\.\d+)+", release) else "vllm",
-        "hardware": hardware_of(point, num_gpus),
+        "hardware": make_hardware(point, num_gpus),
         "workload": {
             "max_prompt_len": prompt,
             "max_response_len": response,

@@ -81,12 +81,12 @@ SPELLINGS = {
 _OURS = {alias: name for name, aliases in SPELLINGS.items() for alias in (name, *aliases.split("|"))}
 
 
-def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a training run under the names that the readers know; a name that is also stated itself stays.
 
     Megatron's `recompute_granularity` and `recompute_modules` are one setting: the modules, where they are named.
 
-    >>> in_our_words({"TP": 2, "expert_model_parallel_size": 8, "recompute_granularity": "selective",
+    >>> normalize_names({"TP": 2, "expert_model_parallel_size": 8, "recompute_granularity": "selective",
     ...     "recompute_modules": ["moe_act"]})
     {'tp': 2, 'ep': 8, 'recompute': ['moe_act']}
     """
@@ -100,20 +100,20 @@ def in_our_words(values: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def watched(point: MeasuredPoint) -> MeasuredPoint:
+def watch_settings(point: MeasuredPoint) -> MeasuredPoint:
     """The point with settings that record reads; keys beside `settings` count as settings too."""
     values = {**(point.model_extra or {}), **point.settings}
-    values = in_our_words(values) if point.kind in OF_TRAINING else values
+    values = normalize_names(values) if point.kind in OF_TRAINING else values
     return point.model_copy(update={"settings": ReadSettings(values)})
 
 
-def assumed(point: MeasuredPoint) -> dict[str, str]:
+def list_assumed(point: MeasuredPoint) -> dict[str, str]:
     """Values that the predictor of a watched point assumed for settings that are not stated."""
     settings = point.settings
     return dict(settings.assumed) if isinstance(settings, ReadSettings) else {}
 
 
-def unread(point: MeasuredPoint) -> dict[str, str]:
+def find_unread(point: MeasuredPoint) -> dict[str, str]:
     """Unread settings of a watched point, each with the reason why it has no effect; null values are ignored.
 
     Raises: CannotPredict for a setting without such a reason.

@@ -16,9 +16,9 @@ from typing import Any
 
 from rlplan.errors import NoFeasiblePlanError, RlplanError, SpecError
 from rlplan.foreign.convert import Imported, Taken, convert
-from rlplan.foreign.engine_share import with_kv_cache
+from rlplan.foreign.engine_share import add_kv_cache
 from rlplan.foreign.pipeline import read_stages
-from rlplan.foreign.settings import Settings, typed
+from rlplan.foreign.settings import Settings, parse_word
 from rlplan.foreign.table import ReleasedDefault, Remedy
 from rlplan.foreign.vllm.served import LENGTH, serve
 from rlplan.frameworks.profile import known_versions
@@ -134,7 +134,7 @@ def imported_job(settings: Settings, asked: Asked) -> tuple[Imported, JobSpec]:
         imported = _add_note(imported, _describe_released_default(settings, default))
     states_cache = any(word.startswith("rollout.kv_cache_memory=") for word in asked.overrides)
     if imported.share is not None and not states_cache and job.has_rollouts:
-        job = with_kv_cache(job, imported.share, settings.table.vllm)
+        job = add_kv_cache(job, imported.share, settings.table.vllm)
     return imported, _limit_passes(job)
 
 
@@ -409,7 +409,7 @@ def _find_accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Tak
             )
         except RlplanError:
             continue
-        yield typed_options({taken.key: default})
+        yield format_options({taken.key: default})
 
 
 def _suggest_correction(came: Sequence[Taken]) -> str:
@@ -430,10 +430,10 @@ def translate_way_out(imported: Imported, asked: Asked, way_out: str) -> str:
         key, _, value = override.partition("=")
         if key not in theirs:
             continue
-        values = _find_their_values(imported, asked, key, typed(value))
+        values = _find_their_values(imported, asked, key, parse_word(value))
         if values is None:
             return ""
-        way_out = way_out.replace(override, typed_options(values))
+        way_out = way_out.replace(override, format_options(values))
     return way_out
 
 
@@ -447,7 +447,7 @@ def _find_their_values(imported: Imported, asked: Asked, ours: str, wanted: Any)
         backwards = row.map or {wanted: wanted}
         for word in [word for word, mapped in backwards.items() if mapped == wanted] if row.key else ():
             conditions = {key: value for key, value in row.when.items() if not settings.holds({key: value})}
-            values = {row.key: typed(str(word))} | conditions
+            values = {row.key: parse_word(str(word))} | conditions
             try:
                 taken = convert(settings.with_values(values), asked.hardware, asked.model).taken
             except SpecError:
@@ -462,7 +462,7 @@ def typed_values(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def typed_options(values: Mapping[str, Any]) -> str:
+def format_options(values: Mapping[str, Any]) -> str:
     """Values as `--set` options of `rlplan check`."""
     return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
 
@@ -471,7 +471,7 @@ def check_fits(checked: Checked) -> None:
     """Raises: NoFeasiblePlanError where the configuration does not fit."""
     if checked.fits:
         return
-    changes = ", or ".join(typed_options(change.values) for change in checked.changes)
+    changes = ", or ".join(format_options(change.values) for change in checked.changes)
     way_out = f"each of these alone helps: {changes}" if changes else OTHERS
     if checked.served is not None:
         raise checked.served.refusal(way_out)

@@ -10,21 +10,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplan.foreign.documents import SUFFIXES, flat, read_beside
-from rlplan.foreign.settings import Given, flags_of, typed
+from rlplan.foreign.documents import SUFFIXES, flatten, read_named_file
+from rlplan.foreign.settings import Given, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Table
-from rlplan.foreign.trl.launched import Launch, launched
+from rlplan.foreign.trl.launched import Launch, read_launch
 from rlplan.reading import is_file
 from rlplan.spec.files.yaml import parse_yaml
 
 
-def commanded(
+def read_command(
     words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str], outside: Mapping[str, str]
 ) -> Launch:
     """The keys that a command sets after its entry, and whether it is a command of the table's stack."""
     if table.syntax == "python":
-        return launched(words, folder, notes, outside)
+        return read_launch(words, folder, notes, outside)
     if table.syntax == "overrides":
         entries = _read_configuration(words, table, folder, notes)
         entries |= {key: Given(value, place) for key, value, place in _read_overrides(words)}
@@ -33,13 +33,13 @@ def commanded(
     return Launch(entries, not entries.keys().isdisjoint({*table.roots, table.positional}))
 
 
-def entry_at(command: Command, table: Table) -> int | None:
+def find_entry(command: Command, table: Table) -> int | None:
     """Index of the last word of the first entry of a table that a command has."""
-    positions = (word_at(command, entry) for entry in table.entries)
+    positions = (find_word(command, entry) for entry in table.entries)
     return next((at for at in positions if at is not None), None)
 
 
-def word_at(command: Command, entry: str) -> int | None:
+def find_word(command: Command, entry: str) -> int | None:
     """Index of the last word of an entry in a command; None without it."""
     first, *others = entry.split()
     for at, word in enumerate(command.words):
@@ -70,13 +70,13 @@ LARGE = 1_000
 _SUFFIX = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)
 
 
-def plain(entries: Mapping[str, Given], table: Table) -> dict[str, Given]:
+def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Given]:
     """Values as plain data: null-like values dropped, `16k` as a number, lists by element where rows ask for those."""
     plain_entries: dict[str, Given] = {}
     for key, entry in entries.items():
         if entry.value in table.unsaid and not table.asks_for(key, entry.value):
             continue
-        parts = [typed(word) for word in entry.value.split()] if isinstance(entry.value, str) else entry.value
+        parts = [parse_word(word) for word in entry.value.split()] if isinstance(entry.value, str) else entry.value
         if isinstance(parts, list) and f"{key}.0" in table.keys:
             plain_entries |= {f"{key}.{at}": Given(part, entry.place) for at, part in enumerate(parts)}
         else:
@@ -95,7 +95,7 @@ def _expand_number(value: Any, table: Table) -> Any:
 def _parse_size(number: str, suffix: str) -> int:
     """The number of a word such as `16k`.
 
-    >>> _size("1.5", "k"), _size("16", "K")
+    >>> _parse_size("1.5", "k"), _parse_size("16", "K")
     (1500, 16384)
     """
     base = 1000 if suffix.islower() else 1024
@@ -107,7 +107,7 @@ def _read_overrides(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any
     for word, place in words:
         key, separator, value = word.lstrip("+").partition("=")
         if separator and not key.startswith("-"):
-            yield key, typed(value), place
+            yield key, parse_word(value), place
         elif word.startswith("~"):
             yield word[1:].partition("=")[0], None, place
 
@@ -142,7 +142,7 @@ def _read_configuration(
     if named.suffix not in SUFFIXES:
         named = named.with_name(f"{stem}.yaml")
     is_beside = not is_file(folder / named) and is_file(folder / named.name)
-    return read_beside(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
+    return read_named_file(folder, Given(named.name if is_beside else str(named), words[at][1]), notes)
 
 
 def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, notes: list[str]) -> dict[str, Given]:
@@ -154,13 +154,13 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
         (f"--{table.short[word[1:]]}" if word[:1] == "-" and word[1:] in table.short else word, at)
         for word, at in words
     ]
-    for key, value, place in flags_of(long):
+    for key, value, place in read_flags(long):
         if key.startswith("no_") and key[3:] in table.keys:
             entries[key[3:]] = Given(False, place)
         elif isinstance(value, str) and value.startswith("{"):
             entries |= {
                 name: Given(inner, place)
-                for name, inner in flat({key: parse_yaml(value, where=place, what=key)}).items()
+                for name, inner in flatten({key: parse_yaml(value, where=place, what=key)}).items()
             }
         else:
             entries[key] = Given(value, place)
@@ -168,10 +168,10 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
         notes.append(f"flags of an earlier {table.title}, with defaults of {table.version}: {', '.join(old[:4])} ...")
         entries = {table.older.get(key, key): entry for key, entry in entries.items()}
     named = entries.pop("config", None) if table.positional else None
-    return {key.replace("-", "_"): entry for key, entry in read_beside(folder, named, notes).items()} | entries
+    return {key.replace("-", "_"): entry for key, entry in read_named_file(folder, named, notes).items()} | entries
 
 
-def defaults_of(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
+def find_defaults(table: Table, words: Sequence[str], parts: Set[str] = frozenset()) -> dict[str, Any]:
     """Upstream's defaults for the configuration or program that a command line names. parts: of a document."""
     configuration = _find_configuration(words)[0].name.removesuffix(".yaml")
     programs = {word.rpartition("/")[2] for word in words}

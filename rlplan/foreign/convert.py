@@ -15,8 +15,8 @@ from typing import Any
 from rlplan.errors import SpecError
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.table import Row
-from rlplan.foreign.unknown import is_known, shown
-from rlplan.foreign.unread.roles import differing_roles
+from rlplan.foreign.unknown import is_known, strip_marks
+from rlplan.foreign.unread.roles import find_differing_roles
 from rlplan.frameworks.rules import word_of
 from rlplan.spec.base import shorten
 from rlplan.spec.files.job_forms import hardware_of
@@ -113,7 +113,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             taken |= counted
             settings.ours.update({key: entry.value for key, entry in counted.items()})
             continue
-        match = None if ours in taken else first_of(settings, ours, alternatives, notes)
+        match = None if ours in taken else find_first(settings, ours, alternatives, notes)
         if match is None:
             continue
         entry, row = match
@@ -129,7 +129,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
             rule=f"a job has a policy; {settings.table.title} takes its model from elsewhere",
             way_out="--model Qwen/Qwen2.5-7B-Instruct, or another hub id, folder or config.json",
         )
-    roles = differing_roles(settings)
+    roles = find_differing_roles(settings)
     notes += [role.note for role in roles]
     data: dict[str, Any] = {"name": _make_name(settings.file), "framework": settings.table.framework}
     for ours, entry in taken.items():
@@ -153,7 +153,7 @@ def _order_rows(settings: Settings) -> Iterator[tuple[str, tuple[Row, ...] | Non
             yield ours, alternatives
 
 
-def first_of(
+def find_first(
     settings: Settings, ours: str, alternatives: tuple[Row, ...], notes: list[str]
 ) -> tuple[Taken, Row] | None:
     """The first alternative whose condition holds and that has a value; None without one. Raises: SpecError."""
@@ -258,7 +258,7 @@ def _refuse_indivisible(settings: Settings, row: Row, value: Any) -> SpecError:
 def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = "") -> SpecError:
     table = settings.table
     return SpecError(
-        f"{key} is {shorten(shown(word_of(value)))}",
+        f"{key} is {shorten(strip_marks(word_of(value)))}",
         where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
         rule=f"{rule} (table of {table.title} {table.version})",
         way_out=way_out or f"correct it there, or --set {key}=VALUE",
@@ -274,7 +274,7 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
     if known and is_known(end):
         if known != name:
             origin = "" if settings.place(row.key) else f" ({settings.table.title}'s default, for it is not given)"
-            notes.append(f"{row.key} = {shown(name)}{origin} is taken for {known}, by its name")
+            notes.append(f"{row.key} = {strip_marks(name)}{origin} is taken for {known}, by its name")
         return known
     unpacked = nearest_id(_PACKED.sub("", end)) if _PACKED.search(end) else ""
     if unpacked and is_known(end):
@@ -283,7 +283,7 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
     raise SpecError(
-        f"{row.key} is {shorten(shown(name))}, which is neither here nor the name of a bundled model",
+        f"{row.key} is {shorten(strip_marks(name))}, which is neither here nor the name of a bundled model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
         way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
@@ -296,7 +296,9 @@ def _describe_packed(settings: Settings, row: Row, name: str, unpacked: str) -> 
     is_read = any(alternative.convert == "packed" for alternative in rows) and _FP8.match(
         PurePosixPath(name.rstrip("/")).name
     )
-    note = f"{row.key} = {shown(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    note = (
+        f"{row.key} = {strip_marks(name)} is taken for {unpacked}, by its name: packed weights are counted as they are "
+    )
     note += "trained"
     return note if is_read else note + ", which takes more in the engine"
 
@@ -307,8 +309,8 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
     rows, count, hosts = table.rows, None, None
     is_counted = "+" in hardware or count_and_name(hardware) is not None
     try:
-        count = first_of(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
-        hosts = first_of(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
+        count = find_first(settings, "hardware.num_devices", rows.get("hardware.num_devices", ()), notes)
+        hosts = find_first(settings, "hardware.num_hosts", rows.get("hardware.num_hosts", ()), notes)
     except SpecError:
         if not is_counted:
             raise
@@ -336,7 +338,7 @@ def _list_left(settings: Settings) -> tuple[Left, ...]:
     rows = (row for alternatives in table.rows.values() for row in alternatives)
     known = frozenset(key for row in rows for key in row.keys)
     return tuple(
-        Left(key, shown(word_of(entry.value)), entry.place, table.why_without_counterpart(key))
+        Left(key, strip_marks(word_of(entry.value)), entry.place, table.why_without_counterpart(key))
         for key, entry in settings.given.items()
         if key not in known
     )

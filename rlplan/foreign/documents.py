@@ -52,7 +52,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
         elif name != "_self_":
             inherited[BELOW] = Given(name, f"{path.name}: {BELOW}")
             notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
-    own = {key: Given(value, f"{path.name}: {key}") for key, value in flat(data).items()}
+    own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten(data).items()}
     return inherited | own, notes
 
 
@@ -68,23 +68,23 @@ def _read_toml(path: Path) -> Any:
         ) from None
 
 
-def flat(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys.
 
-    >>> flat({"a": {"b": 1}, "c": [1]})
+    >>> flatten({"a": {"b": 1}, "c": [1]})
     {'a.b': 1, 'c': [1]}
     """
     flattened: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            flattened |= flat(value, f"{name}.")
+            flattened |= flatten(value, f"{name}.")
         else:
             flattened[name] = value
     return flattened
 
 
-def read_beside(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
+def read_named_file(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
     """The keys of a file that a command line names; a missing file adds a note."""
     if named is None:
         return {}

@@ -18,7 +18,7 @@ from rlplan.spec.resolved import settle
 from rlplan.units import format_bytes
 
 
-def with_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
+def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
     """The job with the bytes of KV cache that a fraction leaves. Raises: NoFeasiblePlanError where it leaves none."""
     memory = _size_engine(job, share.value, version)
     size = memory.kv_cache
@@ -66,7 +66,7 @@ def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
     )
 
 
-def share_of(plan: Plan, version: str, *, is_static: bool) -> float:
+def find_share(plan: Plan, version: str, *, is_static: bool) -> float:
     """The fraction of a GPU with which an engine gets the KV cache of a plan, rounded up to six digits.
 
     A plan may use a GPU up to its last block. With fewer digits, or a block more, the exported files would not fit.

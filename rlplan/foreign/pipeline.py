@@ -71,7 +71,7 @@ def _refuse_split(settings: Settings, model: ModelSpec, pp: int, ends: dict[str,
 def _format_stages(stages: list[int]) -> str:
     """Sizes of stages in words, equal neighbours as a product.
 
-    >>> _words([6, 6, 6, 4])
+    >>> _format_stages([6, 6, 6, 4])
     '3 x 6, 4'
     """
     groups: list[list[int]] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlplan.errors import SpecError
 from rlplan.foreign.table import Condition, Table
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.frameworks.rules import matches
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^}]*))?\}")
@@ -52,7 +52,7 @@ class Settings:
         if isinstance(value, str) and (not is_known(value) or "${" in value):
             entry = self.given.get(key, Given(value, self.file))
             raise SpecError(
-                f"{key} is {shown(value)}, which is known only at run time",
+                f"{key} is {strip_marks(value)}, which is known only at run time",
                 where=entry.place,
                 rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
                 way_out=f"say it: {_suggest_variable(value)}--set {key}=VALUE",
@@ -69,7 +69,7 @@ class Settings:
             if not isinstance(value, str):
                 break
             if product := _PRODUCT.fullmatch(value.strip()):
-                factors = [self._follow(typed(word)) for word in product.groups()]
+                factors = [self._follow(parse_word(word)) for word in product.groups()]
                 return factors[0] * factors[1] if all(isinstance(factor, int) for factor in factors) else value
             reference = _REFERENCE.fullmatch(value)
             if reference is None:
@@ -77,7 +77,7 @@ class Settings:
             name, otherwise = reference.groups()
             if name not in self.given and name not in self.defaults and otherwise is None:
                 break
-            value = self.raw(name) if name in self.given or name in self.defaults else typed(otherwise)
+            value = self.raw(name) if name in self.given or name in self.defaults else parse_word(otherwise)
         return value
 
     def raw(self, key: str) -> Any:
@@ -112,10 +112,10 @@ class Settings:
         return replace(self, given=changed, ours={})
 
 
-def typed(text: str) -> Any:
+def parse_word(text: str) -> Any:
     """A word of a command line as Hydra and YAML read it.
 
-    >>> typed("True"), typed("1e-6"), typed("8"), typed("'a b'"), typed("null")
+    >>> parse_word("True"), parse_word("1e-6"), parse_word("8"), parse_word("'a b'"), parse_word("null")
     (True, 1e-06, 8, 'a b', None)
     """
     word = text.strip()
@@ -131,7 +131,7 @@ def typed(text: str) -> Any:
     return word
 
 
-def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
+def read_flags(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]:
     """`--key value`, `--key=value`, `--key` alone, which is true; several values are one text."""
     key, values, at = "", list[str](), ""
     for word, place in [*words, ("--", "")]:
@@ -139,12 +139,12 @@ def flags_of(words: Iterable[tuple[str, str]]) -> Iterable[tuple[str, Any, str]]
             values.append(word)
             continue
         if key:
-            yield key, typed(" ".join(values)) if values else True, at
+            yield key, parse_word(" ".join(values)) if values else True, at
         key, separator, value = word[2:].partition("=")
         key, values, at = key.replace("-", "_"), [value] if separator else [], place
 
 
 def _suggest_variable(text: str) -> str:
     """The `--set NAME=VALUE` of a missing shell variable or Python name in a text; empty without one."""
-    match = re.fullmatch(r"([A-Za-z_][\w.]*)", shown(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)", strip_marks(text)) or re.search(r"\$\{?([A-Za-z_]\w*)", text)
     return f"--set {match.group(1)}=VALUE, or " if match else ""

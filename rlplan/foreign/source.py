@@ -11,15 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.command_lines import commanded, defaults_of, entry_at, first_word, is_wrapped, plain, word_at
+from rlplan.foreign.command_lines import (
+    find_defaults,
+    find_entry,
+    find_word,
+    first_word,
+    is_wrapped,
+    normalize_values,
+    read_command,
+)
 from rlplan.foreign.documents import BELOW, SUFFIXES, read_document
 from rlplan.foreign.python.file import read_python
-from rlplan.foreign.settings import Given, Settings, typed
+from rlplan.foreign.settings import Given, Settings, parse_word
 from rlplan.foreign.shell.script import Command, read_script
-from rlplan.foreign.table import SOURCES, Table, load_table, table_name
-from rlplan.foreign.trl.launched import is_server, served, with_launcher
-from rlplan.foreign.trl.trainers import is_of_trl, of_trainer
-from rlplan.foreign.trl.training_arguments import with_accelerate
+from rlplan.foreign.table import SOURCES, Table, get_table_name, load_table
+from rlplan.foreign.trl.launched import add_launcher, is_server, read_server
+from rlplan.foreign.trl.trainers import choose_table, is_trl
+from rlplan.foreign.trl.training_arguments import add_accelerate
 from rlplan.foreign.unread.stacks import USUAL_GPUS, Nearest, refuse_commands, refuse_document
 from rlplan.spec.base import shorten
 
@@ -57,14 +65,14 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
             raise _refuse_without_trainer(path)
         names = pairs.keys()  # the follower of the script has checked them
         table = load_table("trl_given" if "trainer" in script.given else "trl")
-        settings = Settings(table, str(path), plain(script.given, table), dict(table.defaults), script.notes)
+        settings = Settings(table, str(path), normalize_values(script.given, table), dict(table.defaults), script.notes)
     elif path.suffix in SUFFIXES:
         settings = _read_document(path, tables, source, pairs, nearest)
     else:
         settings, names = _read_script(path, tables, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
-        with_files, notes = with_accelerate(settings.given, path.parent)
+        with_files, notes = add_accelerate(settings.given, path.parent)
         settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
     return _apply_outside(settings, pairs, names)
@@ -121,7 +129,7 @@ def _apply_outside(settings: Settings, outside: Mapping[str, str], names: Set[st
     for name, value in outside.items():
         key = _normalize_key(name, table)
         if key in table.keys or key in settings.given:
-            values[key] = typed(value)
+            values[key] = parse_word(value)
         elif name not in names:
             hint = did_you_mean(key, table.keys | settings.given.keys())
             raise SpecError(
@@ -154,14 +162,14 @@ def _refuse_without_trainer(path: Path) -> SpecError:
 def _load_tables(source: str | None) -> dict[str, Table]:
     if source is None:
         return {name: load_table(name) for name in SOURCES}
-    if table_name(source) not in SOURCES:
+    if get_table_name(source) not in SOURCES:
         raise SpecError(
             f"'{source}' is no known source",
             where="command line: --source",
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
             way_out="leave it out where the file says it by itself",
         )
-    return {source: load_table(table_name(source))}
+    return {source: load_table(get_table_name(source))}
 
 
 def _split_pairs(words: Sequence[str]) -> dict[str, str]:
@@ -186,23 +194,25 @@ def _read_script(
     script = read_script(path, {name: value for name, value in outside.items() if "." not in name})
     refuse_commands(script.commands, path, nearest)
     for table in tables.values():
-        commands = [(command, at) for command in script.commands if (at := entry_at(command, table)) is not None]
+        commands = [(command, at) for command in script.commands if (at := find_entry(command, table)) is not None]
         commands = commands or [(command, 0) for command in script.commands if is_wrapped(command, table)]
         if table.syntax == "python":
             commands = [(command, at) for command, at in commands if not is_server(command)]
         for command, at in commands:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
             notes = list(script.notes)
-            read = commanded(words, table, path.parent, notes, outside)
+            read = read_command(words, table, path.parent, notes, outside)
             if not read.is_known:
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            entries, chosen, defaults = read.given, table, defaults_of(table, command.words)
+            entries, chosen, defaults = read.given, table, find_defaults(table, command.words)
             if table.syntax == "python":
-                chosen, entries = of_trainer(entries, command.places[0])
-                entries, defaults = served(script.commands) | entries, dict(chosen.defaults)
-            return Settings(chosen, str(path), plain(entries, chosen), defaults, tuple(notes)), script.names | read.used
+                chosen, entries = choose_table(entries, command.places[0])
+                entries, defaults = read_server(script.commands) | entries, dict(chosen.defaults)
+            return Settings(
+                chosen, str(path), normalize_values(entries, chosen), defaults, tuple(notes)
+            ), script.names | read.used
     raise _refuse_without_command(path, script.commands, tables, nearest)
 
 
@@ -212,7 +222,7 @@ def _refuse_without_command(
     """The refusal of a script without a command that is read; it names a known program without a table."""
     unread = [(table, name) for table in tables.values() for name in table.unread if "." in name]  # `rm` is bash's too
     for table, program in unread:
-        if any(word_at(command, program) is not None for command in commands):
+        if any(find_word(command, program) is not None for command in commands):
             return _refuse_program(path, table, program, nearest)
     entries = ", ".join(dict.fromkeys(entry for table in tables.values() for entry in table.entries))
     return SpecError(
@@ -259,14 +269,14 @@ def _read_document(
     refuse_document(entries, path, nearest)
     with_trainer = entries | {key: Given(outside[key], "--set") for key in ("trainer",) if key in outside}
     for table in tables.values():
-        if table.syntax == "python" and (source or is_of_trl(with_trainer)):
-            chosen, keys = of_trainer(with_launcher(with_trainer, path.parent, notes), str(path))
-            return Settings(chosen, str(path), plain(keys, chosen), dict(chosen.defaults), tuple(notes))
+        if table.syntax == "python" and (source or is_trl(with_trainer)):
+            chosen, keys = choose_table(add_launcher(with_trainer, path.parent, notes), str(path))
+            return Settings(chosen, str(path), normalize_values(keys, chosen), dict(chosen.defaults), tuple(notes))
         keys = {key.replace("-", "_"): entry for key, entry in entries.items()} if table.syntax == "flags" else entries
         if source or any(key == root or key.startswith(root + ".") for key in keys for root in table.roots):
             parts = _find_parts(path, keys, table, nearest)
-            plain_entries = plain(keys, table)
-            defaults = defaults_of(table, (f"--config={path.stem}",), parts)
+            plain_entries = normalize_values(keys, table)
+            defaults = find_defaults(table, (f"--config={path.stem}",), parts)
             return Settings(table, str(path), plain_entries, defaults, tuple(notes))
     raise SpecError(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),

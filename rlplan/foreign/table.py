@@ -219,7 +219,7 @@ class Table(Spec):
     @property
     def framework(self) -> str:
         """The framework at the table's release, as a job names it."""
-        return f"{table_name(self.framework_name or self.title)}@{self.version}"
+        return f"{get_table_name(self.framework_name or self.title)}@{self.version}"
 
     @property
     def keys(self) -> frozenset[str]:
@@ -252,10 +252,10 @@ class Table(Spec):
         return f"not known of {self.title} {self.version}{'.' * bool(hint)}{hint}"
 
 
-def table_name(word: str) -> str:
+def get_table_name(word: str) -> str:
     """The name of a stack's table.
 
-    >>> table_name("NeMo-RL")
+    >>> get_table_name("NeMo-RL")
     'nemo_rl'
     """
     return word.lower().replace("-", "_")
@@ -293,10 +293,10 @@ def _extend(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def given_trainers() -> frozenset[str]:
+def list_given_trainers() -> frozenset[str]:
     """TRL's trainers that learn from given responses, by the names of its programs.
 
-    >>> sorted(given_trainers())
+    >>> sorted(list_given_trainers())
     ['dpo', 'kto', 'reward', 'sft']
     """
     rows = load_table("trl_given").rows["algorithm.name"]

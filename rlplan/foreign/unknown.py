@@ -8,10 +8,10 @@ OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around unknown parts, from Unicode's private use area, which scripts do not contain."""
 
 
-def unknown(text: str) -> str:
+def mark_unknown(text: str) -> str:
     """The source text of an unknown part, marked.
 
-    >>> is_known(unknown("$(date)")), shown("run-" + unknown("$(date)"))
+    >>> is_known(mark_unknown("$(date)")), strip_marks("run-" + mark_unknown("$(date)"))
     (False, 'run-$(date)')
     """
     return f"{OPEN}{text}{CLOSE}"
@@ -22,6 +22,6 @@ def is_known(word: str) -> bool:
     return OPEN not in word
 
 
-def shown(word: str) -> str:
+def strip_marks(word: str) -> str:
     """A word without marks, for messages."""
     return word.replace(OPEN, "").replace(CLOSE, "")

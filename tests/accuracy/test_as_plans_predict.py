@@ -13,12 +13,12 @@ from rlplan.accuracy.compare import load_predictors, predict
 from rlplan.accuracy.files.reading import bundled_points
 from rlplan.accuracy.measured_jobs import PHASES
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import in_its_unit, job_of, load_of, peak_in_training, plan_of, served_of
+from rlplan.accuracy.predict import job_of, peak_in_training, plan_of, predict_bytes, serve_job, simulate_load
 from rlplan.accuracy.registry import Prediction, find_predictor, known_kinds
 from rlplan.accuracy.rl_steps.job import rl_job
 from rlplan.accuracy.rl_steps.weight_sync import sync_job
 from rlplan.accuracy.serving_points import engine_job, latency_job
-from rlplan.accuracy.settings_read import watched
+from rlplan.accuracy.settings_read import watch_settings
 from rlplan.accuracy.training.colocated import colocated_job
 from rlplan.accuracy.training.job import training_job
 from rlplan.accuracy.training.scores import score_job
@@ -104,7 +104,7 @@ def predict_bundled(id_of_point: str) -> Prediction:
 def test_a_peak_is_that_of_the_job_given_to_plan(name: str) -> None:
     plan = rlplan.plan(training_job(POINTS[name])).plan
     assert (
-        in_its_unit(POINTS[name], peak_in_training(plan, Statistic.ALLOCATED), plan).parts
+        predict_bytes(POINTS[name], peak_in_training(plan, Statistic.ALLOCATED), plan).parts
         == predict_bundled(name).parts
     )
 
@@ -158,7 +158,7 @@ LOADED = ("serving_tpot", "serving_ttft", "throughput_infer", "kv_saturation")
 
 def first_point(kind: str, name: str = "") -> MeasuredPoint:
     points = (POINTS[name],) if name else (point for point in (*POINTS.values(), SCORED) if point.kind == kind)
-    return watched(next(point for point in points if isinstance(predict(point), Prediction)))
+    return watch_settings(next(point for point in points if isinstance(predict(point), Prediction)))
 
 
 def job_file(folder: Path, job: Mapping[str, Any]) -> Path:
@@ -185,11 +185,11 @@ def test_an_engine_s_point_and_its_job_file_have_the_same_bytes_and_seconds(tmp_
     path = job_file(tmp_path, job)
     estimated = rlplan.estimate(path)
     assert isinstance(estimated, ServingResult)
-    assert estimated.served.memory == served_of(job).memory
+    assert estimated.served.memory == serve_job(job).memory
     if kind in LOADED:
         simulated = rlplan.simulate(path)
         assert isinstance(simulated, ServingResult)
-        assert simulated.load == load_of(job)
+        assert simulated.load == simulate_load(job)
 
 
 def test_a_count_of_parameters_is_of_the_model_that_the_job_loads() -> None:

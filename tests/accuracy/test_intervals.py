@@ -15,11 +15,11 @@ from rlplan.accuracy.intervals import (
     LEAST_OTHERS,
     Residual,
     assign_strata,
+    compute_errors,
     find_factor,
+    find_source,
     list_residuals,
-    measured_errors,
     share_inside,
-    source_of,
 )
 from rlplan.accuracy.points import Measured, MeasuredPoint
 from rlplan.planner.measured_errors import LEAST_POINTS, UNKNOWN_FACTOR, Stratum, all_errors
@@ -70,11 +70,11 @@ def test_fewer_than_fifteen_points_or_hardly_more_than_one_source_give_no_interv
     lonely = residuals(("a", 1.0, 40), ("b", 1.0, LEAST_OTHERS - 1))
     enough = residuals(("a", 1.0, 40), ("b", 1.0, LEAST_OTHERS))
     for points in (few, lonely):
-        [error] = measured_errors(points)
+        [error] = compute_errors(points)
         assert not error.is_known
         assert error.factor == UNKNOWN_FACTOR
         assert error.words.startswith("unknown, take a factor of 2")
-    assert all(error.is_known for error in measured_errors(enough))
+    assert all(error.is_known for error in compute_errors(enough))
 
 
 def make_comparison(point: MeasuredPoint, predicted: float, error: float) -> Comparison:
@@ -102,7 +102,7 @@ def test_a_source_is_a_repository_or_of_a_table_of_many_machines_a_model_on_a_gp
     def source(address: str) -> str:
         fields = {"id": "a", "kind": "train_peak", "model": "m", "gpu": "g", "source": address}
         point = MeasuredPoint.model_validate(fields | {"measured": {"value": 1.0, "unit": "GiB"}})
-        return source_of(point, make_comparison(point, 1.0, 0.0))
+        return find_source(point, make_comparison(point, 1.0, 0.0))
 
     assert source("https://github.com/o/n/issues/1") == source("https://github.com/o/n/blob/main/x.md") == "o/n"
     assert source("https://github.com/AgileRL/AgileRL/blob/main/a.json") == "m on g"
@@ -115,7 +115,7 @@ def published_residuals() -> tuple[Residual, ...]:
 
 
 def test_the_kept_intervals_are_those_of_the_published_points() -> None:
-    assert all_errors() == measured_errors(published_residuals()), "run `make accuracy`"
+    assert all_errors() == compute_errors(published_residuals()), "run `make accuracy`"
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rlplan.accuracy.compare import AccuracyReport, PairSummary, compare_point, load_predictors
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import job_of, load_of
+from rlplan.accuracy.predict import job_of, simulate_load
 from rlplan.accuracy.serving_points import latency_job
 from rlplan.planner.serving import ServedLoad, ServingJob
 from tests.accuracy.bundled import bundled_report
@@ -85,7 +85,7 @@ def make_server(asked: MeasuredPoint) -> ServingJob:
 
 
 def load_of_point(asked: MeasuredPoint) -> ServedLoad:
-    return load_of(latency_job(asked))
+    return simulate_load(latency_job(asked))
 
 
 @pytest.mark.parametrize(

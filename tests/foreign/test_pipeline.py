@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, check, imported_job
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
 from rlplan.planner.executable import check_fits
@@ -15,7 +15,7 @@ from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
 from rlplan.planner.search import best_plan
 from rlplan.spec.files.job_file import job_from
-from tests.foreign.export.plans import ASKED, STARTED, plan_of
+from tests.foreign.export.plans import ASKED, STARTED, make_plan
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 MEGATRON = "actor_rollout_ref.actor.megatron."
@@ -38,8 +38,8 @@ OFFLOADED = ("training.backend=megatron", "training.offloads_optimizer=true")
 @pytest.mark.parametrize(("tp", "ep", "etp"), [(4, 1, 4), (2, 4, 1), (2, 2, 2), (1, 8, 1)])
 def test_a_stack_cuts_experts_as_the_plan_counts_them(stack: str, tp: int, ep: int, etp: int, tmp_path: Path) -> None:
     overrides = (f"training.etp={etp}",) if etp != (1 if ep > 1 else tp) else ()
-    plan = plan_of(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *overrides, model=MIXTURE)
-    written = exported(plan, stack).settings
+    plan = make_plan(*ASKED[stack], *OFFLOADED, f"training.tp={tp}", f"training.ep={ep}", *overrides, model=MIXTURE)
+    written = export_plan(plan, stack).settings
     assert (written.get(EXPERTS[stack], DEFAULT[stack]) or tp) == plan.choice.trainer.expert_tp == etp
     write_export(plan, stack, tmp_path)
     _, job = imported_job(read_source(tmp_path / STARTED[stack], None), Asked("8xH100"))
@@ -78,7 +78,7 @@ def test_whole_experts_on_every_rank_take_their_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "last"), [("Qwen/Qwen3-235B-A22B", 4), ("deepseek-ai/DeepSeek-V3", 1)])
 def test_layers_that_do_not_divide_are_said_with_the_last_stage(stack: str, model: str, last: int) -> None:
     """94 = 15 x 6 + 4 and 61 = 15 x 4 + 1 layers on 16 stages."""
-    assert exported(plan_stages(stack, model), stack).settings[LAST[stack]] == last
+    assert export_plan(plan_stages(stack, model), stack).settings[LAST[stack]] == last
 
 
 def plan_stages(stack: str, model: str, *more: str) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlplan.errors import NoFeasiblePlanError, SpecError
-from rlplan.foreign.check import Asked, Checked, check, check_fits, typed_options
+from rlplan.foreign.check import Asked, Checked, check, check_fits, format_options
 from rlplan.foreign.source import read_source
 from rlplan.planner.plan_parts import Verdict
 from rlplan.spec.job_keys import job_keys
@@ -100,7 +100,7 @@ def test_each_remedy_gives_its_verdict_when_it_is_typed(name: str, tmp_path: Pat
     assert not answer.fits
     assert answer.changes
     for change in answer.changes:
-        words = shlex.split(typed_options(change.values))
+        words = shlex.split(format_options(change.values))
         assert words[::2] == ["--set"] * len(change.values)
         after = check_case(name, tmp_path, tuple(words[1::2]))
         assert after.fits, words
@@ -109,7 +109,7 @@ def test_each_remedy_gives_its_verdict_when_it_is_typed(name: str, tmp_path: Pat
         assert result.verdict is change.plan.verdict is Verdict.FITS
     with pytest.raises(NoFeasiblePlanError) as caught:
         check_fits(answer)
-    assert typed_options(answer.changes[0].values) in caught.value.way_out
+    assert format_options(answer.changes[0].values) in caught.value.way_out
     assert not find_our_keys(caught.value.way_out)
 
 

@@ -7,8 +7,8 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.convert import convert
-from rlplan.foreign.documents import flat
-from rlplan.foreign.settings import typed
+from rlplan.foreign.documents import flatten
+from rlplan.foreign.settings import parse_word
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
 from tests.foreign.scripts import verl_script
@@ -241,8 +241,8 @@ def test_an_unknown_source_is_refused_with_what_was_meant(tmp_path: Path) -> Non
     ],
 )
 def test_words_are_typed_as_upstream_types_them(word: str, value: object) -> None:
-    assert typed(word) == value
-    assert type(typed(word)) is type(value)
+    assert parse_word(word) == value
+    assert type(parse_word(word)) is type(value)
 
 
 def test_vllm_s_arguments_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_deepspeed_s_json_is_read_without_what_it_leaves_to_others(tmp_path: Pat
     settings = read_source(path, None)
     assert settings.table.title == "DeepSpeed"
     assert "train_batch_size" not in settings.given
-    values = flat(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
+    values = flatten(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
     assert (values["training.zero_stage"], values["training.offloads_optimizer"]) == (3, True)
     assert (values["algorithm.adam_beta2"], values["training.dtype"]) == (0.95, "bfloat16")
     assert "workload.mini_batch_size" not in values

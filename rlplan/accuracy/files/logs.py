@@ -51,7 +51,7 @@ _ARGUMENT_NAMES = _CONFIG_NAMES | {
 }
 
 
-def points_of_log(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
+def read_log_points(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
     """The start-up measurements of a log. Raises: SpecError for a log without any."""
     lines = [line[:MAX_LINE] for line in text.splitlines()]
     settings = _read_settings(lines)

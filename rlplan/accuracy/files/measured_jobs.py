@@ -59,7 +59,7 @@ class MeasuredJobs(Spec):
     jobs: tuple[MeasuredJob, ...]
 
 
-def points_of_jobs(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
+def read_job_points(text: str, path: Path) -> tuple[MeasuredPoint, ...]:
     """The points of a YAML file. Raises: SpecError."""
     data = parse_yaml(text, where=str(path), what="the file of measured jobs")
     jobs = validate(MeasuredJobs, data, file=str(path), way_out="each has id, job, measured and source").jobs

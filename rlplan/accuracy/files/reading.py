@@ -9,8 +9,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from rlplan.accuracy.files.logs import points_of_log
-from rlplan.accuracy.files.measured_jobs import points_of_jobs
+from rlplan.accuracy.files.logs import read_log_points
+from rlplan.accuracy.files.measured_jobs import read_job_points
 from rlplan.accuracy.files.profiling_rig import is_rig, points_of_rig
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
@@ -59,10 +59,10 @@ def _read_any_points(path: Path) -> tuple[MeasuredPoint, ...]:
     if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
         return _read_json_points(path)
     if suffix in (".yaml", ".yml"):
-        return points_of_jobs(text, path)
+        return read_job_points(text, path)
     if suffix == ".csv" or text.lstrip("\ufeff").startswith("id,"):
         return tuple(_read_latencies(text.lstrip("\ufeff"), path))
-    return points_of_log(text, path)
+    return read_log_points(text, path)
 
 
 def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:
@@ -118,7 +118,7 @@ def _make_latency(row: dict[str, str], column: str, path: Path, line: int) -> Me
 def _parse_number(text: str) -> int | float | str:
     """The number in a cell; the text for any other cell.
 
-    >>> _number("8"), _number("1.5"), _number("fp8")
+    >>> _parse_number("8"), _parse_number("1.5"), _parse_number("fp8")
     (8, 1.5, 'fp8')
     """
     for kind in (int, float):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import exp
 from typing import Any
 
-from rlplan.accuracy.named_models import policy_of
+from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
@@ -95,7 +95,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     prompt, lengths = _read_lengths(settings, reasons=REASONING.search(f"{point.model} {point.id}") is not None)
     axes = _read_axes(settings, backend, num_training)
     job: dict[str, Any] = {
-        "policy": policy_of(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
+        "policy": make_policy(point, longest=_read_max_prompt(settings, prompt) + lengths.longest),
         "algorithm": _make_algorithm(settings, text),
         "framework": framework,
         "hardware": _make_hardware(point, total),
@@ -115,7 +115,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     return job
 
 
-def num_steps_of(point: MeasuredPoint, num_rollouts: int) -> float:
+def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
     """Steps within the measured time: one, or those of a whole stage. Raises: CannotPredict."""
     settings = RunSettings(point)
     if not re.search(r"stage|epoch|run\b", point.measured.unit.lower()):

@@ -7,9 +7,9 @@ Left out: checkpoints, evaluation, rewards, the driver's time between phases.
 import re
 
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import phase_seconds, plan_of, seconds_of
+from rlplan.accuracy.predict import phase_seconds, plan_of, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.rl_steps.job import num_steps_of, rl_job
+from rlplan.accuracy.rl_steps.job import count_steps, rl_job
 from rlplan.planner.measured_errors import stratum_of
 
 
@@ -17,9 +17,9 @@ from rlplan.planner.measured_errors import stratum_of
 def predict_rl_step(point: MeasuredPoint) -> Prediction:
     """The time of a step or of a stage."""
     plan = plan_of(rl_job(point))
-    scale = num_steps_of(point, plan.job.workload.num_rollouts_per_step) / seconds_in(point.measured.unit)
+    scale = count_steps(point, plan.job.workload.num_rollouts_per_step) / parse_seconds(point.measured.unit)
     parts = {phase.value: seconds * scale for phase, seconds in phase_seconds(plan).items()}
-    return Prediction(seconds_of(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
+    return Prediction(predict_seconds(plan) * scale, parts=parts, stratum=stratum_of(plan, point.quantity))
 
 
 @predicts("rl_fits")
@@ -34,10 +34,10 @@ def predict_fit(point: MeasuredPoint) -> Prediction:
     return Prediction(plan.fit.value, is_right=plan.memory_fits == point.measured.value)
 
 
-def seconds_in(unit: str) -> float:
+def parse_seconds(unit: str) -> float:
     """Seconds of one unit. Raises: CannotPredict.
 
-    >>> seconds_in("hours for full stage"), seconds_in("s/step"), seconds_in("min")
+    >>> parse_seconds("hours for full stage"), parse_seconds("s/step"), parse_seconds("min")
     (3600.0, 1.0, 60.0)
     """
     word = unit.strip().lower()

@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from rlplan.accuracy.named_models import model_of, policy_of
+from rlplan.accuracy.named_models import make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import find_actions, plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, Refusal, predicts
@@ -68,7 +68,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
         placement["sync_bucket"] = 0
     total = training + (generation or 0)
     return {
-        "policy": policy_of(point),
+        "policy": make_policy(point),
         "algorithm": {"name": "grpo", "kl_coef": 0.0},
         "framework": "slime" if is_slime else "verl",
         "hardware": {

@@ -17,8 +17,8 @@ from rlplan.accuracy.predict import (
     find_actions,
     held_by_engine,
     held_on_device,
-    in_its_unit,
     plan_of,
+    predict_bytes,
 )
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
@@ -65,7 +65,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
             "attention_dp": 1,
             "has_expert_parallel": False,
             "shares_process": True,
-            "engine_version": version_of(settings),
+            "engine_version": find_version(settings),
             "sleep_level": 1,
             "gpu_memory_utilization": settings.number("gpu_memory_utilization", 0.3, high=1.0),
             "max_num_seqs": num_seqs,
@@ -84,7 +84,7 @@ def _add_usual_passes(point: MeasuredPoint) -> MeasuredPoint:
     return point.model_copy(update={"settings": point.settings | usual})
 
 
-def version_of(settings: RunSettings) -> str | None:
+def find_version(settings: RunSettings) -> str | None:
     """The engine's release, also from the setting `framework`: `under colocated vLLM 0.23.0`."""
     stated = settings.word("vllm", settings.word("vllm_version"))
     return stated or settings.word("framework").lower().rpartition("vllm")[2].strip().split(" ")[0].strip("(),") or None
@@ -100,7 +100,7 @@ def known_gpu(point: MeasuredPoint) -> GpuProfile:
     return gpu
 
 
-def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
+def predict_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: bool = False) -> Prediction:
     """NVML's memory of the GPU during actions, or after them (is_resident): all processes, and the driver's part."""
     run_phase: Literal["first", "steady"] = "first" if plan.job.workload.num_steps == 1 else "steady"
     moments = [
@@ -110,12 +110,12 @@ def by_nvml(point: MeasuredPoint, plan: Plan, *kinds: ActionKind, is_resident: b
         raise CannotPredict(f"a step of this job has no {kinds[0].value}")
     peak = max(moments, key=lambda sizes: sum(sizes.values()))
     driver = {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}
-    return in_its_unit(point, peak | driver, plan)
+    return predict_bytes(point, peak | driver, plan)
 
 
 def predict_update(point: MeasuredPoint) -> Prediction:
     """NVML's peak during an update, with the engine asleep."""
-    return by_nvml(point, plan_of(colocated_job(point)), *TRAINS)
+    return predict_nvml(point, plan_of(colocated_job(point)), *TRAINS)
 
 
 @predicts("sleeping_engine_residual", "rollout_peak")
@@ -125,4 +125,4 @@ def predict_engine(point: MeasuredPoint) -> Prediction:
     kind = ActionKind.SLEEP_ENGINE if is_asleep else ActionKind.GENERATE
     sizes = held_by_engine(plan, kind, is_resident=is_asleep)
     sizes[MemoryKind.CONTEXT] = sizes.get(MemoryKind.CONTEXT, 0) + context_of_process(plan)
-    return in_its_unit(point, sizes | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)
+    return predict_bytes(point, sizes | {MemoryKind.PROCESS: known_gpu(point).kept_by_driver}, plan)

@@ -7,7 +7,7 @@ job can express. Left out: bytes and seconds (predict.py).
 import re
 from typing import Any, cast
 
-from rlplan.accuracy.named_models import model_of, policy_of
+from rlplan.accuracy.named_models import make_policy, model_of
 from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.registry import CannotPredict
 from rlplan.accuracy.settings import gpu_of
@@ -35,7 +35,7 @@ from rlplan.accuracy.training.trainers import (
     TORCHTITAN,
     TORCHTUNE,
     Trainer,
-    trainer_of,
+    find_trainer,
 )
 from rlplan.accuracy.training.zero import read_stage, zero_keys
 from rlplan.spec.model import ModelSpec
@@ -108,7 +108,7 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
 
     has_passes: whether passes were measured, so that tokens and recomputation matter, and not only states.
     """
-    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
     _check_attention(settings, trainer, model)
     layout = Layout(settings)
     tokens, recomputed = Tokens(1, 2), cast("str | tuple[str, ...]", NONE)
@@ -137,16 +137,16 @@ def training_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str, 
     if (virtual := settings.degree(*VIRTUAL_STAGES)) > 1 and layout.pp > 1:
         training["virtual_stages"] = virtual
     return {
-        "policy": policy_of(point, longest=tokens.length),
+        "policy": make_policy(point, longest=tokens.length),
         "algorithm": "sft",
         "framework": "rlplan" if backend == "deepspeed" else trainer.framework,
-        "hardware": hardware_of(point, layout.num_ranks),
+        "hardware": make_hardware(point, layout.num_ranks),
         "workload": _make_workload(settings, trainer, layout, tokens),
         "training": training,
     }
 
 
-def hardware_of(point: MeasuredPoint, count: int) -> dict[str, Any]:
+def make_hardware(point: MeasuredPoint, count: int) -> dict[str, Any]:
     """The `hardware` of the point's job, with its stated power limit and hosts."""
     gpu, settings, text = gpu_of(point), RunSettings(point), (point.gpu or "").lower()
     if gpu is None:

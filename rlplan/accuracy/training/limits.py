@@ -9,7 +9,7 @@ from rlplan.accuracy.points import MeasuredPoint
 from rlplan.accuracy.predict import plan_of
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
-from rlplan.accuracy.training.job import hardware_of
+from rlplan.accuracy.training.job import make_hardware
 from rlplan.accuracy.training.settings import RunSettings, num_ranks
 from rlplan.spec.base import shorten
 from rlplan.spec.models.catalogue import find_model, load_catalogue
@@ -40,7 +40,7 @@ def _fits(point: MeasuredPoint, actor: str, critic: str) -> bool:
         "policy": actor,
         "algorithm": "ppo",
         "framework": "rlplan",
-        "hardware": hardware_of(point, 1),
+        "hardware": make_hardware(point, 1),
         "workload": {
             "num_prompts_per_step": 8,
             "num_samples_per_prompt": 1,

@@ -7,12 +7,12 @@ Left out: reading settings (job.py), an engine that sleeps in the same process (
 import re
 
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_between_steps, in_its_unit, peak_in_training, plan_of
+from rlplan.accuracy.predict import held_between_steps, peak_in_training, plan_of, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.settings import gpu_of
 from rlplan.accuracy.training.colocated import predict_update
 from rlplan.accuracy.training.job import training_job
-from rlplan.accuracy.training.trainers import AGILERL, trainer_of
+from rlplan.accuracy.training.trainers import AGILERL, find_trainer
 from rlplan.vocabulary import MemoryKind
 
 TYPICAL_RESERVED = re.compile(r"(?=.*\breserved\b).*\b(average|avg|mean|median|p\d\d)\b")
@@ -24,13 +24,13 @@ def predict_peak(point: MeasuredPoint) -> Prediction:
     """The peak of a training step on one GPU; a mean of logged values is the memory at the end of a step."""
     if TYPICAL_RESERVED.search(point.measured.unit.lower()):
         raise CannotPredict("reserved memory of typical batches depends on their lengths, which are not stated")
-    statistic = statistic_of(point)
-    if trainer_of(point) is AGILERL and statistic is Statistic.PROCESS:
+    statistic = find_statistic(point)
+    if find_trainer(point) is AGILERL and statistic is Statistic.PROCESS:
         return predict_update(point)
     if statistic is Statistic.PROCESS and gpu_of(point) is None:
         raise CannotPredict("the GPU is not known, and with it the context that nvidia-smi counts")
     plan = plan_of(training_job(point))
-    return in_its_unit(point, peak_in_training(plan, statistic), plan)
+    return predict_bytes(point, peak_in_training(plan, statistic), plan)
 
 
 @predicts("train_steady")
@@ -39,10 +39,10 @@ def predict_steady(point: MeasuredPoint) -> Prediction:
     plan = plan_of(training_job(point, has_passes=False))
     sizes = held_between_steps(plan, Statistic.ALLOCATED)
     sizes = {kind: size for kind, size in sizes.items() if kind is not MemoryKind.COMM_BUFFERS}
-    return in_its_unit(point, sizes, plan)
+    return predict_bytes(point, sizes, plan)
 
 
-def statistic_of(point: MeasuredPoint) -> Statistic:
+def find_statistic(point: MeasuredPoint) -> Statistic:
     """The measured statistic: from the unit, else the trainer's own."""
     stated = point.measured.statistic
-    return trainer_of(point).reports if stated is Statistic.UNSTATED else stated
+    return find_trainer(point).reports if stated is Statistic.UNSTATED else stated

@@ -5,11 +5,11 @@ In: a point of one pass on one GPU. Out: memory of the scorer in the plan of a G
 
 from typing import Any
 
-from rlplan.accuracy.named_models import policy_of
+from rlplan.accuracy.named_models import make_policy
 from rlplan.accuracy.points import MeasuredPoint, Statistic
-from rlplan.accuracy.predict import held_by_scorer, in_its_unit, plan_of
+from rlplan.accuracy.predict import held_by_scorer, plan_of, predict_bytes
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
-from rlplan.accuracy.training.job import hardware_of, stated_loss
+from rlplan.accuracy.training.job import make_hardware, stated_loss
 from rlplan.accuracy.training.settings import RunSettings, num_ranks, read_precision, read_tokens
 from rlplan.spec.base import shorten
 from rlplan.vocabulary import Role
@@ -37,7 +37,7 @@ def _predict(point: MeasuredPoint, *, is_resident: bool) -> Prediction:
     stated = point.measured.statistic
     statistic = Statistic.ALLOCATED if stated is Statistic.UNSTATED else stated
     plan = plan_of(score_job(point, role, has_passes=not is_resident))
-    return in_its_unit(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
+    return predict_bytes(point, held_by_scorer(plan, role, statistic, is_resident=is_resident), plan)
 
 
 def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> dict[str, Any]:
@@ -48,12 +48,12 @@ def score_job(point: MeasuredPoint, role: Role, *, has_passes: bool = True) -> d
         tokens = read_tokens(settings)
         sequences, length = tokens.sequences, tokens.length
     dtype = read_precision(settings, has_master=False).stored.value
-    policy = policy_of(point, longest=length)
+    policy = make_policy(point, longest=length)
     return {
         "policy": policy,
         "algorithm": {"name": "grpo", "kl_coef": 0.001 if role is Role.REFERENCE else 0.0},
         "framework": "rlplan",
-        "hardware": hardware_of(point, 1),
+        "hardware": make_hardware(point, 1),
         "workload": {
             "num_prompts_per_step": sequences,
             "num_samples_per_prompt": 2,

@@ -60,7 +60,7 @@ TECHNIQUES = (
 def _name_technique(word: str) -> str:
     """The name of a technique; the word itself for an unknown one.
 
-    >>> [_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
+    >>> [_name_technique(word) for word in ("activation_checkpointing", "fuse_optimizer_step_into_backward", "liger")]
     ['act_ckpt', 'optimizer_in_bwd', 'liger']
     """
     return next((name for pattern, name in TECHNIQUES if re.search(pattern, word)), word)
@@ -180,7 +180,7 @@ def read_recompute(settings: RunSettings, default: str | None, selective: str | 
             raise CannotPredict("whether activations are recomputed is not stated")
         settings.assume("recompute", default)
         return default
-    recomputed = recompute_of(settings.raw(key), key)
+    recomputed = parse_recompute(settings.raw(key), key)
     return selective if selective is not None and recomputed == ("core_attn",) else recomputed
 
 
@@ -197,12 +197,12 @@ def recomputed_modules(value: Any) -> tuple[str, ...]:
     return tuple(sorted(words)) if words <= frozenset(get_args(RecomputedModule)) else ()
 
 
-def recompute_of(value: Any, key: str = "recompute") -> Recomputed:
+def parse_recompute(value: Any, key: str = "recompute") -> Recomputed:
     """The recomputation policy of a trainer's words.
 
-    >>> [recompute_of(word) for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
+    >>> [parse_recompute(word) for word in (True, "selective(op)", "reentrant full", "none", "selective 2")]
     ['layers', 'selective', 'layers', 'none', 'every_other_layer']
-    >>> recompute_of("per-op SAC"), recompute_of("core_attn")  # torchtitan's, Megatron's
+    >>> parse_recompute("per-op SAC"), parse_recompute("core_attn")  # torchtitan's, Megatron's
     ('selective', ('core_attn',))
     """
     word = str(value).lower()

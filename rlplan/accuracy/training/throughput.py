@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplan.accuracy.named_models import model_of
 from rlplan.accuracy.points import MeasuredPoint
-from rlplan.accuracy.predict import plan_of, seconds_of
+from rlplan.accuracy.predict import plan_of, predict_seconds
 from rlplan.accuracy.registry import CannotPredict, Prediction, predicts
 from rlplan.accuracy.training.job import GLOBAL_BATCH, is_bridge, training_job
 from rlplan.accuracy.training.settings import (
@@ -20,7 +20,7 @@ from rlplan.accuracy.training.settings import (
     RunSettings,
     num_ranks,
 )
-from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, trainer_of
+from rlplan.accuracy.training.trainers import FOUNDRY, MEGATRON, PRIME_RL, TORCHTITAN, Trainer, find_trainer
 from rlplan.planner.answers.model_flops import model_flops, peak_flops_per_s
 from rlplan.planner.measured_errors import stratum_of
 from rlplan.planner.plan import Plan
@@ -41,18 +41,18 @@ GPUS_OF_A_HOST = 8
 def predict_throughput(point: MeasuredPoint) -> Prediction:
     """Throughput of a published training run."""
     plan = plan_of(step_job(point))
-    value = in_unit(point.measured.unit, plan, seconds_of(plan))
+    value = in_unit(point.measured.unit, plan, predict_seconds(plan))
     return Prediction(value, stratum=stratum_of(plan, point.quantity))
 
 
 def step_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a timed step. Raises: CannotPredict where a setting that decides the time is missing."""
-    point = with_usual(point)
-    if trainer_of(point) is PRIME_RL:
+    point = add_usual(point)
+    if find_trainer(point) is PRIME_RL:
         raise CannotPredict(
             "prime-rl's host waits for every layer and token, which no job and no framework profile says"
         )
-    settings, trainer, model = RunSettings(point), trainer_of(point), model_of(point)
+    settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
     job = training_job(point)
     training: dict[str, Any] = job["training"]
     stage = _read_zero_stage(settings, trainer)
@@ -92,7 +92,7 @@ def in_unit(unit: str, plan: Plan, seconds: float) -> float:
     raise CannotPredict(f"unit {unit!r} is no throughput that is known")
 
 
-def with_usual(point: MeasuredPoint) -> MeasuredPoint:
+def add_usual(point: MeasuredPoint) -> MeasuredPoint:
     """A point with assumed values for settings that throughput tables leave out.
 
     A pipeline's micro-batch is one sequence, and recomputation may stand in `mode`.
@@ -105,7 +105,7 @@ def with_usual(point: MeasuredPoint) -> MeasuredPoint:
         steps = read.first(ACCUMULATION)
         ranks = _count_ranks(read)
         usual["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
-    if read.first(SEQUENCE) is None and (length := trainer_of(point).length):
+    if read.first(SEQUENCE) is None and (length := find_trainer(point).length):
         usual["seq"] = length
     mode = str(read.raw("mode") or "").lower()
     if read.first(RECOMPUTE) is None and "recompute" in mode:

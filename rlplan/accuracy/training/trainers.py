@@ -166,11 +166,11 @@ TRAINERS = (
 )
 
 
-def trainer_of(point: MeasuredPoint) -> Trainer:
+def find_trainer(point: MeasuredPoint) -> Trainer:
     """The trainer that a point names, in its settings, else in its model, source or id.
 
     >>> measured = {"value": 1, "unit": "GiB"}
-    >>> trainer_of(MeasuredPoint(id="a", kind="train_peak", source="https://github.com/pytorch/torchtune",
+    >>> find_trainer(MeasuredPoint(id="a", kind="train_peak", source="https://github.com/pytorch/torchtune",
     ...     measured=measured)).name
     'torchtune'
     """

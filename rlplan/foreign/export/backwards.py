@@ -10,9 +10,9 @@ from math import prod
 from typing import Any
 
 from rlplan.errors import EmitError, RlplanError
-from rlplan.foreign.convert import MEMORY, SHARES, convert, first_of
-from rlplan.foreign.documents import flat
-from rlplan.foreign.engine_share import share_of, with_kv_cache
+from rlplan.foreign.convert import MEMORY, SHARES, convert, find_first
+from rlplan.foreign.documents import flatten
+from rlplan.foreign.engine_share import add_kv_cache, find_share
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
 from rlplan.foreign.pipeline import write_stages
 from rlplan.foreign.settings import Settings
@@ -79,7 +79,7 @@ def _count_nodes(num_devices: int, profile: str) -> int:
     return num_devices // node.num_gpus if isinstance(node, NodeProfile) else num_devices
 
 
-def exported(plan: Plan, target: str) -> Export:
+def export_plan(plan: Plan, target: str) -> Export:
     """The settings of a stack that express a plan. Raises: EmitError."""
     is_given = not plan.job.has_rollouts and f"{target}_given" in SOURCES
     table = load_table(f"{target}_given" if is_given else target)
@@ -150,7 +150,7 @@ def _list_unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> It
 def _list_defaults(plan: Plan) -> dict[str, Any]:
     """The job keys of a job with defaults only."""
     answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
-    return flat(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    return flatten(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
 
 
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
@@ -161,7 +161,7 @@ def _list_wanted(plan: Plan, table: Table) -> dict[str, Any]:
 
     Passes are sized in rollouts or in tokens, whichever the plan chose and the stack supports.
     """
-    wanted = {key: value for key, value in flat(plan.job.model_dump(mode="json")).items() if value is not None}
+    wanted = {key: value for key, value in flatten(plan.job.model_dump(mode="json")).items() if value is not None}
     wanted["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
     wanted |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
     wanted.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
@@ -237,7 +237,7 @@ def _add_key(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) 
     for _, index, written in sorted(candidates, key=lambda candidate: candidate[:2]):
         after = settings.with_values(written)
         after.ours.update({key: value for key, value in wanted.items() if key != ours})
-        back = first_of(after, ours, alternatives, [])
+        back = find_first(after, ours, alternatives, [])
         is_share = back is not None and back[1].convert in SHARES
         if is_share and back is not None and back[1].convert != alternatives[index].convert:
             continue  # vLLM's fraction and SGLang's cover different memory
@@ -290,7 +290,7 @@ def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[s
         word = current if current in words else next(iter(words), None)
         return {"true": True, "false": False}.get(word, word) if word is not None else None
     if row.convert in SHARES:
-        return share_of(plan, settings.table.vllm, is_static=row.convert == "static_share")
+        return find_share(plan, settings.table.vllm, is_static=row.convert == "static_share")
     if row.convert == "mebibytes":
         return int(value) >> 20
     if row.part:
@@ -337,7 +337,7 @@ def _add_hosts(settings: Settings, plan: Plan) -> Settings:
 def _count_hosts(num_gpus: int, most_on_each: int) -> int:
     """The fewest hosts with the same number of these GPUs on each.
 
-    >>> [_fewest_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
+    >>> [_count_hosts(num_gpus, 8) for num_gpus in (4, 12, 16)]
     [1, 2, 2]
     """
     return next(n for n in range(ceil_div(num_gpus, most_on_each), num_gpus + 1) if num_gpus % n == 0)
@@ -361,7 +361,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
         imported = convert(settings, hardware, None if "policy.path" in table.rows else plan.model_name)
         back = {entry.ours: entry.value for entry in imported.taken}
         if imported.share is not None and MEMORY in wanted:
-            there = with_kv_cache(plan.job, imported.share, table.vllm).rollout.kv_cache_memory
+            there = add_kv_cache(plan.job, imported.share, table.vllm).rollout.kv_cache_memory
             if abs(int(there) - wanted[MEMORY]) <= SAME_CACHE * wanted[MEMORY]:
                 back[MEMORY] = wanted[MEMORY]
     except RlplanError as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.export.backwards import Export, exported
-from rlplan.foreign.table import load_table, table_name
+from rlplan.foreign.export.backwards import Export, export_plan
+from rlplan.foreign.table import get_table_name, load_table
 from rlplan.planner.plan import Plan
 from rlplan.spec.base import writing
 from rlplan.spec.files.job_file import changed
@@ -89,10 +89,10 @@ def _find_shape_file(model: str, files: Sequence[str]) -> str:
     """The file of a model's shape, by the model's name; empty where no file is certain.
 
     >>> files = ("qwen3-4B", "qwen3-4B-Instruct-2507", "llama3.1-8B-Instruct")
-    >>> [_shape_file(name, files) for name in ("Qwen/Qwen3-4B-Base", "Qwen/Qwen3-4B-Instruct-2507")]
+    >>> [_find_shape_file(name, files) for name in ("Qwen/Qwen3-4B-Base", "Qwen/Qwen3-4B-Instruct-2507")]
     ['qwen3-4B', 'qwen3-4B-Instruct-2507']
-    >>> _shape_file("meta-llama/Llama-3.1-8B-Instruct", files), _shape_file("Qwen/Qwen3-4B-Thinking-2507", files)
-    ('llama3.1-8B-Instruct', '')
+    >>> [_find_shape_file(name, files) for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-4B-Thinking-2507")]
+    ['llama3.1-8B-Instruct', '']
     """
 
     def plain(name: str) -> str:
@@ -104,7 +104,7 @@ def _find_shape_file(model: str, files: Sequence[str]) -> str:
 
 
 def _dump_yaml(settings: dict[str, Any]) -> str:
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in nested(settings).items())
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in nest(settings).items())
 
 
 def _write_nemo_rl(export: Export) -> dict[str, str]:
@@ -154,7 +154,7 @@ def _dash(key: str) -> str:
 
 
 def _write_deepspeed(export: Export) -> dict[str, str]:
-    return {"deepspeed.json": json.dumps(nested(export.settings), indent=1) + "\n"}
+    return {"deepspeed.json": json.dumps(nest(export.settings), indent=1) + "\n"}
 
 
 _FORMS = {
@@ -188,10 +188,10 @@ TARGETS = tuple(_FORMS)
 """Stacks that a plan can be exported to."""
 
 
-def nested(settings: dict[str, Any]) -> dict[str, Any]:
+def nest(settings: dict[str, Any]) -> dict[str, Any]:
     """Dotted keys as mappings, numbered ones as lists.
 
-    >>> nested({"a.b": 1, "a.c.0": 2, "a.c.1": 3})
+    >>> nest({"a.b": 1, "a.c.0": 2, "a.c.1": 3})
     {'a': {'b': 1, 'c': [2, 3]}}
     """
     tree: dict[str, Any] = {}
@@ -220,14 +220,14 @@ def for_stack(job: JobSpec, stack: str) -> JobSpec:
 def check_stack(target: str, others: Sequence[str] = ()) -> str:
     """The name of a stack's table. others: further targets for the message. Raises: SpecError."""
     known = (*TARGETS, *others)
-    if table_name(target) not in TARGETS:
+    if get_table_name(target) not in TARGETS:
         raise SpecError(
             f"'{target}' is no stack that a plan can be exported to",
             where="command line: --target",
-            rule=f"one of {', '.join(known)}.{did_you_mean(table_name(target), known)}",
+            rule=f"one of {', '.join(known)}.{did_you_mean(get_table_name(target), known)}",
             way_out="leave it out for rlplan's own bundle",
         )
-    return table_name(target)
+    return get_table_name(target)
 
 
 class Rendered(NamedTuple):
@@ -241,7 +241,7 @@ class Rendered(NamedTuple):
 def render_export(plan: Plan, target: str) -> Rendered:
     """The texts of the files that start a stack, and of their README. Raises: EmitError, SpecError."""
     stack = check_stack(target)
-    export = exported(plan, stack)
+    export = export_plan(plan, stack)
     form = _TRL_GIVEN if "trainer" in export.settings else _FORMS[stack]
     form = _VERL_AHEAD if export.settings.get("actor_rollout_ref.hybrid_engine") is False else form
     return Rendered(export, {**form.files(export), "README.md": _write_readme(plan, export, form)})

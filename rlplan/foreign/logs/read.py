@@ -58,7 +58,7 @@ class Stack(NamedTuple):
 
 
 @cache
-def stacks() -> tuple[Stack, ...]:
+def load_stacks() -> tuple[Stack, ...]:
     """The stacks with known metric names (names.yaml)."""
     path = Path(__file__).with_name("names.yaml")
     table = parse_yaml(path.read_text("utf-8"), where=str(path), what="names of metrics")
@@ -89,7 +89,7 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
         raise _refuse(path, "the log has no rows", rule, "name the log of a run that has made steps")
     names = {name for row in rows for name in row}
-    stack = max(stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
+    stack = max(load_stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
     meanings = {
         name: (meaning, 1.0)
         for name, meaning in stack.meanings.items()
@@ -246,14 +246,14 @@ def _check_units(medians: Mapping[str, float], path: Path) -> None:
 
 
 def _refuse_unknown_fields(path: Path, names: set[str]) -> SpecError:
-    known = [name for stack in stacks() for name in stack.meanings]
+    known = [name for stack in load_stacks() for name in stack.meanings]
     timers = sorted(name for name in names if _TIME_LIKE.search(name))
     near = "".join(sorted({did_you_mean(name, known) for name in timers[:20]}))
     first = timers[0] if timers else "gen_time"
     return _refuse(
         path,
         f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
-        f"metrics of {', '.join(stack.name for stack in stacks())}.{near}",
+        f"metrics of {', '.join(stack.name for stack in load_stacks())}.{near}",
         f"say what a field means and its unit: --field rollout={first}:s",
     )
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlplan.foreign.python.unsloth import is_unsloth, loaded
-from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, is_made, name_of, num_parts, text_of
-from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.unknown import is_known, shown, unknown
+from rlplan.foreign.python.unsloth import add_default, is_unsloth
+from rlplan.foreign.python.values import MAX_ITEMS, MAX_WORK, Made, Values, count_parts, get_name, get_source, is_made
+from rlplan.foreign.settings import Given, parse_word
+from rlplan.foreign.unknown import is_known, mark_unknown, strip_marks
 
 MAX_DEPTH, MAX_CALLS = 8, 1_000
 """Nesting and number of calls of the script's own functions: a script may recurse without end."""
@@ -99,19 +99,19 @@ class Calls(Values):
 
     def call(self, node: ast.Call) -> Any:
         """The value of a call; trainers and configurations are recorded."""
-        name = self.aliases.get(name_of(node.func), name_of(node.func))
+        name = self.aliases.get(get_name(node.func), get_name(node.func))
         own = self.value(node.func) if isinstance(node.func, ast.Name) else None
         if isinstance(own, Function):
             return self.call_function(own, node)
         if isinstance(own, OwnClass):
             return self._create_object(own, node)
-        if name == "from_pretrained" and text_of(node.func).startswith("PeftModel"):
+        if name == "from_pretrained" and get_source(node.func).startswith("PeftModel"):
             model = self.value(node.args[0]) if node.args else None
             lora = Given(Made("LoraConfig"), self.place(node))
             return Made(name, (dict(model.given) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
             instance = self._record(name, node)
-            return loaded(instance, self.place(node)) if is_unsloth(text_of(node.func)) else instance
+            return add_default(instance, self.place(node)) if is_unsloth(get_source(node.func)) else instance
         if name == "get_peft_model":
             wrapped = self._record(name, node)
             model = wrapped.of("model")
@@ -144,13 +144,13 @@ class Calls(Values):
         if isinstance(owner, Made) and isinstance(key, str) and is_known(key):
             self.give(owner, key, Given(self.value(node.args[2]), self.place(node)))
         elif isinstance(owner, Made):
-            self.notes.append(f"{self.place(node)}: what {text_of(node)} sets is known only at run time")
+            self.notes.append(f"{self.place(node)}: what {get_source(node)} sets is known only at run time")
 
     def give(self, owner: Made, key: str, entry: Given) -> None:
         """Set an attribute, unless the object would then contain itself."""
         before = dict(owner.given)
         owner.given[key] = entry
-        if num_parts(owner) > MAX_ITEMS:
+        if count_parts(owner) > MAX_ITEMS:
             owner.given = before
 
     def _call_method(self, node: ast.Call, name: str) -> Any:
@@ -158,11 +158,11 @@ class Calls(Values):
         assert isinstance(node.func, ast.Attribute), "a method"
         owner = self.value(node.func.value)
         if is_made(owner, _ENDS) and name.startswith("set_"):
-            self.notes.append(f"{self.place(node)}: what {text_of(node)[:80]} sets is not read")
+            self.notes.append(f"{self.place(node)}: what {get_source(node)[:80]} sets is not read")
         own = owner.own if isinstance(owner, Made) else owner
         if not isinstance(own, OwnClass) or name not in own.methods:
             return None
-        marks = {name_of(decorator) for decorator in own.methods[name].decorator_list}
+        marks = {get_name(decorator) for decorator in own.methods[name].decorator_list}
         first = [] if "staticmethod" in marks or (owner is own and "classmethod" not in marks) else [owner]
         return self.call_function(Function(own.methods[name]), node, first)
 
@@ -193,7 +193,7 @@ class Calls(Values):
             elif isinstance(more := self.value(keyword.value), dict):
                 entries |= {str(key): Given(value, place) for key, value in more.items()}
             else:
-                self.notes.append(f"{place}: what **{text_of(keyword.value)} gives {name} is known only at run time")
+                self.notes.append(f"{place}: what **{get_source(keyword.value)} gives {name} is known only at run time")
         instance = Made(name, entries, node.lineno, own)
         self.made.append(instance)
         if name.endswith("Trainer") and self.spent <= MAX_WORK:
@@ -202,7 +202,7 @@ class Calls(Values):
 
     def default(self, node: ast.expr) -> Any:
         """The default of a dataclass field, also within `field(...)`."""
-        if isinstance(node, ast.Call) and name_of(node.func) == "field":
+        if isinstance(node, ast.Call) and get_name(node.func) == "field":
             parts = {keyword.arg: keyword.value for keyword in node.keywords}
             factory = parts.get("default_factory")
             node = (
@@ -223,7 +223,7 @@ class Calls(Values):
             )
             listed = self.value(classes)
             names = [
-                item.name if isinstance(item, OwnClass) else shown(str(item)).rpartition(".")[2]
+                item.name if isinstance(item, OwnClass) else strip_marks(str(item)).rpartition(".")[2]
                 for item in (listed if isinstance(listed, list) else [listed])
             ]
             return Made("ClassParser", {class_name: Given(None, "") for class_name in names})
@@ -255,7 +255,7 @@ class Calls(Values):
             for outside in self.outside:
                 if outside.rpartition(".")[2] == key:
                     self.used.add(outside)
-                    instance.given[key] = Given(typed(self.outside[outside]), f"--set {outside}")
+                    instance.given[key] = Given(parse_word(self.outside[outside]), f"--set {outside}")
         self.made.append(instance)
         return instance
 
@@ -272,7 +272,7 @@ class Calls(Values):
             if "default" in words or switch is not None or not words.get("required"):
                 value = words.get("default", switch)
                 is_text = isinstance(value, str) and is_known(value) and "type" in words
-                parser.given[option] = Given(typed(str(value)) if is_text else value, self.place(node))
+                parser.given[option] = Given(parse_word(str(value)) if is_text else value, self.place(node))
             return ""
         if name == "set_defaults":
             parser.given.update({key: Given(value, self.place(node)) for key, value in self.keywords(node).items()})
@@ -285,8 +285,8 @@ class Calls(Values):
             option, switch = self.flags.get(last, (last, None))
             if option in entries or "." not in outside:
                 self.used |= {outside} if option in entries else set()
-                is_switched = switch is not None and typed(text) is True
-                entries[option] = Given(switch if is_switched else typed(text), f"--set {outside}")
+                is_switched = switch is not None and parse_word(text) is True
+                entries[option] = Given(switch if is_switched else parse_word(text), f"--set {outside}")
         parsed = Made("Namespace", entries)
         return [parsed, []] if name == "parse_known_args" else parsed
 
@@ -302,7 +302,7 @@ class Calls(Values):
                 is_switch = not separator and (after is None or str(after).startswith("--"))
                 text = value if separator else str(after)
                 option, switch = self.flags.get(flag.replace("-", "_"), (flag.replace("-", "_"), None))
-                flag_value = (True if switch is None else switch) if is_switch else typed(text)
+                flag_value = (True if switch is None else switch) if is_switch else parse_word(text)
                 entries[option] = Given(flag_value, self.place(node))
         return entries
 
@@ -314,7 +314,7 @@ class Calls(Values):
         self.functions[function.node] = True
         self.num_calls += 1
         if self.depth >= MAX_DEPTH or self.num_calls > MAX_CALLS:
-            return unknown(function.node.name)
+            return mark_unknown(function.node.name)
         outer, shared, perhaps = self.names, self.shared, self.perhaps
         if self.depth == 0:
             self.module = outer
@@ -334,7 +334,7 @@ class Calls(Values):
         if any(type(value) is not type(result) or value != result for value in self.perhaps) and not isinstance(
             result, Made
         ):
-            result = unknown(f"{function.node.name}()")
+            result = mark_unknown(f"{function.node.name}()")
         self.names, self.shared, self.perhaps = outer, shared, perhaps
         self.module.update(shared_values)
         self.names.update(shared_values)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.text import parsed
-from rlplan.foreign.python.unsloth import LOADED, SHARED, keys_of
-from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, is_made, name_of
+from rlplan.foreign.python.text import parse_file
+from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
+from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made
 from rlplan.foreign.settings import Given
-from rlplan.foreign.table import given_trainers, load_table
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.table import list_given_trainers, load_table
+from rlplan.foreign.unknown import is_known, strip_marks
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig, with the names of ModelConfig's flags."""
@@ -53,7 +53,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     gave the Python file itself. Raises: SpecError for a file that is not Python; without flags also for a `--set` name
     that the script lacks (the reader of a shell script checks its own names).
     """
-    tree = parsed(path)
+    tree = parse_file(path)
     script = Script(tree, path.name, {**(flags or {}), **outside})
     if script.spent > MAX_WORK and not script.followed_to and _names_a_trainer(tree):
         raise SpecError(
@@ -80,7 +80,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
 
 def _names_a_trainer(tree: ast.Module) -> bool:
     """Whether a script's text calls a trainer or its configuration."""
-    names = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = {get_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     ends = ("Trainer", "Config")
     return any(
         name.endswith(ends) and _is_known_trainer(name.removesuffix("Trainer").removesuffix("Config")) for name in names
@@ -88,7 +88,7 @@ def _names_a_trainer(tree: ast.Module) -> bool:
 
 
 def _is_known_trainer(kind: str) -> bool:
-    return kind == _ONLINE or kind.lower() in given_trainers()
+    return kind == _ONLINE or kind.lower() in list_given_trainers()
 
 
 _SETTINGS = ("Config", "TrainingArguments")
@@ -146,7 +146,9 @@ def _choose_trainer(script: Script) -> tuple[Made | None, Made | None, list[str]
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
     config = trainer.of("args") if trainer else None
     if trainer and config is not None and not is_made(config, _SETTINGS):
-        words = shown(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
+        words = (
+            strip_marks(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
+        )
         notes.append(f"the trainer's configuration, {words}, is known only at run time")
     if not is_made(config, _SETTINGS):
         of_kind = [candidate for candidate in configs if not kind or candidate.name == f"{kind}Config"]
@@ -172,7 +174,7 @@ def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> 
     first = trainer or config
     if first is not None:
         kind = first.name.removesuffix("Trainer").removesuffix("Config").lower()
-        if kind in given_trainers():
+        if kind in list_given_trainers():
             yield "trainer", Given(kind, f"{script.file}:{first.line}")
     for instance in script.made:
         if instance.name == "ModelConfig":
@@ -198,7 +200,7 @@ def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
         return
     yield from _convert_model(model)
     if is_made(model.value, LOADED):
-        yield from keys_of(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
+        yield from list_keys(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
     if "quantization_config" in trainer.given and not is_made(model.value, "from_pretrained"):
         yield from _convert_quantization(trainer.given["quantization_config"])
 
@@ -206,7 +208,7 @@ def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
 def _flatten_object(instance: Made) -> Iterator[tuple[str, Given]]:
     for key, entry in instance.given.items():
         if isinstance(entry.value, dict):
-            for inner, value in flat(entry.value).items():
+            for inner, value in flatten(entry.value).items():
                 yield from _convert_entry(f"{key}.{inner}", Given(value, entry.place))
         else:
             yield from _convert_entry(key, entry)
@@ -231,14 +233,14 @@ def _convert_quantization(entry: Given) -> Iterator[tuple[str, Given]]:
         yield from ((key, config.given[key]) for key in _BITS if key in config.given)
     elif isinstance(config, Made):
         yield "quantization_config", Given(config.name, entry.place)
-    elif isinstance(config, str) and shown(config).partition("(")[0] not in _BY_FLAGS:
+    elif isinstance(config, str) and strip_marks(config).partition("(")[0] not in _BY_FLAGS:
         yield _BITS[0], entry
 
 
 def _convert_model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
     """Keys of a model that is a name or a call of `from_pretrained`."""
     model = entry.value
-    if isinstance(model, str) and (is_known(model) or shown(model).rpartition(".")[2] not in _MODEL_KEYS):
+    if isinstance(model, str) and (is_known(model) or strip_marks(model).rpartition(".")[2] not in _MODEL_KEYS):
         yield "model_name_or_path", entry
     if not is_made(model, "from_pretrained") or depth > MAX_NESTED:
         return
@@ -269,5 +271,5 @@ def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
         usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
         for key, entry in (usual | value.given).items():
             yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
-    elif not (isinstance(value, str) and shown(value).partition("(")[0] in _BY_FLAGS):
+    elif not (isinstance(value, str) and strip_marks(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

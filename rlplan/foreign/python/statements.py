@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from rlplan.foreign.python.calls import Calls, Function, OwnClass, ReturnError
-from rlplan.foreign.python.values import LONG, MAX_WORK, Made, is_made, name_of, text_of
-from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.unknown import is_known, unknown
+from rlplan.foreign.python.values import LONG, MAX_WORK, Made, get_name, get_source, is_made
+from rlplan.foreign.settings import Given, parse_word
+from rlplan.foreign.unknown import is_known, mark_unknown
 
 _USUAL = ("main", "train", "run")
 """Functions that a command line usually calls; they are followed before others."""
@@ -64,7 +64,7 @@ class _Objects:
             instance.given = dict(branches[-1])
             for key in {key for branch in branches for key in branch}:
                 if _differ([branch[key].value if key in branch else _NOTHING for branch in branches]):
-                    instance.given[key] = Given(unknown(key), place)
+                    instance.given[key] = Given(mark_unknown(key), place)
 
 
 class _EndError(Exception):
@@ -121,7 +121,7 @@ class Script(Calls):
             case ast.If():
                 test = self.truth(node.test)
                 if test is None:
-                    self._follow_either([node.orelse, node.body], f"whether {text_of(node.test)} holds", node)
+                    self._follow_either([node.orelse, node.body], f"whether {get_source(node.test)} holds", node)
                 else:
                     self.run(node.body if test else node.orelse)
             case ast.Match():
@@ -158,8 +158,8 @@ class Script(Calls):
         iterable = self.value(node.iter)
         items = list(iterable) if isinstance(iterable, dict | list) else None
         if items is None or self.passes + len(items) > MAX_PASSES:
-            self._assign(node.target, unknown(text_of(node.target)))
-            self._follow_either([[], node.body], f"what {text_of(node.iter)} holds", node)
+            self._assign(node.target, mark_unknown(get_source(node.target)))
+            self._follow_either([[], node.body], f"what {get_source(node.iter)} holds", node)
             return
         self.passes += len(items)
         for item in items:
@@ -182,13 +182,13 @@ class Script(Calls):
             self.passes += 1
             if self._run_iteration(node.body):
                 return
-        self._follow_either([[], node.body], f"whether {text_of(node.test)} holds", node)
+        self._follow_either([[], node.body], f"whether {get_source(node.test)} holds", node)
 
     def _follow_match(self, node: ast.Match) -> None:
         """The matching case, among values and `_`; all cases where the match is known only at run time."""
         subject = self.value(node.subject)
         if isinstance(subject, str) and not is_known(subject):
-            self._follow_either(_list_case_bodies(node), f"which case {text_of(node.subject)} is", node)
+            self._follow_either(_list_case_bodies(node), f"which case {get_source(node.subject)} is", node)
             return
         for case in node.cases:
             options = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
@@ -197,7 +197,7 @@ class Script(Calls):
             is_any = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
             guard = True if case.guard is None else self.truth(case.guard)
             if (len(values) < len(options) and not is_any) or guard is None:
-                self._follow_either(_list_case_bodies(node), f"which case {text_of(node.subject)} is", node)
+                self._follow_either(_list_case_bodies(node), f"which case {get_source(node.subject)} is", node)
                 return
             if (is_any or subject in values) and guard:
                 self.run(case.body)
@@ -227,14 +227,14 @@ class Script(Calls):
         for name in {key for names in after for key in names}:
             values = [names.get(name) for names in after]
             if not any(isinstance(value, Made) for value in values) and _differ(values):
-                self.names[name] = unknown(name)
+                self.names[name] = mark_unknown(name)
         objects.merge(self.place(node))
         if len(self.made) > num_made:
             read = "its first branch is read" if isinstance(node, ast.If | ast.Match) else "its body is read once"
             self.notes.append(f"{self.place(node)}: {what} is known only at run time; {read}")
         if returned and not after:
             same = all(value == returned[-1] for value in returned)
-            raise ReturnError(returned[-1] if same or isinstance(returned[-1], Made) else unknown(what))
+            raise ReturnError(returned[-1] if same or isinstance(returned[-1], Made) else mark_unknown(what))
         self.perhaps += returned
 
     def _assign(self, target: ast.expr, value: Any) -> None:
@@ -242,14 +242,14 @@ class Script(Calls):
             case ast.Name():
                 if target.id in self.outside:
                     self.used.add(target.id)
-                    value = typed(self.outside[target.id])
+                    value = parse_word(self.outside[target.id])
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
                 if is_made(value, "from_pretrained"):  # unsloth returns the model and a tokenizer
-                    value = [value, *(unknown(text_of(element)) for element in target.elts[1:])]
+                    value = [value, *(mark_unknown(get_source(element)) for element in target.elts[1:])]
                 parts = value if isinstance(value, list) and len(value) == len(target.elts) else None
                 for index, element in enumerate(target.elts):
-                    self._assign(element, unknown(text_of(element)) if parts is None else parts[index])
+                    self._assign(element, mark_unknown(get_source(element)) if parts is None else parts[index])
             case ast.Attribute():
                 owner = self.value(target.value)
                 if isinstance(owner, Made):
@@ -281,7 +281,7 @@ class Script(Calls):
             items: Any = owner
             items[key] = value
             if not self.takes(items):
-                items[key] = unknown(LONG)
+                items[key] = mark_unknown(LONG)
 
     def _delete(self, target: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -295,13 +295,13 @@ class Script(Calls):
         """Record a class: its fields with defaults, and its methods."""
         own_class = OwnClass(node.name, node.name, {}, {}, [])
         for parent in reversed(node.bases):
-            known = self.names.get(name_of(parent))
+            known = self.names.get(get_name(parent))
             if isinstance(known, OwnClass):
                 base = node.name if known.base == known.name else known.base
                 methods, defaults = own_class.methods | known.methods, own_class.defaults | known.defaults
                 own_class = OwnClass(node.name, base, defaults, methods, known.fields)
-            elif name_of(parent).endswith(("Config", "Trainer")):
-                base = self.aliases.get(name_of(parent), name_of(parent))
+            elif get_name(parent).endswith(("Config", "Trainer")):
+                base = self.aliases.get(get_name(parent), get_name(parent))
                 own_class = OwnClass(node.name, base, own_class.defaults, own_class.methods, own_class.fields)
         defaults, methods, fields = dict(own_class.defaults), dict(own_class.methods), list(own_class.fields)
         for statement in node.body:

@@ -14,7 +14,7 @@ from rlplan.reading import read_text
 _IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
 
 
-def parsed(path: Path) -> ast.Module:
+def parse_file(path: Path) -> ast.Module:
     """The syntax tree of a file. Raises: SpecError for a file that is not Python."""
     try:
         text = read_text(path, "the script")

@@ -27,14 +27,14 @@ def is_unsloth(text: str) -> bool:
     return _CLASS.fullmatch(text) is not None
 
 
-def loaded(made: Made, place: str) -> Made:
+def add_default(made: Made, place: str) -> Made:
     """The call with its default, a base model in 4 bits, unless an argument replaces it."""
     if made.given.keys().isdisjoint(_OTHERWISE):
         made.given["load_in_4bit"] = Given(True, place)
     return Made(LOADED, made.given, made.line, made.own)
 
 
-def keys_of(model: Made, *, is_online: bool) -> Iterator[tuple[str, Given]]:
+def list_keys(model: Made, *, is_online: bool) -> Iterator[tuple[str, Given]]:
     """TRL's keys for the call. is_online: whether the trainer generates rollouts."""
     if "max_seq_length" in model.given and not is_online:
         yield "max_seq_length", model.given["max_seq_length"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, TypeGuard
 
-from rlplan.foreign.settings import Given, typed
-from rlplan.foreign.unknown import is_known, unknown
+from rlplan.foreign.settings import Given, parse_word
+from rlplan.foreign.unknown import is_known, mark_unknown
 
 MAX_PARTS = 200
 """Nodes of one expression without containers: each may add a stack frame, and Python allows 1,000."""
@@ -116,19 +116,19 @@ class Values:
         """The value of an expression: a constant, a `Made`, or `unknown` with its text."""
         self.spent += 1
         if self.spent > MAX_WORK:
-            return unknown(LONG)
+            return mark_unknown(LONG)
         if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
-            return unknown(LONG)
+            return mark_unknown(LONG)
         try:
             value = self._value(node)
         except RecursionError:
-            return unknown(LONG)
+            return mark_unknown(LONG)
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, MemoryError):
-            return unknown(text_of(node))
+            return mark_unknown(get_source(node))
         is_large = isinstance(value, int) and abs(value) > MAX_NUMBER
         is_large = is_large or (isinstance(value, str) and len(value) > MAX_TEXT)
         is_large = is_large or (isinstance(value, float) and not isfinite(value))
-        return unknown(LONG) if is_large or not self._is_small(node, value) else value
+        return mark_unknown(LONG) if is_large or not self._is_small(node, value) else value
 
     def _is_small(self, node: ast.expr, value: Any) -> bool:
         """Whether a new value has few enough parts; values of names were counted when they were created."""
@@ -138,7 +138,7 @@ class Values:
 
     def takes(self, value: Any) -> bool:
         """Whether a value is small enough, and within the work limit."""
-        parts = num_parts(value)
+        parts = count_parts(value)
         self.spent += parts
         return parts <= MAX_ITEMS and self.spent <= MAX_WORK
 
@@ -160,7 +160,9 @@ class Values:
                 return self._evaluate_text(node)
             case ast.IfExp():
                 test = self.truth(node.test)
-                return unknown(text_of(node)) if test is None else self.value(node.body if test else node.orelse)
+                return (
+                    mark_unknown(get_source(node)) if test is None else self.value(node.body if test else node.orelse)
+                )
             case ast.Attribute():
                 return self._evaluate_attribute(node)
             case ast.Call():
@@ -178,22 +180,22 @@ class Values:
             case ast.UnaryOp():
                 if isinstance(node.op, ast.Not):
                     test = self.truth(node.operand)
-                    return unknown(text_of(node)) if test is None else not test
-                operand = known(self.value(node.operand))
+                    return mark_unknown(get_source(node)) if test is None else not test
+                operand = require_known(self.value(node.operand))
                 return -operand if isinstance(node.op, ast.USub) else operand
             case ast.BoolOp():
                 for part in node.values[:-1]:
                     test = self.truth(part)
                     if test is None:
-                        return unknown(text_of(node))
+                        return mark_unknown(get_source(node))
                     if test is isinstance(node.op, ast.Or):
                         return self.value(part)
                 return self.value(node.values[-1])
             case ast.BinOp():
-                return _combine(node.op, known(self.value(node.left)), known(self.value(node.right)))
+                return _combine(node.op, require_known(self.value(node.left)), require_known(self.value(node.right)))
             case ast.Compare(ops=[op], comparators=[other]):
-                return _COMPARED[type(op)](known(self.value(node.left)), known(self.value(other)))
-        return unknown(text_of(node))
+                return _COMPARED[type(op)](require_known(self.value(node.left)), require_known(self.value(other)))
+        return mark_unknown(get_source(node))
 
     def truth(self, node: ast.expr) -> bool | None:
         """Whether an expression is true; None where that is known only at run time."""
@@ -205,8 +207,8 @@ class Values:
     def _look_up_outside(self, name: str, node: ast.expr) -> Any:
         if name in self.outside:
             self.used.add(name)
-            return typed(self.outside[name])
-        return unknown(text_of(node))
+            return parse_word(self.outside[name])
+        return mark_unknown(get_source(node))
 
     def _evaluate_dict(self, node: ast.Dict) -> dict[Any, Any]:
         mapping: dict[Any, Any] = {}
@@ -214,14 +216,14 @@ class Values:
             if key is None:
                 mapping |= self.evaluate_mapping(value)
             else:
-                mapping[known(self.value(key))] = self.value(value)
+                mapping[require_known(self.value(key))] = self.value(value)
         return mapping
 
     def evaluate_mapping(self, node: ast.expr) -> dict[Any, Any]:
         """The mapping after `**`. Raises: ValueError where it is unknown."""
         mapping = self.value(node)
         if not isinstance(mapping, dict):
-            raise ValueError(text_of(node))
+            raise ValueError(get_source(node))
         return mapping
 
     def _evaluate_text(self, node: ast.JoinedStr) -> str:
@@ -230,7 +232,7 @@ class Values:
             if isinstance(part, ast.FormattedValue):
                 if part.format_spec is not None:
                     raise ValueError("a format")
-                value = known(self.value(part.value))
+                value = require_known(self.value(part.value))
                 if not isinstance(value, str | int | float):
                     raise ValueError("an object as text")
                 parts.append(str(value))
@@ -240,7 +242,7 @@ class Values:
 
     def _evaluate_attribute(self, node: ast.Attribute) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
-            return node.attr if node.value.id == "torch" else unknown(text_of(node))
+            return node.attr if node.value.id == "torch" else mark_unknown(get_source(node))
         owner = self.value(node.value)
         attributes = owner.given if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
         if node.attr in attributes:
@@ -253,11 +255,15 @@ class Values:
         if isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.environ":
             return self._look_up_outside(str(self.value(node.slice)), node)
         owner = self.value(node.value)
-        return owner[known(self.value(node.slice))] if isinstance(owner, dict | list) else unknown(text_of(node))
+        return (
+            owner[require_known(self.value(node.slice))]
+            if isinstance(owner, dict | list)
+            else mark_unknown(get_source(node))
+        )
 
     def call(self, node: ast.Call) -> Any:
         """The value of a call of a known library function."""
-        name, text = name_of(node.func), ast.unparse(node.func)
+        name, text = get_name(node.func), ast.unparse(node.func)
         if text in ("os.environ.get", "os.getenv"):
             variable = str(self.value(node.args[0]))
             if variable in self.outside or variable == "WORLD_SIZE" or len(node.args) < 2:
@@ -277,24 +283,24 @@ class Values:
                 more = self.value(node.args[0])
                 owner += [more] if name == "append" else more if isinstance(more, list) else []
                 if not self.takes(owner):
-                    owner[:] = [unknown(LONG)]
+                    owner[:] = [mark_unknown(LONG)]
                 return None
             if name in _UNCHANGED and isinstance(owner, Made):
                 return owner
-        return unknown(text_of(node))
+        return mark_unknown(get_source(node))
 
     def _call_builtin(self, node: ast.Call, name: str) -> Any:
         """The value of a call of a builtin; None for any other call."""
         if name == "range":
-            return list(range(*(min(int(known(self.value(argument))), MAX_ITEMS) for argument in node.args)))
+            return list(range(*(min(int(require_known(self.value(argument))), MAX_ITEMS) for argument in node.args)))
         if name == "dict":
             return (
                 self.keywords(node) if not node.args else {**self.evaluate_mapping(node.args[0]), **self.keywords(node)}
             )
         if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(known(self.value(argument)) for argument in node.args))
-        if name == "getattr" and text_of(node.args[0]) == "torch":  # a type by its name
-            return known(self.value(node.args[1]))
+            return _FUNCTIONS[name](*(require_known(self.value(argument)) for argument in node.args))
+        if name == "getattr" and get_source(node.args[0]) == "torch":  # a type by its name
+            return require_known(self.value(node.args[1]))
         if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
             return {key: entry.value for key, entry in owner.given.items()}
         return None
@@ -320,7 +326,7 @@ class Values:
         if name in ("items", "keys", "values", "copy"):
             result = getattr(owner, name)()
             return result if name == "copy" else [list(item) if isinstance(item, tuple) else item for item in result]
-        return getattr(owner, name)(*(known(arguments[0]), *arguments[1:]))
+        return getattr(owner, name)(*(require_known(arguments[0]), *arguments[1:]))
 
     def keywords(self, node: ast.Call) -> dict[str, Any]:
         """Keyword arguments of a call, including `**`. Raises: ValueError where those are unknown."""
@@ -347,7 +353,7 @@ def _combine(op: ast.operator, left: Any, right: Any) -> Any:
     return left**right
 
 
-def known(value: Any) -> Any:
+def require_known(value: Any) -> Any:
     """The value itself. Raises: ValueError for an unknown one."""
     if isinstance(value, str) and not is_known(value):
         raise ValueError(value)
@@ -357,7 +363,7 @@ def known(value: Any) -> Any:
 _OF_MAPPINGS = ("get", "pop", "setdefault", "update", "items", "keys", "values", "copy")
 
 
-def num_parts(value: Any) -> int:
+def count_parts(value: Any) -> int:
     """Parts of a value with all its content; more than MAX_ITEMS for a value that is too large or nested too deep.
 
     The limit on nesting stops at a value that contains itself.
@@ -382,7 +388,7 @@ def _has_container(node: ast.AST) -> bool:
     return any(isinstance(child, ast.Dict | ast.List | ast.Tuple | ast.keyword) for child in ast.walk(node))
 
 
-def text_of(node: ast.expr) -> str:
+def get_source(node: ast.expr) -> str:
     """The source of an expression, for messages."""
     try:
         return ast.unparse(node)[:200]
@@ -390,6 +396,6 @@ def text_of(node: ast.expr) -> str:
         return LONG
 
 
-def name_of(node: ast.expr) -> str:
+def get_name(node: ast.expr) -> str:
     """The last word of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

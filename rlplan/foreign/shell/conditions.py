@@ -8,7 +8,7 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.shell.words import UnknownError, Words, text_of
+from rlplan.foreign.shell.words import UnknownError, Words, get_text
 from rlplan.foreign.unknown import CLOSE, OPEN, is_known
 
 if TYPE_CHECKING:
@@ -20,32 +20,32 @@ _ARGUMENT = re.compile(rf"{OPEN}\$\{{?[1-9]\}}?{CLOSE}")
 
 def is_test(node: "Node") -> bool:
     """Whether a statement is only a test: `[ ... ]`, `[[ ... ]]` or `(( ... ))`."""
-    return node.type == "test_command" or (node.type == "compound_statement" and text_of(node).startswith("(("))
+    return node.type == "test_command" or (node.type == "compound_statement" and get_text(node).startswith("(("))
 
 
-def verdict_of(node: "Node", words: Words) -> bool | None:
+def evaluate_test(node: "Node", words: Words) -> bool | None:
     """The result of a test; None where it is known only at run time."""
     kind, children = node.type, node.named_children
     if kind == "compound_statement" and is_test(node) and len(children) == 1:
         return _evaluate_arithmetic(children[0], words)
     if kind in ("test_command", "parenthesized_expression", "compound_statement", "subshell") and len(children) == 1:
-        return verdict_of(children[0], words)
+        return evaluate_test(children[0], words)
     if kind == "negated_command" or (kind == "unary_expression" and node.children[0].type == "!"):
-        inner = verdict_of(children[-1], words)
+        inner = evaluate_test(children[-1], words)
         return None if inner is None else not inner
     if kind in ("list", "binary_expression") and len(node.children) == 3:
-        sign = text_of(node.children[1])
+        sign = get_text(node.children[1])
         if sign in ("&&", "||", "-a", "-o"):
-            pair = [verdict_of(node.children[0], words), verdict_of(node.children[2], words)]
+            pair = [evaluate_test(node.children[0], words), evaluate_test(node.children[2], words)]
             decisive = sign in ("||", "-o")
             return decisive if decisive in pair else None if None in pair else not decisive
         return _compare(node, sign, words)
-    if kind == "unary_expression" and text_of(node.children[0]) in ("-z", "-n"):
+    if kind == "unary_expression" and get_text(node.children[0]) in ("-z", "-n"):
         word = " ".join(words.fields(node.children[-1], quoted=True))
-        if text_of(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
+        if get_text(node.children[-1]).strip("\"'").startswith("$") and not is_known(word):
             word = ""  # an unset variable is empty
-        return bool(word) is (text_of(node.children[0]) == "-n")
-    return {"true": True, "false": False}.get(text_of(node))
+        return bool(word) is (get_text(node.children[0]) == "-n")
+    return {"true": True, "false": False}.get(get_text(node))
 
 
 def _evaluate_arithmetic(node: "Node", words: Words) -> bool | None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
-from rlplan.foreign.shell.conditions import is_test, verdict_of
-from rlplan.foreign.shell.started import RUN_BY, script_at, text_at
-from rlplan.foreign.shell.words import Value, Words, folder_word, text_of
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.shell.conditions import evaluate_test, is_test
+from rlplan.foreign.shell.started import RUN_BY, find_scripts, find_text
+from rlplan.foreign.shell.words import Value, Words, evaluate_path_command, get_text
+from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.reading import is_file, read_text
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class _Reader:
             case "while_statement" | "c_style_for_statement":
                 self._add_note(node, "a loop whose end is known only at run time was skipped")
             case "function_definition":
-                self.functions[text_of(node.named_children[0])] = node.named_children[-1]
+                self.functions[get_text(node.named_children[0])] = node.named_children[-1]
             case kind if kind in _BLOCKS:
                 for child in node.named_children:
                     self.run(child, depth + 1)
@@ -162,7 +162,7 @@ class _Reader:
 
     def _assign(self, node: "Node") -> None:
         name, value = node.named_children[0], node.named_children[1] if len(node.named_children) > 1 else None
-        key = text_of(name)
+        key = get_text(name)
         if key in self.outside:
             return  # the value from outside wins; in bash a script allows that with ${X:-default}
         expanded: Value = ""
@@ -185,7 +185,7 @@ class _Reader:
                 if child.type == "variable_assignment":
                     self._assign(child)
             return
-        started = next((at for at in script_at(words) if is_file(self._resolve(words[at]))), None)
+        started = next((at for at in find_scripts(words) if is_file(self._resolve(words[at]))), None)
         if words[0] in self.functions:
             self._run_with_arguments(words[1:], lambda: self.run(self.functions[words[0]], depth + 1))
         elif started is not None:
@@ -194,7 +194,7 @@ class _Reader:
             )
         elif words[0] in ("source", ".") and len(words) > 1:
             self._source_file(node, words[1], depth)
-        elif (at := text_at(words)) is not None:
+        elif (at := find_text(words)) is not None:
             self._run_text(words[at], places[at], depth)
         else:
             self.script.commands.append(Command(tuple(words), tuple(places)))
@@ -212,7 +212,7 @@ class _Reader:
         name = RUN_BY.get(word.rpartition("/")[2], "")
         text = self.words.variables.get(name, "")
         for child in node.named_children:
-            if child.type == "variable_assignment" and text_of(child.named_children[0]) == name:
+            if child.type == "variable_assignment" and get_text(child.named_children[0]) == name:
                 text = self.words.one(child.named_children[-1])
         return text if isinstance(text, str) else ""
 
@@ -246,8 +246,8 @@ class _Reader:
         parts = {child.type: child for child in redirect.named_children} if redirect is not None else {}
         if "heredoc_body" not in parts:
             return None
-        text = text_of(parts["heredoc_body"])
-        if text_of(parts["heredoc_start"])[:1] in ("'", '"', "\\"):
+        text = get_text(parts["heredoc_body"])
+        if get_text(parts["heredoc_start"])[:1] in ("'", '"', "\\"):
             return text
         quoted = text.replace('"', '\\"')
         parsed = self.parser.parse(f': "{quoted}"'.encode()).root_node.named_children[0].named_children[-1]
@@ -270,17 +270,17 @@ class _Reader:
         if is_known(word) and is_file(self._resolve(word)):
             self.source(self._resolve(word), depth + 1)
         else:
-            self._add_note(node, f"'{shown(word)}' is not beside the script and was not read")
+            self._add_note(node, f"'{strip_marks(word)}' is not beside the script and was not read")
 
     def _run_list(self, node: "Node", depth: int) -> None:
         """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""
         left, right = node.named_children[0], node.named_children[-1]
-        verdict = verdict_of(left, self.words)
+        verdict = evaluate_test(left, self.words)
         is_and = any(child.type == "&&" for child in node.children)
         if verdict is None and not is_test(left):
             self.run(left, depth + 1)
         elif verdict is None and right.type in _SETS:
-            self._add_note(left, f"taken as true, because it is known only at run time: {text_of(left)[:80]}")
+            self._add_note(left, f"taken as true, because it is known only at run time: {get_text(left)[:80]}")
         if (is_and and verdict is not False) or (not is_and and verdict is False):
             self.run(right, depth + 1)
 
@@ -306,9 +306,9 @@ class _Reader:
             self.run(child, depth + 1)
 
     def _decide(self, test: "Node") -> bool:
-        verdict = verdict_of(test, self.words)
+        verdict = evaluate_test(test, self.words)
         if verdict is None:
-            self._add_note(test, f"taken as false, because it is known only at run time: {text_of(test)[:80]}")
+            self._add_note(test, f"taken as false, because it is known only at run time: {get_text(test)[:80]}")
         return bool(verdict)
 
     def _run_case(self, node: "Node", depth: int) -> None:
@@ -325,12 +325,12 @@ class _Reader:
         *head, body = node.named_children
         values = [word for child in head[1:] for word in self.words.fields(child)]
         for value in values:
-            self.words.variables[text_of(head[0])] = value
+            self.words.variables[get_text(head[0])] = value
             self.run(body, depth + 1)
 
     def _substitute(self, node: "Node") -> str | None:
         """The text of a `$(...)` that only splits a path or computes a number; None for any other."""
-        words, source = None, text_of(node).strip()
+        words, source = None, get_text(node).strip()
         if source.startswith("$((") and source.endswith("))"):  # within ${X:-...} the grammar parses it as commands
             parsed = self.parser.parse(f": {source}".encode()).root_node.named_children[0].named_children[-1]
             return self.words.one(parsed) if parsed.type == "arithmetic_expansion" else None
@@ -340,7 +340,7 @@ class _Reader:
             argv, _ = self._expand_command(command)
             if argv and argv[0] == "pwd" and words is not None:
                 continue  # cd FOLDER && pwd
-            words = folder_word(argv, self.words.variables)
+            words = evaluate_path_command(argv, self.words.variables)
         return words
 
     def _add_note(self, node: "Node", text: str) -> None:

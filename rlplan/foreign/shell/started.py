@@ -9,10 +9,10 @@ STARTERS = ("bash", "sh", "exec", "time", "nohup")
 """Words before the name of a script that is started."""
 
 
-def text_at(words: list[str]) -> int | None:
+def find_text(words: list[str]) -> int | None:
     """Index of the text of `bash -c TEXT`, also after srun, docker or ssh; None without one.
 
-    >>> text_at(["srun", "-N", "1", "bash", "-lc", "echo 1"]), text_at(["bash", "run.sh"])
+    >>> find_text(["srun", "-N", "1", "bash", "-lc", "echo 1"]), find_text(["bash", "run.sh"])
     (5, None)
     """
     shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
@@ -20,11 +20,11 @@ def text_at(words: list[str]) -> int | None:
     return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
 
 
-def script_at(words: list[str]) -> list[int]:
+def find_scripts(words: list[str]) -> list[int]:
     """Indices where the name of another script may stand: first, or after words such as `bash` and their flags.
 
-    >>> script_at(["nohup", "bash", "-x", "inner.sh", "8"]), script_at(["./inner.sh"]), script_at(["echo", "a.sh"])
-    ([3], [0], [])
+    >>> [find_scripts(line.split()) for line in ("nohup bash -x inner.sh 8", "./inner.sh", "echo a.sh")]
+    [[3], [0], []]
     """
     at = next((at for at, word in enumerate(words) if word not in STARTERS and not word.startswith("-")), None)
     return [] if at is None or not (at or words[0].endswith(".sh")) else [at]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from rlplan.foreign.unknown import is_known, unknown
+from rlplan.foreign.unknown import is_known, mark_unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -42,7 +42,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 def _divide(a: int, b: int) -> int:
     """The quotient rounded towards zero, as in C.
 
-    >>> _quotient(-7, 2), _quotient((1 << 62) + 1, 3)
+    >>> _divide(-7, 2), _divide((1 << 62) + 1, 3)
     (-3, 1537228672809129301)
     """
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -52,7 +52,7 @@ class UnknownError(Exception):
     """Raised for a number that is known only at run time."""
 
 
-def text_of(node: "Node") -> str:
+def get_text(node: "Node") -> str:
     """The source of a node."""
     return (node.text or b"").decode("utf-8", "replace")
 
@@ -69,7 +69,7 @@ class Words:
 
     def fields(self, node: "Node", *, quoted: bool = False) -> list[str]:
         """The words that a node expands to: none, one, or one per element of an array."""
-        kind, source = node.type, text_of(node)
+        kind, source = node.type, get_text(node)
         if kind == "comment":
             return []
         if kind == "raw_string":
@@ -82,7 +82,7 @@ class Words:
             return _join([self.fields(child, quoted=quoted) for child in node.children])
         if kind == "command_substitution":
             text = self._substitute(node)
-            return [unknown(source) if text is None else text]
+            return [mark_unknown(source) if text is None else text]
         if kind in ("simple_expansion", "expansion", "arithmetic_expansion"):
             start = source.find("$")
             values = self._expand(node, source[start:])
@@ -90,7 +90,7 @@ class Words:
                 values = [part for value in values for part in (value.split() if is_known(value) else [value])]
             return _join([[source[:start]], values]) if source[:start].strip() or quoted else values
         if kind == "process_substitution":
-            return [unknown(source)]
+            return [mark_unknown(source)]
         return [_unescape(source)]
 
     def _expand_quoted(self, node: "Node") -> list[str]:
@@ -103,13 +103,13 @@ class Words:
                 continue
             parts.append([_unescape(source[at - start : child.start_byte - start].decode("utf-8", "replace"), True)])
             if child.type == "string_content":
-                parts.append([_unescape(text_of(child), True)])
+                parts.append([_unescape(get_text(child), True)])
             else:
                 parts.append(self.fields(child, quoted=True))
             at = child.end_byte
         tail = source[at - start : max(at - start, len(source) - 1)]
         parts.append([_unescape(tail.decode("utf-8", "replace"), True)])
-        arrays = [child for child in node.children if "[@]" in text_of(child) or text_of(child).strip() == "$@"]
+        arrays = [child for child in node.children if "[@]" in get_text(child) or get_text(child).strip() == "$@"]
         joined = _join(parts)
         return [] if arrays and joined == [""] else joined or [""]
 
@@ -118,7 +118,7 @@ class Words:
             try:
                 return [str(self.number(child)) for child in node.named_children[-1:]]
             except (UnknownError, ValueError, ZeroDivisionError, OverflowError, RecursionError):
-                return [unknown(source)]
+                return [mark_unknown(source)]
         if node.type == "simple_expansion":
             return self._expand_variable(source[1:].strip("{}"), source)
         return self._expand_braces(node, source)
@@ -129,7 +129,7 @@ class Words:
             return list(words) if isinstance(words, list) else [words]
         value = self.variables.get(name)
         if value is None:
-            return [unknown(source)]
+            return [mark_unknown(source)]
         return [value] if isinstance(value, str) else value[:1]
 
     def _expand_braces(self, node: "Node", source: str) -> list[str]:
@@ -137,17 +137,17 @@ class Words:
         inside = [child for child in node.children if child.type not in ("${", "}")]
         prefix = inside.pop(0).type if inside and inside[0].type in ("#", "!") else ""
         if not inside:
-            return [unknown(source)]
+            return [mark_unknown(source)]
         subject, rest = inside[0], inside[1:]
-        name, index = text_of(subject), None
+        name, index = get_text(subject), None
         if subject.type == "subscript":
             parts = subject.named_children
-            name, index = text_of(parts[0]), text_of(parts[1]) if len(parts) > 1 else "0"
+            name, index = get_text(parts[0]), get_text(parts[1]) if len(parts) > 1 else "0"
         value = self.variables.get(name)
         if prefix == "!":
-            return [unknown(source)]
+            return [mark_unknown(source)]
         if prefix == "#":
-            return [str(len(value))] if value is not None else ["0" if index == "@" else unknown(source)]
+            return [str(len(value))] if value is not None else ["0" if index == "@" else mark_unknown(source)]
         if index in ("@", "*"):
             return [] if value is None else [value] if isinstance(value, str) else list(value)
         if isinstance(value, list):
@@ -155,23 +155,23 @@ class Words:
         if name in ("@", "*"):
             return self._expand_variable(name, source)
         words = self._apply_operation(value, rest, source)
-        if rest and text_of(rest[0]) in (":=", "="):
+        if rest and get_text(rest[0]) in (":=", "="):
             self.variables[name] = "".join(words)
         return words
 
     def _apply_operation(self, value: str | None, rest: "list[Node]", source: str) -> list[str]:
         if not rest:
-            return [unknown(source) if value is None else value]
-        act = text_of(rest[0])
+            return [mark_unknown(source) if value is None else value]
+        act = get_text(rest[0])
         if act in (":-", "-", ":=", "=", ":?", "?"):
             is_missing = value is None or (act.startswith(":") and not value)
             if not is_missing:
                 return [value or ""]
-            return [unknown(source)] if "?" in act else ["".join(self.one(part) for part in rest[1:])]
+            return [mark_unknown(source)] if "?" in act else ["".join(self.one(part) for part in rest[1:])]
         if act in (":+", "+"):
             return ["".join(self.one(part) for part in rest[1:]) if value else ""]
         if value is None or not is_known(value):
-            return [unknown(source)]
+            return [mark_unknown(source)]
         pattern = "".join(self.one(part) for part in rest[1:2])
         if act in ("#", "##", "%", "%%"):
             return [_strip_pattern(value, pattern, act)]
@@ -180,14 +180,14 @@ class Words:
             return [value.replace(pattern, new, -1 if act == "//" else 1)]
         if act in (",,", "^^"):
             return [value.lower() if act == ",," else value.upper()]
-        return [unknown(source)]
+        return [mark_unknown(source)]
 
     def number(self, node: "Node") -> int:
         """The value of an arithmetic expression. Raises: UnknownError, ValueError, ZeroDivisionError."""
         kind, children = node.type, node.named_children
         if kind == "binary_expression" and len(node.children) == 3:
             left, sign, right = node.children
-            act = _OPERATORS.get(text_of(sign))
+            act = _OPERATORS.get(get_text(sign))
             if act is None:
                 raise UnknownError
             return _check_bounds(act(self.number(left), self.number(right)))
@@ -195,13 +195,13 @@ class Words:
             return self.number(children[0])
         if kind == "unary_expression" and len(children) == 1:
             value = self.number(children[0])
-            return {"-": -value, "+": value, "!": int(not value)}.get(text_of(node.children[0]), value)
+            return {"-": -value, "+": value, "!": int(not value)}.get(get_text(node.children[0]), value)
         if kind == "ternary_expression" and len(children) == 3:
             return self.number(children[1 if self.number(children[0]) else 2])
-        word = text_of(node).strip()
+        word = get_text(node).strip()
         if kind in ("variable_name", "word") and not word.lstrip("-").isdigit():
             variable = self.variables.get(word)
-            word = variable if isinstance(variable, str) else unknown(word)
+            word = variable if isinstance(variable, str) else mark_unknown(word)
         elif kind not in ("number", "word"):
             word = self.one(node)
         if not is_known(word):
@@ -256,10 +256,10 @@ def _strip_pattern(value: str, pattern: str, act: str) -> str:
     return value
 
 
-def folder_word(argv: list[str], variables: Mapping[str, Value]) -> str | None:
+def evaluate_path_command(argv: list[str], variables: Mapping[str, Value]) -> str | None:
     """The output of a command that only splits a path, or of `echo`; None for any other.
 
-    >>> folder_word(["dirname", "/a/b.sh"], {}), folder_word(["date"], {})
+    >>> evaluate_path_command(["dirname", "/a/b.sh"], {}), evaluate_path_command(["date"], {})
     ('/a', None)
     """
     words = [word for word in argv[1:] if not word.startswith("-")]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from rlplan.foreign.documents import read_beside
+from rlplan.foreign.documents import read_named_file
 from rlplan.foreign.python.file import PythonScript, read_python
-from rlplan.foreign.settings import Given, flags_of
+from rlplan.foreign.settings import Given, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.trl.shipped import shipped
-from rlplan.foreign.trl.trainers import is_of_trl, online, programs
+from rlplan.foreign.trl.shipped import find_shipped
+from rlplan.foreign.trl.trainers import get_online_trainer, is_trl, list_programs
 from rlplan.reading import is_file
 
 _SHORT = re.compile(r"-[A-Za-z]\w*")
@@ -57,18 +57,18 @@ class Launch:
     """Names of `--set` that the command's program has."""
 
 
-def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
+def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[str, str]) -> Launch:
     """The keys of a launcher, of its program and of the files that they name; flags win over files."""
     words = [(f"{word[len(_MODULES) :]}.py" if word.startswith(_MODULES) else word, place) for word, place in words]
-    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in programs()), len(words))
+    at = next((i for i, (word, _) in enumerate(words) if word.endswith(".py") or word in list_programs()), len(words))
     before = [pair for pair in words[:at] if pair[0] != "-m"]
     flags = dict(_read_switches(words[at + 1 :]))
-    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in flags_of(before)}
+    launcher = {f"accelerate.{key}": Given(value, place) for key, value, place in read_flags(before)}
     configured = _read_configuration(folder, launcher.get("accelerate.config_file"), notes)
-    if at < len(words) and words[at][0] in programs():  # TRL's own command passes flags on to accelerate
-        flags = with_launcher(read_beside(folder, flags.get("config"), notes) | flags, folder, notes)
+    if at < len(words) and words[at][0] in list_programs():  # TRL's own command passes flags on to accelerate
+        flags = add_launcher(read_named_file(folder, flags.get("config"), notes) | flags, folder, notes)
     else:
-        flags = read_beside(folder, flags.get("config"), notes) | flags
+        flags = read_named_file(folder, flags.get("config"), notes) | flags
     script = _read_program(words[at:], folder, flags, outside)
     if script is not None:
         notes += script.notes
@@ -76,15 +76,15 @@ def launched(words: Words, folder: Path, notes: list[str], outside: Mapping[str,
         flags = {} if script.has_own_flags else flags
     entries, used = configured | _count_processes(launcher) | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:
-        return Launch(entries | {"trainer": Given(online(), words[at][1])}, is_known=True, used=used)
+        return Launch(entries | {"trainer": Given(get_online_trainer(), words[at][1])}, is_known=True, used=used)
     program = Path(words[at][0]).stem.removesuffix("_modeling") if at < len(words) else ""
-    if "trainer" not in entries and program in programs():
+    if "trainer" not in entries and program in list_programs():
         entries["trainer"] = Given(program, words[at][1])
     is_elsewhere = script is None or script.has_trainer
-    return Launch(entries, "trainer" in entries or (is_elsewhere and is_of_trl(entries)), used)
+    return Launch(entries, "trainer" in entries or (is_elsewhere and is_trl(entries)), used)
 
 
-def with_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:
+def add_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) -> dict[str, Given]:
     """Keys of `trl sft`, with those that it passes on to `accelerate launch` under `accelerate.`."""
     handed = {key: entry for key, entry in entries.items() if key.startswith(_OF_LAUNCHER)}
     own = {key: entry for key, entry in entries.items() if key not in handed and key != _NAMED}
@@ -95,7 +95,7 @@ def with_launcher(entries: Mapping[str, Given], folder: Path, notes: list[str]) 
 
 def _read_switches(words: Words) -> Iterator[tuple[str, Given]]:
     """Flags of a program; `--no_key` sets a key to false whose default is true."""
-    for key, value, place in flags_of(words):
+    for key, value, place in read_flags(words):
         is_off = key.startswith("no_") and value is True
         yield (key.removeprefix("no_"), Given(False, place)) if is_off else (key, Given(value, place))
 
@@ -114,9 +114,9 @@ def _read_program(
 
 def _read_configuration(folder: Path, named: Given | None, notes: list[str]) -> dict[str, Given]:
     """The keys of an accelerate configuration: a file, or one that TRL ships by that name."""
-    known = None if named is None or is_file(folder / str(named.value)) else shipped(str(named.value))
+    known = None if named is None or is_file(folder / str(named.value)) else find_shipped(str(named.value))
     if known is None or named is None:
-        entries = read_beside(folder, named, notes)
+        entries = read_named_file(folder, named, notes)
     else:
         entries = {key: Given(value, f"{named.place}, {named.value} of TRL") for key, value in known.items()}
     return {f"accelerate.{key}": entry for key, entry in entries.items()}
@@ -141,13 +141,13 @@ def is_server(command: Command) -> bool:
     return any(word.endswith(_SERVERS) for word in command.words)
 
 
-def served(commands: Iterable[Command]) -> dict[str, Given]:
+def read_server(commands: Iterable[Command]) -> dict[str, Given]:
     """Flags of the vLLM server that the same script starts: `trl vllm-serve --tensor-parallel-size 2`."""
     for command in commands:
         at = next((at for at, word in enumerate(command.words) if word.endswith(_SERVERS)), None)
         if at is not None:
             words = tuple(zip(command.words[at + 1 :], command.places[at + 1 :], strict=True))
-            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in flags_of(words)}
+            entries = {f"vllm_serve.{key}": Given(value, place) for key, value, place in read_flags(words)}
             return {key: Given(1, command.places[at]) for key in _SIZES} | entries
     return {}
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten
 from rlplan.foreign.table import read_facts
 
 _FOLDER = "accelerate_configs"
@@ -18,15 +18,17 @@ _FOLDER = "accelerate_configs"
 @cache
 def _files() -> dict[str, dict[str, Any]]:
     read = read_facts("accelerate")
-    return {name: flat({**read["all"], **keys}) for name, keys in read["files"].items()}
+    return {name: flatten({**read["all"], **keys}) for name, keys in read["files"].items()}
 
 
-def shipped(named: str) -> dict[str, Any] | None:
+def find_shipped(named: str) -> dict[str, Any] | None:
     """The keys of an accelerate configuration that TRL ships; None for another name.
 
-    >>> shipped("zero2")["deepspeed_config.zero_stage"], shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
-    (2, 8)
-    >>> shipped("fsdp2.yaml") is None
+    >>> find_shipped("zero2")["deepspeed_config.zero_stage"]
+    2
+    >>> find_shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
+    8
+    >>> find_shipped("fsdp2.yaml") is None
     True
     """
     path = PurePosixPath(named)

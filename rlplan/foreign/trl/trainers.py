@@ -8,44 +8,44 @@ from functools import cache
 
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.settings import Given
-from rlplan.foreign.table import Table, given_trainers, load_table
+from rlplan.foreign.table import Table, list_given_trainers, load_table
 
 
 @cache
-def online() -> str:
+def get_online_trainer() -> str:
     """The one supported trainer whose policy generates rollouts; the others share the table `trl_given`."""
     return load_table("trl").programs[0]
 
 
 @cache
-def programs() -> frozenset[str]:
+def list_programs() -> frozenset[str]:
     """Programs of TRL that train, supported or not."""
-    return given_trainers() | frozenset(load_table("trl").programs)
+    return list_given_trainers() | frozenset(load_table("trl").programs)
 
 
-def read_trainers() -> tuple[str, ...]:
+def list_trainers() -> tuple[str, ...]:
     """The supported trainers."""
-    return (online(), *sorted(given_trainers()))
+    return (get_online_trainer(), *sorted(list_given_trainers()))
 
 
-def trainer_of(entries: Mapping[str, Given]) -> str:
+def find_trainer(entries: Mapping[str, Given]) -> str:
     """The trainer that the keys belong to; empty where no key decides."""
     if "trainer" in entries:
         return str(entries["trainer"].value)
     for name, keys in load_table("trl_given").own_keys.items():
         if not entries.keys().isdisjoint(keys):
             return name
-    return "" if entries.keys().isdisjoint(load_table("trl").roots) else online()
+    return "" if entries.keys().isdisjoint(load_table("trl").roots) else get_online_trainer()
 
 
-def is_of_trl(entries: Mapping[str, Given]) -> bool:
+def is_trl(entries: Mapping[str, Given]) -> bool:
     """Whether the keys belong to TRL, whichever the trainer."""
-    return bool(trainer_of(entries)) or not entries.keys().isdisjoint(load_table("trl").shared_roots)
+    return bool(find_trainer(entries)) or not entries.keys().isdisjoint(load_table("trl").shared_roots)
 
 
-def of_trainer(entries: Mapping[str, Given], where: str) -> tuple[Table, dict[str, Given]]:
+def choose_table(entries: Mapping[str, Given], where: str) -> tuple[Table, dict[str, Given]]:
     """The trainer's table, and the keys for it. Raises: SpecError for an unknown or unsupported trainer."""
-    name, known = trainer_of(entries), read_trainers()
+    name, known = find_trainer(entries), list_trainers()
     if name not in known:
         raise SpecError(
             f"{name}, a trainer of TRL, is not read" if name else "it does not say which of TRL's trainers it is for",
@@ -56,6 +56,6 @@ def of_trainer(entries: Mapping[str, Given], where: str) -> tuple[Table, dict[st
             else "write the job as an rlplan job file: rlplan init",
         )
     keys = {key: entry for key, entry in entries.items() if key != "trainer"}
-    if name == online():
+    if name == get_online_trainer():
         return load_table("trl"), keys
     return load_table("trl_given"), keys | {"trainer": entries.get("trainer", Given(name, where))}

@@ -31,7 +31,7 @@ _FILES = ("deepspeed", "accelerate.deepspeed_config_file", f"{DEEPSPEED}deepspee
 _WRAPPED = {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
-def with_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
+def add_accelerate(entries: Mapping[str, Given], folder: Path) -> tuple[dict[str, Given], list[str]]:
     """The keys with accelerate's, and notes on missing files. folder: base of relative paths."""
     notes: list[str] = []
     converted = dict(_convert_flags(entries))
@@ -63,7 +63,7 @@ def _normalize_strategy(entries: Mapping[str, Given]) -> Iterator[tuple[str, Giv
 def _name_strategy(value: Any) -> Any:
     """The name of an FSDP strategy.
 
-    >>> _strategy(2), _strategy(True), _strategy("false"), _strategy("hybrid_shard")
+    >>> _name_strategy(2), _name_strategy(True), _name_strategy("false"), _name_strategy("hybrid_shard")
     ('SHARD_GRAD_OP', 'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD')
     """
     word = str(value).upper()

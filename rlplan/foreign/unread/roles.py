@@ -51,7 +51,7 @@ class DifferingRole:
         return tuple(difference.words for difference in self.differences if difference.may_take_more)
 
 
-def differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
+def find_differing_roles(settings: Settings) -> tuple[DifferingRole, ...]:
     """Roles of the job whose settings differ from the policy's."""
     converted = settings.ours
     present = {

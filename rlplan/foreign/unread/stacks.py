@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from rlplan.errors import SpecError
-from rlplan.foreign.settings import Given, typed
+from rlplan.foreign.settings import Given, parse_word
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import SOURCES, load_table
 from rlplan.foreign.unknown import is_known
@@ -134,10 +134,10 @@ class Nearest(NamedTuple):
         return " ".join((shlex.join(base), *words))
 
 
-def is_ours(key: str) -> bool:
+def is_verl_key(key: str) -> bool:
     """Whether a key is verl's: other projects wrap verl in commands of their own.
 
-    >>> is_ours("actor_rollout_ref.model.path"), is_ours("model.path")
+    >>> is_verl_key("actor_rollout_ref.model.path"), is_verl_key("model.path")
     (True, False)
     """
     return key.startswith(tuple(f"{root}." for root in load_table("verl").roots))
@@ -151,10 +151,10 @@ def algorithm_words() -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def stacks() -> tuple[Stack, ...]:
+def load_stacks() -> tuple[Stack, ...]:
     """The stacks that are refused by name.
 
-    >>> [stack.title for stack in stacks()][:2]
+    >>> [stack.title for stack in load_stacks()][:2]
     ['axolotl', 'ROLL']
     """
     entries = read_yaml(FILE, "the stacks without a table")
@@ -163,7 +163,7 @@ def stacks() -> tuple[Stack, ...]:
 
 def refuse_document(entries: Mapping[str, Given], path: Path, nearest: Nearest) -> None:
     """Raises: SpecError for a document of a stack without a table."""
-    for stack in stacks():
+    for stack in load_stacks():
         if keys := stack.recognise(entries, path.suffix):
             raise _refuse(stack, keys, str(path), _suggest_estimate(stack, entries, (), nearest))
 
@@ -172,15 +172,15 @@ def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -
     """Raises: SpecError where a script starts a stack without a table."""
     for command in commands:
         entries = flags_and_overrides(command)
-        if any(is_ours(key) for key in entries):
+        if any(is_verl_key(key) for key in entries):
             continue
         where = f"{path}, at {command.places[0]}"
-        for stack in stacks():
+        for stack in load_stacks():
             if words := stack.started_by(command):
                 raise _refuse(
                     stack, [" ".join(words)], where, _suggest_estimate(stack, entries, command.words, nearest)
                 )
-        for stack in stacks():
+        for stack in load_stacks():
             if keys := stack.recognise(entries):
                 raise _refuse(stack, keys, where, _suggest_estimate(stack, entries, command.words, nearest))
 
@@ -193,9 +193,9 @@ def flags_and_overrides(command: Command) -> dict[str, Given]:
         if word.startswith("--") and len(word) > 2:
             key = name[2:] if "." in name else name[2:].replace("-", "_")
             value = value if separator else "true" if after.startswith("--") else after
-            entries[key] = Given(typed(value), place)
+            entries[key] = Given(parse_word(value), place)
         elif separator and not word.startswith("-"):
-            entries[name.lstrip("+")] = Given(typed(value), place)
+            entries[name.lstrip("+")] = Given(parse_word(value), place)
     return entries
 
 

@@ -11,7 +11,7 @@ from rlplan.errors import SpecError
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.planner.plan import Plan
 from rlplan.planner.plan_parts import Verdict
-from tests.foreign.export.plans import ASKED, plan_of
+from tests.foreign.export.plans import ASKED, make_plan
 
 
 def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def trained_by_trl(configuration: Any) -> dict[str, Any]:
     }
 
 
-def wanted_of(plan: Plan) -> dict[str, Any]:
+def list_wanted(plan: Plan) -> dict[str, Any]:
     """The plan's values, by names of ours, of keys that have an effect."""
     spec, work = plan.job.algorithm, plan.job.workload
     names = [key.rpartition(".")[2] for key in list_learning_keys(plan.job)]
@@ -260,7 +260,7 @@ def learning_plans(stack: str, backends: Sequence[tuple[str, ...]] = ((),)) -> l
     plans: list[Plan] = []
     for words, backend in product((*LEARNING, *OWN_LEARNING.get(stack, ())), backends):
         try:
-            plan = plan_of(*ASKED[stack], *words, *backend)
+            plan = make_plan(*ASKED[stack], *words, *backend)
         except SpecError:  # which the stack lacks
             continue
         plans += [plan] * (plan.verdict is not Verdict.REFUSED)

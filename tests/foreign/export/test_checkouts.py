@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from rlplan.foreign.export.folders import write_export
 from tests.foreign.export import own_parsers
-from tests.foreign.export.learned import learning_plans, wanted_of
+from tests.foreign.export.learned import learning_plans, list_wanted
 from tests.foreign.export.test_own_parsers import within
 
 CHECKOUTS = os.environ.get("CHECKOUTS", "")
@@ -133,6 +133,6 @@ def test_what_a_checkout_resolves_is_what_the_plan_learns_with(stack: str, tmp_p
     for plan, configuration in zip(plans, json.loads(text.splitlines()[-1]), strict=True):
         learned = LEARNED[stack](configuration, is_megatron=plan.job.backend == "megatron")
         assert learned.pop("fixed") == FIXED[stack]
-        wanted = wanted_of(plan)
+        wanted = list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
     assert len(plans) == RECORDED[stack]["resolved"]["folders"]

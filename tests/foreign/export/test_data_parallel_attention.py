@@ -7,12 +7,12 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import convert
-from rlplan.foreign.export.backwards import exported
+from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
-from tests.foreign.export.plans import ASKED, plan_of
+from tests.foreign.export.plans import ASKED, make_plan
 
 MIXTURE = "Qwen/Qwen3-30B-A3B"
 SHARED = ("rollout.tp=2", "rollout.attention_dp=4", "rollout.max_num_seqs=256", "rollout.max_num_batched_tokens=32768")
@@ -62,9 +62,9 @@ SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("stack", SAID)
 def test_a_stack_that_has_it_is_told_in_its_words(stack: str, tmp_path: Path) -> None:
     asked, wanted = SAID[stack]
-    plan = plan_of(*asked, *(word for word in SHARED if stack != "slime" or "batched" not in word), model=MIXTURE)
+    plan = make_plan(*asked, *(word for word in SHARED if stack != "slime" or "batched" not in word), model=MIXTURE)
     assert (plan.choice.engine.ranks, plan.choice.engines) == (8, 1)
-    written = exported(plan, stack).settings
+    written = export_plan(plan, stack).settings
     assert {key: written.get(key) for key in wanted} == wanted
     write_export(plan, stack, tmp_path)
 
@@ -84,7 +84,7 @@ def test_what_was_told_is_read_as_the_same_engine(stack: str) -> None:
 @pytest.mark.parametrize("stack", ["openrlhf", "trl"])
 def test_a_plan_for_a_stack_that_lacks_it_says_so(stack: str) -> None:
     with pytest.raises(SpecError) as caught:
-        plan_of(*ASKED[stack], "rollout.tp=1", "rollout.attention_dp=8", model=MIXTURE)
+        make_plan(*ASKED[stack], "rollout.tp=1", "rollout.attention_dp=8", model=MIXTURE)
     assert caught.value.where.startswith("rollout.attention_dp")
     assert "rollout.attention_dp=1" in caught.value.way_out
 

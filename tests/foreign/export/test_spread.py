@@ -14,7 +14,7 @@ from rlplan.emit.bundle import read_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flat
+from rlplan.foreign.documents import flatten
 from rlplan.foreign.export.backwards import name_hardware
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.job_text import job_text
@@ -26,7 +26,7 @@ from rlplan.spec.files.job_file import changed, load_job
 from rlplan.spec.job import JobSpec
 from rlplan.spec.models.catalogue import named_model
 from tests.foreign.export.plans import STARTED
-from tests.foreign.export.spread import FRAMEWORKS, JOBS, job_of
+from tests.foreign.export.spread import FRAMEWORKS, JOBS, make_job
 from tests.repository.at_night import in_turn
 
 OVERRIDE = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_0-9]+)*=\S+")
@@ -37,7 +37,7 @@ NO_PART_OF_A_FILE = ("name", "framework", "data.", "rewards", "limits.", "rollou
 
 @pytest.mark.parametrize(("framework", "name"), in_turn(FRAMEWORKS, JOBS))
 def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_path: Path) -> None:
-    job = job_of(name, framework, tmp_path)
+    job = make_job(name, framework, tmp_path)
     try:
         plan = best_plan(job, with_others=False)
     except SpecError as error:
@@ -94,7 +94,7 @@ def differences(there: Plan, plan: Plan) -> dict[str, Any]:
 def _flat_job(plan: Plan) -> dict[str, Any]:
     """The keys of a plan's job that have an effect, with what the value model takes over from the policy."""
     job = plan.job
-    values = flat(job.model_dump(mode="json"))
+    values = flatten(job.model_dump(mode="json"))
     values["policy.path"] = named_model(values["policy.path"])
     if job.algorithm.declaration.has_value:
         values["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate

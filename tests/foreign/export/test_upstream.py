@@ -14,15 +14,15 @@ from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.table import load_table
 from rlplan.planner.plan import Plan
 from tests.emit.known_keys import known_keys
-from tests.foreign.export.learned import FIXED, learned_by_trl, learning_plans, trained_by_trl, wanted_of
-from tests.foreign.export.plans import ASKED, asked_of, plan_of
+from tests.foreign.export.learned import FIXED, learned_by_trl, learning_plans, list_wanted, trained_by_trl
+from tests.foreign.export.plans import ASKED, list_asked, make_plan
 
 
 def write_plans(target: str, folder: Path, asked: list[tuple[str, ...]] | None = None) -> list[tuple[Plan, Path]]:
     """The thirty plans, or those that are asked for, and their folders."""
     plans = []
-    for index, overrides in enumerate(asked or asked_of(target)):
-        plan = plan_of(*overrides)
+    for index, overrides in enumerate(asked or list_asked(target)):
+        plan = make_plan(*overrides)
         write_export(plan, target, folder / str(index))
         plans.append((plan, folder / str(index)))
     return plans
@@ -139,7 +139,7 @@ def test_trl_s_own_classes_resolve_every_key_of_the_algorithm_to_the_plan_s(tmp_
         write_export(plan, "trl", tmp_path / str(index))
         learned = learned_by_trl(parsed_by_trl(GRPOConfig, tmp_path / str(index))[0])
         assert learned.pop("fixed") == FIXED["trl"]
-        wanted = wanted_of(plan)
+        wanted = list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
 
 
@@ -154,10 +154,10 @@ def test_trl_s_own_classes_resolve_trainers_of_given_answers(algorithm: str, tmp
         if more == (adapters,) and algorithm == "reward_modeling":
             continue  # TRL's adapters of a reward model are not counted
         folder = tmp_path / str(index)
-        plan = plan_of("framework=trl", f"algorithm.name={algorithm}", *more)
+        plan = make_plan("framework=trl", f"algorithm.name={algorithm}", *more)
         write_export(plan, "trl", folder)
         config, model = parsed_by_trl(classes[algorithm], folder)
-        learned, wanted = trained_by_trl(config), wanted_of(plan)
+        learned, wanted = trained_by_trl(config), list_wanted(plan)
         assert {name: learned[name] for name in wanted} == wanted
         if algorithm in ("dpo", "ipo"):
             assert config.loss_type == ["ipo" if algorithm == "ipo" else "sigmoid"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.errors import SpecError
-from rlplan.foreign.logs.read import MEANINGS, is_log, read_log, stacks
+from rlplan.foreign.logs.read import MEANINGS, is_log, load_stacks, read_log
 from rlplan.vocabulary import Phase
 
 VERL_LINE = (  # verl issue 1208: the console of a run on GH200, as it was posted
@@ -145,8 +145,8 @@ def test_a_trainer_state_without_a_history_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_table_knows_each_name_once_and_only_meanings_that_there_are() -> None:
-    for stack in stacks():
+    for stack in load_stacks():
         assert set(stack.meanings.values()) <= set(MEANINGS)
         assert set(stack.instead) | set(stack.instead.values()) <= set(stack.meanings)
-    names = [name for stack in stacks() for name in stack.meanings]
+    names = [name for stack in load_stacks() for name in stack.meanings]
     assert len(names) == len(set(names))

@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.shell.script import MAX_STATEMENTS, Script, read_script
-from rlplan.foreign.unknown import is_known, shown
+from rlplan.foreign.unknown import is_known, strip_marks
 
 
 def read(folder: Path, text: str, **variables: str) -> Script:
@@ -66,7 +66,7 @@ def test_words_are_what_bash_makes_of_them(text: str, expected: list[str], tmp_p
 
 def test_what_only_running_would_tell_stays_in_the_word_by_its_own_text(tmp_path: Path) -> None:
     result = words(tmp_path, "NOW=$(date +%Y)\nrun name-$NOW $HOME/models $((N * 2))")
-    assert [shown(word) for word in result] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
+    assert [strip_marks(word) for word in result] == ["name-$(date +%Y)", "$HOME/models", "$((N * 2))"]
     assert not any(map(is_known, result))
 
 

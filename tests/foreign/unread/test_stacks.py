@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.source import read_source
-from rlplan.foreign.unread.stacks import Nearest, stacks
+from rlplan.foreign.unread.stacks import Nearest, load_stacks
 from rlplan.sources import JobWords, read_question
 
 AXOLOTL = """
@@ -184,5 +184,5 @@ def test_toml_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
 
 
 def test_every_stack_has_a_name_and_a_way_to_be_recognised() -> None:
-    assert len({stack.title for stack in stacks()}) == len(stacks())
-    assert all(stack.commands or stack.keys for stack in stacks())
+    assert len({stack.title for stack in load_stacks()}) == len(load_stacks())
+    assert all(stack.commands or stack.keys for stack in load_stacks())

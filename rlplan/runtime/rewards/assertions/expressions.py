@@ -26,7 +26,13 @@ from rlplan.runtime.rewards.assertions.functions import (
     zip_shortest,
 )
 from rlplan.runtime.rewards.assertions.operations import ARITHMETIC, COMPARISONS, SIGNS, Budget
-from rlplan.runtime.rewards.assertions.trees import UnreadableTestsError, dotted, is_single, shortened, unknown
+from rlplan.runtime.rewards.assertions.trees import (
+    UnreadableTestsError,
+    get_dotted_name,
+    is_single,
+    refuse_node,
+    shorten_node,
+)
 
 FAULTS = (ArithmeticError, LookupError, TypeError, ValueError, MemoryError, RecursionError)
 """Exceptions of an expression whose values do not fit: the assertion then fails."""
@@ -59,7 +65,7 @@ def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
             pass
     build = _BUILDS.get(type(node))
     if build is None:
-        raise unknown(node)
+        raise refuse_node(node)
     compute = build(node, names)
     is_open = any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
     return compute if is_open else _evaluate_once(compute, node)
@@ -70,7 +76,7 @@ def _evaluate_once(compute: Compute, node: ast.expr) -> Compute:
     try:
         value = evaluate(compute, {})
     except FAULTS as error:
-        raise UnreadableTestsError(f"`{shortened(node)}` has no value: {error}") from None
+        raise UnreadableTestsError(f"`{shorten_node(node)}` has no value: {error}") from None
     return compute if isinstance(value, Iterator) else _make_constant(value)
 
 
@@ -102,18 +108,18 @@ def _read_truths(node: ast.BoolOp, names: frozenset[str]) -> Compute:
 
 def _read_sign(node: ast.UnaryOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in SIGNS:
-        raise unknown(node)
+        raise refuse_node(node)
     apply, operand = SIGNS[type(node.op).__name__], read_expression(node.operand, names)
     return lambda frame: apply(frame.budget, operand(frame))
 
 
 def _read_arithmetic(node: ast.BinOp, names: frozenset[str]) -> Compute:
     if type(node.op).__name__ not in ARITHMETIC:
-        raise unknown(node)
+        raise refuse_node(node)
     apply = ARITHMETIC[type(node.op).__name__]
     for each in (node.left, node.right):
         if isinstance(each, ast.Constant) and isinstance(each.value, float) and not math.isfinite(each.value):
-            raise UnreadableTestsError(f"`{shortened(node)}` calculates with infinity; write a finite number")
+            raise UnreadableTestsError(f"`{shorten_node(node)}` calculates with infinity; write a finite number")
     left, right = read_expression(node.left, names), read_expression(node.right, names)
     return lambda frame: apply(frame.budget, left(frame), right(frame))
 
@@ -123,7 +129,7 @@ def _read_comparison(node: ast.Compare, names: frozenset[str]) -> Compute:
     applies = [COMPARISONS[type(each).__name__] for each in node.ops]
     for operation, pair in zip(node.ops, itertools.pairwise((node.left, *node.comparators)), strict=True):
         if isinstance(operation, ast.Is | ast.IsNot) and not any(is_single(each) for each in pair):
-            raise UnreadableTestsError(f"`{shortened(node)}` compares by `is`; write ==")
+            raise UnreadableTestsError(f"`{shorten_node(node)}` compares by `is`; write ==")
 
     def compute(frame: Frame) -> Any:
         value, holds = operands[0](frame), True
@@ -156,7 +162,7 @@ def _read_display(node: ast.List | ast.Tuple | ast.Set, names: frozenset[str]) -
 
 def _read_mapping(node: ast.Dict, names: frozenset[str]) -> Compute:
     if None in node.keys:
-        raise unknown(node)
+        raise refuse_node(node)
     pairs = [
         (read_expression(key, names), read_expression(value, names))
         for key, value in zip(node.keys, node.values, strict=True)
@@ -184,18 +190,18 @@ def _read_subscript(node: ast.Subscript, names: frozenset[str]) -> Compute:
 
 
 def _read_call(node: ast.Call, names: frozenset[str]) -> Compute:
-    name = dotted(node.func)
+    name = get_dotted_name(node.func)
     if name not in FUNCTIONS or name in names or any(isinstance(each, ast.Starred) for each in node.args):
-        raise unknown(node)
+        raise refuse_node(node)
     function = _choose_zip(node) if name == "zip" else FUNCTIONS[name]
     arguments = [read_expression(each, names) for each in node.args]
     named = {each.arg: read_expression(each.value, names) for each in node.keywords if each.arg is not None}
     if len(named) < len(node.keywords):
-        raise unknown(node)
+        raise refuse_node(node)
     try:
         inspect.signature(function).bind(None, *arguments, **named)
     except TypeError as error:
-        raise UnreadableTestsError(f"`{shortened(node)}` is no call of {name}: {error}") from None
+        raise UnreadableTestsError(f"`{shorten_node(node)}` is no call of {name}: {error}") from None
     return lambda frame: function(
         frame.budget, *(each(frame) for each in arguments), **{name: each(frame) for name, each in named.items()}
     )
@@ -206,7 +212,7 @@ def _choose_zip(node: ast.Call) -> Callable[..., Any]:
     strict = next((each.value for each in node.keywords if each.arg == "strict"), None)
     if strict is not None and not (isinstance(strict, ast.Constant) and strict.value is True):
         raise UnreadableTestsError(
-            f"`{shortened(node)}` would leave out what is too short or too long; write zip without strict"
+            f"`{shorten_node(node)}` would leave out what is too short or too long; write zip without strict"
         )
     bases = {ast.dump(each.value if _is_cut(each) else each) for each in node.args}
     return zip_shortest if len(bases) == 1 and any(map(_is_cut, node.args)) else zip_equal
@@ -229,7 +235,7 @@ def _read_loop(generators: Sequence[ast.comprehension], results: Sequence[ast.ex
         return last
     first = generators[0]
     if first.is_async:
-        raise unknown(first)
+        raise refuse_node(first)
     values = read_expression(first.iter, names)
     bind = _read_binding(first.target)
     inner = names | {each.id for each in ast.walk(first.target) if isinstance(each, ast.Name)}
@@ -254,7 +260,7 @@ def _read_binding(target: ast.expr) -> Callable[[Frame, Any], None]:
             raise UnreadableTestsError(f"`{name}` names an item of a comprehension; give it a name of its own")
         return lambda frame, value: frame.names.__setitem__(name, value)
     if not isinstance(target, ast.Tuple | ast.List):
-        raise unknown(target)
+        raise refuse_node(target)
     parts = [_read_binding(each) for each in target.elts]
 
     def bind(frame: Frame, value: Any) -> None:

@@ -20,11 +20,11 @@ from rlplan.runtime.rewards.assertions.functions import ITERATING
 from rlplan.runtime.rewards.assertions.trees import (
     UnreadableTestsError,
     called,
-    dotted,
+    get_dotted_name,
     is_python,
     is_single,
     of_program,
-    shortened,
+    shorten_node,
 )
 from rlplan.runtime.sandbox.programs import Case, CaseResult
 from rlplan.runtime.sandbox.values import UnreadableValueError, decode
@@ -82,14 +82,14 @@ def split(test: ast.expr, names: Names) -> Assertion:
     compute = read_expression(rest, places)
     if not places:
         raise UnreadableTestsError(
-            f"`{shortened(test)}` calls nothing of the program's; compare a call with a value, as in f(1) == 2"
+            f"`{shorten_node(test)}` calls nothing of the program's; compare a call with a value, as in f(1) == 2"
         )
     _check_sides(rest, places)
     judged = {name for name, call in splitter.calls.items() if call.is_given_another}
     if not names.entry_point:
         _check_truths(rest, judged)
     if not _fits(compute, tuple(places)):
-        raise UnreadableTestsError(f"`{shortened(test)}` fails whatever the program gives; mend its types")
+        raise UnreadableTestsError(f"`{shorten_node(test)}` fails whatever the program gives; mend its types")
     cases = tuple(Case(call=call.text) for call in splitter.calls.values())
     return Assertion(cases, tuple(splitter.calls), compute)
 
@@ -126,8 +126,10 @@ class _Splitter:
         if isinstance(node, ast.Call) and self._is_program_call(node, bound):
             return ast.Name(self._take_call(node, bound, is_iterated=is_iterated), ast.Load())
         if isinstance(node, ast.Call):
-            self._check_own(dotted(node.func).partition(".")[0])
-            iterates = dotted(node.func) in ITERATING or (dotted(node.func) in ("min", "max") and len(node.args) == 1)
+            self._check_own(get_dotted_name(node.func).partition(".")[0])
+            iterates = get_dotted_name(node.func) in ITERATING or (
+                get_dotted_name(node.func) in ("min", "max") and len(node.args) == 1
+            )
             node.args = [self.split(each, bound, is_iterated=iterates) for each in node.args]
             node.keywords = [self.split(each, bound) for each in node.keywords]
             return node
@@ -164,13 +166,13 @@ class _Splitter:
     def _take_call(self, node: ast.Call, bound: frozenset[str], *, is_iterated: bool) -> str:
         if self.names.entry_point and called(node) != self.names.entry_point:
             raise UnreadableTestsError(
-                f"`{shortened(node)}` is not the tested function, {self.names.entry_point}, and would itself say what "
-                "is right; compare the tested function's own value"
+                f"`{shorten_node(node)}` is not the tested function, {self.names.entry_point}, and would itself say "
+                "what is right; compare the tested function's own value"
             )
         anew = sorted(bound & {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - _find_stored(node))
         if anew:
             raise UnreadableTestsError(
-                f"`{shortened(node)}` is called anew for every `{anew[0]}`; write one assertion for each"
+                f"`{shorten_node(node)}` is called anew for every `{anew[0]}`; write one assertion for each"
             )
         is_given_another = self._check_given(node, bound)
         _check_names(node, self.names)
@@ -200,11 +202,11 @@ class _Splitter:
             return sum(self._check_argument(each, bound) for each in ast.iter_child_nodes(node)) > 0
         for each in ast.walk(node):
             if isinstance(each, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
-                raise UnreadableTestsError(f"`{shortened(each)}` would have to be executed first; write its value")
+                raise UnreadableTestsError(f"`{shorten_node(each)}` would have to be executed first; write its value")
             if isinstance(each, ast.Call) and self._is_program_call(each, bound):
                 raise UnreadableTestsError(
-                    f"`{shortened(each)}` is called inside of `{shortened(node)}`, which is given to a function; write "
-                    "its value in its place"
+                    f"`{shorten_node(each)}` is called inside of `{shorten_node(node)}`, which is given to a function; "
+                    "write its value in its place"
                 )
         return False
 
@@ -237,7 +239,7 @@ def _check_names(call: ast.Call, names: Names) -> None:
             continue
         if id(each) not in functions or each.id in names.own:
             raise UnreadableTestsError(
-                f"`{shortened(call)}` needs `{each.id}`, which would have to be executed first; "
+                f"`{shorten_node(call)}` needs `{each.id}`, which would have to be executed first; "
                 "write the value in its place"
             )
 
@@ -271,7 +273,7 @@ def _check_truths(node: ast.expr, judged: set[str]) -> None:
         parts = [node.operand]
     elif isinstance(node, ast.BoolOp):
         parts = node.values
-    elif isinstance(node, ast.Call) and dotted(node.func) == "bool":
+    elif isinstance(node, ast.Call) and get_dotted_name(node.func) == "bool":
         parts = node.args
     elif isinstance(node, ast.Compare) and any(is_single(each) for each in (node.left, *node.comparators)):
         parts = [node.left, *node.comparators]

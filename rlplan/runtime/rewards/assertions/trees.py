@@ -15,19 +15,19 @@ class UnreadableTestsError(ValueError):
     """Raised for a row's tests in an unsupported form; the message says what to write instead."""
 
 
-def unknown(node: ast.AST) -> UnreadableTestsError:
+def refuse_node(node: ast.AST) -> UnreadableTestsError:
     """The refusal of a node that the evaluator does not support."""
     return UnreadableTestsError(
-        f"`{shortened(node)}` is no literal, and is not executed here; write its value, or what docs/job.md lists"
+        f"`{shorten_node(node)}` is no literal, and is not executed here; write its value, or what docs/job.md lists"
     )
 
 
-def shortened(node: ast.AST) -> str:
+def shorten_node(node: ast.AST) -> str:
     """The source of a node, shortened for messages."""
     return ast.unparse(node)[:100]
 
 
-def dotted(node: ast.expr) -> str:
+def get_dotted_name(node: ast.expr) -> str:
     """The name `f` or `math.isclose`; empty for any other expression."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return f"{node.value.id}.{node.attr}"
