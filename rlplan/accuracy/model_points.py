@@ -45,13 +45,13 @@ def counted_job(point: MeasuredPoint) -> dict[str, Any]:
     settings, policy = Settings(point), make_policy(point)
     if "config" not in settings and (point.model or "").endswith("-bench") and "seq" in settings:
         # llm-foundry's benchmarks have as many learned positions as the sequence is long (`max_seq_len`)
-        policy["config"] = {**find_config(point.model or ""), "n_positions": settings.count("seq")}
+        policy["config"] = {**find_config(point.model or ""), "n_positions": settings.read_count("seq")}
     job: dict[str, Any] = {
         "policy": policy,
         "hardware": "1xH100",
         "workload": {"max_prompt_len": 1, "max_response_len": 1},
     }
-    rank = next((settings.count(key) for key in RANKS if key in settings), None)
+    rank = next((settings.read_count(key) for key in RANKS if key in settings), None)
     if rank is not None:
         if settings.flag("use_dora") or "dora" in settings.word("method").lower():
             raise CannotPredict("DoRA: a job trains all weights, or LoRA")

@@ -92,7 +92,7 @@ def engine_job(point: MeasuredPoint) -> dict[str, Any]:
         "pp": settings.degree("pp", "pipeline_parallel_size"),
         "cp": settings.degree("decode_context_parallel", "dcp", "decode_context_parallel_size"),
     }
-    length = settings.count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
+    length = settings.read_count("max_model_len", 0, at_least=0) or model_of(point).max_position_embeddings
     rollout = ranks | _read_formats(settings) | _read_limits(settings, length)
     rollout["engine_version"] = _read_release(settings, is_any=point.kind in ANY_RELEASE)
     if settings.degree("ep") > 1:
@@ -145,10 +145,10 @@ def _read_formats(settings: Settings) -> dict[str, Any]:
 
 def _read_limits(settings: Settings, length: int) -> dict[str, Any]:
     """Stated limits of a batch and size of a block. Raises: CannotPredict."""
-    limits = {key: settings.count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
+    limits = {key: settings.read_count(key, 0, at_least=0) for key in ("max_num_seqs", "max_num_batched_tokens")}
     if not limits["max_num_batched_tokens"] and settings.raw("chunked_prefill") is False:
         limits["max_num_batched_tokens"] = max(length, 2048)
-    limits["block_size"] = settings.count("block_size", settings.count("block", 0, at_least=0), at_least=0)
+    limits["block_size"] = settings.read_count("block_size", settings.read_count("block", 0, at_least=0), at_least=0)
     if settings.word("usage").lower() in OFFLINE and not (limits["max_num_seqs"] and limits["max_num_batched_tokens"]):
         raise CannotPredict("vLLM's LLM class has other limits than its server, and the point does not state them")
     return {key: value for key, value in limits.items() if value}
@@ -165,10 +165,10 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
         raise CannotPredict("the number of concurrent requests is not stated (batch_size or concurrency)")
     tp, is_sweep = settings.degree("tp_size", "tp", "tensor_parallel_size"), settings.raw("moe_tp_size") == 0
     whole = settings.degree("moe_ep_size") if settings.raw("moe_ep_size") else settings.degree("ep")
-    replicas = settings.count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
+    replicas = settings.read_count("attention_dp_size", 1) if settings.raw("attention_dp_size") else 1
     has_experts = model_of(point).experts is not None
     num_gpus = max(tp, GPUS_OF_A_SWEEP // tp * tp) if is_sweep else tp * replicas
-    prompt, response = settings.count("isl"), settings.count("osl")
+    prompt, response = settings.read_count("isl"), settings.read_count("osl")
     quantization = _read_served_format(point, settings, has_experts=has_experts)
     kv_bytes = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none")
     is_quantized = quantization != "none" or has_quantized_name(point)
@@ -181,7 +181,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
         "workload": {
             "max_prompt_len": prompt,
             "max_response_len": response,
-            "num_concurrent_requests": settings.count(key),
+            "num_concurrent_requests": settings.read_count(key),
         },
         "rollout": {
             "tp": tp,
@@ -190,7 +190,7 @@ def latency_job(point: MeasuredPoint) -> dict[str, Any]:
             "quantization": quantization,
             "kv_dtype": "fp8" if has_fp8 else "auto",
             "gpu_memory_utilization": UTILIZATION,
-            **{key: settings.count(key) for key in ("max_num_seqs", "max_num_batched_tokens") if key in settings},
+            **{key: settings.read_count(key) for key in ("max_num_seqs", "max_num_batched_tokens") if key in settings},
         },
     }
 

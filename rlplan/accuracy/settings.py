@@ -47,7 +47,7 @@ class Settings:
         """The untyped value; None without one."""
         return self._values.get(key)
 
-    def count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
+    def read_count(self, key: str, default: int | None = None, *, at_least: int = 1) -> int:
         """A whole number, also from a text of digits. default: for a missing key; without it, the point is refused."""
         value = self._values.get(key)
         if value is None:
@@ -71,14 +71,14 @@ class Settings:
                     self._values.get(key)
         return stated
 
-    def words_of(self, keys: tuple[str, ...]) -> str:
+    def join_words(self, keys: tuple[str, ...]) -> str:
         """The stated ones of some keys with their values, as `key=value` in lower case."""
         return " ".join(f"{key}={self._values.get(key)}" for key in keys if key in self).lower()
 
     def degree(self, *keys: str) -> int:
         """A degree of parallelism, 1 by default."""
         key = self.first(keys)
-        degree = self.count(key) if key else 1
+        degree = self.read_count(key) if key else 1
         if degree > MAX_RANKS:
             raise CannotPredict(f"setting '{key}' is {degree}; no machine has more than {MAX_RANKS} ranks")
         return degree

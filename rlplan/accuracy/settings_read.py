@@ -28,7 +28,7 @@ class ReadSettings(dict[str, Any]):
     def __init__(
         self, values: Mapping[str, Any], asked: set[str] | None = None, assumed: dict[str, str] | None = None
     ) -> None:
-        super().__init__(_flatten(values))
+        super().__init__(_flatten_lora(values))
         self.asked: set[str] = set() if asked is None else asked
         self.assumed: dict[str, str] = {} if assumed is None else assumed
 
@@ -48,7 +48,7 @@ class ReadSettings(dict[str, Any]):
         return type(self)({**self, **other}, self.asked, self.assumed)
 
 
-def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_lora(values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if key == "lora" and isinstance(value, dict):

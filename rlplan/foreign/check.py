@@ -191,7 +191,9 @@ def check(settings: Settings, asked: Asked) -> Checked:
 def _find_released_defaults(settings: Settings, asked: Asked, model: ModelSpec) -> Iterator[ReleasedDefault]:
     """Defaults of other releases for keys that neither the file nor an override sets."""
     for default in settings.table.released_defaults:
-        is_given = default.key in settings.given or any(word.startswith(f"{default.ours}=") for word in asked.overrides)
+        is_given = default.key in settings.entries or any(
+            word.startswith(f"{default.ours}=") for word in asked.overrides
+        )
         changes_it = model.experts is not None or not default.needs_experts
         if changes_it and not is_given and settings.holds(default.when):
             yield default
@@ -238,7 +240,7 @@ def _list_other_releases(
     title = settings.table.title
     for default in _find_released_defaults(settings, asked, plan.job.load_model()):
         words = f"with {title} {default.versions}, whose default of {default.key} is {default.value}"
-        in_release = settings.with_values({default.key: default.value})
+        in_release = settings.replace_values({default.key: default.value})
         yield words, in_release, asked, {default.key: settings.value(default.follows)}
     if any(word.startswith("framework=") for word in asked.overrides):
         return
@@ -259,7 +261,7 @@ def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Check
     served = _serve(settings, asked)
     if served.fits:
         return Checked(imported, None, None, (), served=served)
-    shortened = settings.with_values({LENGTH: served.length}) if served.length else settings
+    shortened = settings.replace_values({LENGTH: served.length}) if served.length else settings
     return Checked(imported, None, None, tuple(_find_changes(shortened, asked)), served=served)
 
 
@@ -320,7 +322,7 @@ def _fits_in_releases(settings: Settings, asked: Asked, values: dict[str, Any], 
     """Whether a change that fits with the table's release fits in other releases too."""
     if not isinstance(plan, Plan):
         return True
-    others = _list_other_releases(settings.with_values(values), asked, plan)
+    others = _list_other_releases(settings.replace_values(values), asked, plan)
     answers = (_try_values(other, with_release, {}) for _, other, with_release, _ in others)
     return all(answer.fits for answer in answers if isinstance(answer, Plan))
 
@@ -345,7 +347,7 @@ def _try_values(settings: Settings, asked: Asked, values: dict[str, Any]) -> Pla
     """The plan, or the engine alone, with other values; None where the values are refused."""
     try:
         answer = _serve if settings.table.serves else plan_as_given
-        return answer(settings.with_values(values), asked)
+        return answer(settings.replace_values(values), asked)
     except RlplanError:
         return None
 
@@ -358,7 +360,7 @@ def _list_steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
     if remedy.to:
         for value in remedy.to:
             values = {remedy.key: value, **remedy.with_}
-            if any(not matches(settings.known(key), wanted) for key, wanted in values.items()):
+            if any(not matches(settings.resolve(key), wanted) for key, wanted in values.items()):
                 yield _add_required(settings, values)
         return
     for _ in range(MOST_STEPS):
@@ -374,7 +376,7 @@ def _list_steps(settings: Settings, remedy: Remedy) -> Iterator[dict[str, Any]]:
 
 def _add_required(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """The values with the keys that the stack requires only beside them."""
-    before, after = settings.required(), settings.with_values(values).required()
+    before, after = settings.list_required(), settings.replace_values(values).list_required()
     return values | {key: value for key, value in after.items() if key not in before}
 
 
@@ -405,7 +407,8 @@ def _find_accepted_defaults(imported: Imported, asked: Asked, came: Sequence[Tak
             continue
         try:
             job_from(
-                convert(settings.with_values({taken.key: default}), asked.hardware, asked.model).data, asked.overrides
+                convert(settings.replace_values({taken.key: default}), asked.hardware, asked.model).data,
+                asked.overrides,
             )
         except RlplanError:
             continue
@@ -449,7 +452,7 @@ def _find_their_values(imported: Imported, asked: Asked, ours: str, wanted: Any)
             conditions = {key: value for key, value in row.when.items() if not settings.holds({key: value})}
             values = {row.key: parse_word(str(word))} | conditions
             try:
-                taken = convert(settings.with_values(values), asked.hardware, asked.model).taken
+                taken = convert(settings.replace_values(values), asked.hardware, asked.model).taken
             except SpecError:
                 continue
             if any(entry.ours == ours and entry.value == wanted for entry in taken):

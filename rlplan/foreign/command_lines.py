@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlplan.foreign.documents import SUFFIXES, flatten, read_named_file
+from rlplan.foreign.documents import SUFFIXES, flatten_keys, read_named_file
 from rlplan.foreign.settings import Given, parse_word, read_flags
 from rlplan.foreign.shell.script import Command
 from rlplan.foreign.table import Table
@@ -74,7 +74,7 @@ def normalize_values(entries: Mapping[str, Given], table: Table) -> dict[str, Gi
     """Values as plain data: null-like values dropped, `16k` as a number, lists by element where rows ask for those."""
     plain_entries: dict[str, Given] = {}
     for key, entry in entries.items():
-        if entry.value in table.unsaid and not table.asks_for(key, entry.value):
+        if entry.value in table.unsaid and not table.reads_value(key, entry.value):
             continue
         parts = [parse_word(word) for word in entry.value.split()] if isinstance(entry.value, str) else entry.value
         if isinstance(parts, list) and f"{key}.0" in table.keys:
@@ -160,7 +160,7 @@ def _read_flags(words: Sequence[tuple[str, str]], table: Table, folder: Path, no
         elif isinstance(value, str) and value.startswith("{"):
             entries |= {
                 name: Given(inner, place)
-                for name, inner in flatten({key: parse_yaml(value, where=place, what=key)}).items()
+                for name, inner in flatten_keys({key: parse_yaml(value, where=place, what=key)}).items()
             }
         else:
             entries[key] = Given(value, place)

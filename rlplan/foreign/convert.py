@@ -164,7 +164,7 @@ def find_first(
             raise _refuse(settings, row.key, settings.value(row.key), row.refused, row.way_out)
         theirs = row.value
         if row.key:  # an unknown part of a model's path does not matter: its last part names the model
-            theirs = settings.known(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
+            theirs = settings.resolve(row.key) if row.convert in ("model", "packed") else settings.value(row.key)
         value = _convert_value(settings, row, theirs, notes) if row.key or row.times else theirs
         if value is not None and _is_within(settings, row, value):
             if row.note:
@@ -339,7 +339,7 @@ def _list_left(settings: Settings) -> tuple[Left, ...]:
     known = frozenset(key for row in rows for key in row.keys)
     return tuple(
         Left(key, strip_marks(word_of(entry.value)), entry.place, table.why_without_counterpart(key))
-        for key, entry in settings.given.items()
+        for key, entry in settings.entries.items()
         if key not in known
     )
 

@@ -52,7 +52,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
         elif name != "_self_":
             inherited[BELOW] = Given(name, f"{path.name}: {BELOW}")
             notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
-    own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten(data).items()}
+    own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten_keys(data).items()}
     return inherited | own, notes
 
 
@@ -68,17 +68,17 @@ def _read_toml(path: Path) -> Any:
         ) from None
 
 
-def flatten(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys.
 
-    >>> flatten({"a": {"b": 1}, "c": [1]})
+    >>> flatten_keys({"a": {"b": 1}, "c": [1]})
     {'a.b': 1, 'c': [1]}
     """
     flattened: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            flattened |= flatten(value, f"{name}.")
+            flattened |= flatten_keys(value, f"{name}.")
         else:
             flattened[name] = value
     return flattened

@@ -38,19 +38,15 @@ def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
 
 
 def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
-    return engine_memory(job.load_model(), engine_settings(job, share, version))
+    """The memory of the job's engine with a fraction of a GPU's memory.
 
-
-def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
-    """The options of the job's engine with a fraction of a GPU's memory.
-
-    Differs: `ServingJob.settings` follows the job's own release and a checkpoint's quantization; a foreign file follows
+    Differs: `ServingJob.settings` follows the job's own release, and a checkpoint's quantization. A foreign file follows
     the release of its table.
     """
     settled = settle(job)
     pool, rollout = read_pools(settled)[-1], settled.rollout
     tp, dp = (1 if ranks == "auto" else ranks for ranks in (rollout.tp, rollout.attention_dp))
-    return EngineSettings(
+    settings = EngineSettings(
         pool.gpu.memory.value,
         gpu_memory_utilization=share,
         tp=tp,
@@ -64,6 +60,7 @@ def engine_settings(job: JobSpec, share: float, version: str) -> EngineSettings:
         version=parse_version(version),
         quantization=quantization_by_word(rollout.quantization, where="rollout.quantization"),
     )
+    return engine_memory(job.load_model(), settings)
 
 
 def find_share(plan: Plan, version: str, *, is_static: bool) -> float:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from rlplan.foreign.convert import MEMORY, Imported
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.frameworks.rules import word_of
 from rlplan.spec.job import JobSpec
 
@@ -39,7 +39,7 @@ def job_text(imported: Imported, job: JobSpec) -> str:
 def _format_lines(values: dict[str, Any], prefix: str, depth: int, origins: dict[str, Any]) -> list[str]:
     lines = []
     for key, value in values.items():
-        if isinstance(value, dict) and any(f"{prefix}{key}.{inner}" in origins for inner in flatten(value)):
+        if isinstance(value, dict) and any(f"{prefix}{key}.{inner}" in origins for inner in flatten_keys(value)):
             lines.append(f"{'  ' * depth}{key}:")
             lines += _format_lines(value, f"{prefix}{key}.", depth + 1, origins)
         else:

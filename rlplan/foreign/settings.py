@@ -38,7 +38,7 @@ class Settings:
 
     table: Table
     file: str
-    given: Mapping[str, Given]
+    entries: Mapping[str, Given]
     """Values that the file sets, by key."""
     defaults: Mapping[str, Any]
     """Upstream's values of keys that the file leaves out."""
@@ -48,9 +48,9 @@ class Settings:
 
     def value(self, key: str) -> Any:
         """The effective value, with references followed. Raises: SpecError where it is known only at run time."""
-        value = self.known(key)
+        value = self.resolve(key)
         if isinstance(value, str) and (not is_known(value) or "${" in value):
-            entry = self.given.get(key, Given(value, self.file))
+            entry = self.entries.get(key, Given(value, self.file))
             raise SpecError(
                 f"{key} is {strip_marks(value)}, which is known only at run time",
                 where=entry.place,
@@ -59,7 +59,7 @@ class Settings:
             )
         return value
 
-    def known(self, key: str) -> Any:
+    def resolve(self, key: str) -> Any:
         """The effective value, with references followed; unknown parts stay marked."""
         return self._follow(self.raw(key))
 
@@ -75,27 +75,27 @@ class Settings:
             if reference is None:
                 break
             name, otherwise = reference.groups()
-            if name not in self.given and name not in self.defaults and otherwise is None:
+            if name not in self.entries and name not in self.defaults and otherwise is None:
                 break
-            value = self.raw(name) if name in self.given or name in self.defaults else parse_word(otherwise)
+            value = self.raw(name) if name in self.entries or name in self.defaults else parse_word(otherwise)
         return value
 
     def raw(self, key: str) -> Any:
         """The literal value: given, converted so far, or upstream's default; None where there is none."""
         if key in self.ours and key not in self.defaults:
             return self.ours[key]
-        entry = self.given.get(key)
+        entry = self.entries.get(key)
         return self.defaults.get(key) if entry is None else entry.value
 
     def place(self, key: str) -> str:
         """Place of a key in the file; empty where upstream's default holds."""
-        return self.given[key].place if key in self.given else ""
+        return self.entries[key].place if key in self.entries else ""
 
     def holds(self, condition: Condition) -> bool:
         """Whether every key of a condition has its value, one of its values, or a value within its bound."""
         return all(matches(self.value(key), wanted) for key, wanted in condition.items())
 
-    def required(self) -> dict[str, Any]:
+    def list_required(self) -> dict[str, Any]:
         """Keys that the stack requires beside the given ones, with the table's values where the file has none."""
         asked = [
             pair
@@ -103,13 +103,13 @@ class Settings:
             if self.holds(requirement.when)
             for pair in requirement.keys.items()
         ]
-        values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.given}
+        values = {key: value for key, value in asked if value == AS_IT_IS or key not in self.entries}
         return {key: self.value(key) if value == AS_IT_IS else value for key, value in values.items()}
 
-    def with_values(self, values: Mapping[str, Any]) -> "Settings":
+    def replace_values(self, values: Mapping[str, Any]) -> "Settings":
         """The settings with other values."""
-        changed = {**self.given, **{key: Given(value, "a change") for key, value in values.items()}}
-        return replace(self, given=changed, ours={})
+        changed = {**self.entries, **{key: Given(value, "a change") for key, value in values.items()}}
+        return replace(self, entries=changed, ours={})
 
 
 def parse_word(text: str) -> Any:

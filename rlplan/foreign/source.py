@@ -64,16 +64,18 @@ def read_source(path: Path, source: str | None, outside: Sequence[str] = (), nea
         if not script.has_trainer:
             raise _refuse_without_trainer(path)
         names = pairs.keys()  # the follower of the script has checked them
-        table = load_table("trl_given" if "trainer" in script.given else "trl")
-        settings = Settings(table, str(path), normalize_values(script.given, table), dict(table.defaults), script.notes)
+        table = load_table("trl_given" if "trainer" in script.entries else "trl")
+        settings = Settings(
+            table, str(path), normalize_values(script.entries, table), dict(table.defaults), script.notes
+        )
     elif path.suffix in SUFFIXES:
         settings = _read_document(path, tables, source, pairs, nearest)
     else:
         settings, names = _read_script(path, tables, pairs, nearest)
     if settings.table.syntax == "python":
         names = names | {"trainer"}
-        with_files, notes = add_accelerate(settings.given, path.parent)
-        settings = replace(settings, given=with_files, notes=(*settings.notes, *notes))
+        with_files, notes = add_accelerate(settings.entries, path.parent)
+        settings = replace(settings, entries=with_files, notes=(*settings.notes, *notes))
     _check_known(settings, nearest)
     return _apply_outside(settings, pairs, names)
 
@@ -108,11 +110,11 @@ def _find_file(folder: Path, nearest: Nearest) -> Path:
 def _check_known(settings: Settings, nearest: Nearest) -> None:
     """Raises: SpecError where most keys are unknown, so that the file belongs to another stack."""
     table = settings.table
-    strange = [key for key in settings.given if not table.knows(key)]
-    if len(strange) < LEAST_STRANGE or len(strange) <= MOST_STRANGE * len(settings.given):
+    strange = [key for key in settings.entries if not table.knows(key)]
+    if len(strange) < LEAST_STRANGE or len(strange) <= MOST_STRANGE * len(settings.entries):
         return
     raise SpecError(
-        f"{len(strange)} of its {len(settings.given)} keys are not known of {table.title} {table.version}: "
+        f"{len(strange)} of its {len(settings.entries)} keys are not known of {table.title} {table.version}: "
         + ", ".join(strange[:5]),
         where=settings.file,
         rule=f"at most {MOST_STRANGE:.0%} of the keys of a {table.title} file are unknown; others are another stack's",
@@ -128,17 +130,17 @@ def _apply_outside(settings: Settings, outside: Mapping[str, str], names: Set[st
     table, values = settings.table, dict[str, Any]()
     for name, value in outside.items():
         key = _normalize_key(name, table)
-        if key in table.keys or key in settings.given:
+        if key in table.keys or key in settings.entries:
             values[key] = parse_word(value)
         elif name not in names:
-            hint = did_you_mean(key, table.keys | settings.given.keys())
+            hint = did_you_mean(key, table.keys | settings.entries.keys())
             raise SpecError(
                 f"--set {shorten(name)} has no effect: {table.title}'s keys that are read have none of that name",
                 where="command line: --set",
                 rule=f"a variable of the script, or a key that is read or that the file gives.{hint}",
                 way_out="leave it out, or correct it",
             )
-    return settings.with_values(values) if values else settings
+    return settings.replace_values(values) if values else settings
 
 
 def _normalize_key(name: str, table: Table) -> str:
@@ -206,7 +208,7 @@ def _read_script(
                 continue  # another project's program of that name
             if len(commands) > 1:
                 notes.append(f"{len(commands)} commands start {table.title}; the one at {command.places[0]} is read")
-            entries, chosen, defaults = read.given, table, find_defaults(table, command.words)
+            entries, chosen, defaults = read.entries, table, find_defaults(table, command.words)
             if table.syntax == "python":
                 chosen, entries = choose_table(entries, command.places[0])
                 entries, defaults = read_server(script.commands) | entries, dict(chosen.defaults)

@@ -232,7 +232,7 @@ class Table(Spec):
         known = frozenset((*(key for key in asked if key and key not in self.rows), *fixed, *stages))
         return known.union(self.defaults, changed)
 
-    def asks_for(self, key: str, value: Any) -> bool:
+    def reads_value(self, key: str, value: Any) -> bool:
         """Whether a row has this value of a key as its condition, so that the value is not dropped as null."""
         rows = (row for alternatives in self.rows.values() for row in alternatives)
         asked = [row.when[key] for row in rows if key in row.when]

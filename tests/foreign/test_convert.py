@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from rlplan.spec.models.catalogue import find_model
 from rlplan.units import MIB
@@ -21,7 +21,7 @@ def import_settings(
 
 
 def job(folder: Path, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return flatten(import_settings(folder, settings, **more).data)
+    return flatten_keys(import_settings(folder, settings, **more).data)
 
 
 def test_keys_that_are_given_become_ours(tmp_path: Path) -> None:
@@ -172,20 +172,20 @@ def test_megatron_is_verl_s_trainer_by_the_engine_s_name_and_by_a_configuration_
     assert (result["training.backend"], result["training.tp"]) == ("megatron", 4)
     script = verl_script(tmp_path, tp, preset="ppo_megatron_trainer.yaml")
     script.write_text(script.read_text().replace("--config-name=", "--config-name "))
-    assert flatten(convert(read_source(script, None), "H100", None).data)["training.backend"] == "megatron"
+    assert flatten_keys(convert(read_source(script, None), "H100", None).data)["training.backend"] == "megatron"
 
 
 def test_a_reference_that_is_loaded_for_a_kl_loss_of_coefficient_0_is_counted_and_said(tmp_path: Path) -> None:
     result = import_settings(
         tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.0}
     )
-    assert flatten(result.data)["algorithm.kl_coef"] > 0
+    assert flatten_keys(result.data)["algorithm.kl_coef"] > 0
     assert any("loads a reference" in note for note in result.notes)
 
 
 def test_weights_that_are_offloaded_without_the_optimizer_are_said_to_be_counted_as_there(tmp_path: Path) -> None:
     result = import_settings(tmp_path, {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": False})
-    assert flatten(result.data)["placement.offload"] == "none"
+    assert flatten_keys(result.data)["placement.offload"] == "none"
     assert any("weights alone are offloaded" in note for note in result.notes)
 
 

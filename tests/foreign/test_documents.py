@@ -81,4 +81,4 @@ def test_a_file_below_that_is_there_is_no_reason_to_refuse(tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text("defaults: dpo_like.yaml\npolicy: {train_micro_batch_size: 2}\n")
     settings = read_source(tmp_path / "job.yaml", None)
     assert settings.value("grpo.num_prompts_per_step") == 96
-    assert "defaults" not in settings.given
+    assert "defaults" not in settings.entries

@@ -9,7 +9,7 @@ import pytest
 from rlplan.errors import NoFeasiblePlanError
 from rlplan.foreign.check import Asked, Checked, check, check_fits, imported_job
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from rlplan.units import GIB
 
@@ -105,22 +105,24 @@ def test_what_hugging_face_fills_in_is_not_taken_for_a_value(tmp_path: Path) -> 
     """`"auto"`, also for two numbers, in the files of its pages on DeepSpeed."""
     params = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
     config = {"optimizer": {"type": "AdamW", "params": params}, "gradient_accumulation_steps": "auto"}
-    values = flatten(import_deepspeed(tmp_path, config).data)
+    values = flatten_keys(import_deepspeed(tmp_path, config).data)
     assert "algorithm.adam_beta1" not in values
-    both = flatten(import_deepspeed(tmp_path, {"optimizer": {"type": "AdamW", "params": {"betas": [0.8, 0.9]}}}).data)
+    both = flatten_keys(
+        import_deepspeed(tmp_path, {"optimizer": {"type": "AdamW", "params": {"betas": [0.8, 0.9]}}}).data
+    )
     assert (both["algorithm.adam_beta1"], both["algorithm.adam_beta2"]) == (0.8, 0.9)
 
 
 def test_half_precision_that_is_filled_in_is_counted_with_a_note(tmp_path: Path) -> None:
     imported = import_deepspeed(tmp_path, {"bf16": {"enabled": "auto"}})
-    assert flatten(imported.data)["training.dtype"] == "bfloat16"
+    assert flatten_keys(imported.data)["training.dtype"] == "bfloat16"
     assert any(note.startswith('bf16 "auto"') for note in imported.notes)
-    assert flatten(import_deepspeed(tmp_path, {}).data)["training.dtype"] == "float32"
+    assert flatten_keys(import_deepspeed(tmp_path, {}).data)["training.dtype"] == "float32"
 
 
 def test_a_large_count_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
     config = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}}
-    assert flatten(import_deepspeed(tmp_path, config).data)["training.reduce_bucket_size"] == 500_000_000
+    assert flatten_keys(import_deepspeed(tmp_path, config).data)["training.reduce_bucket_size"] == 500_000_000
 
 
 @pytest.mark.parametrize("batch", [24, 64, 4096])

@@ -107,8 +107,8 @@ def test_an_uneven_split_without_keys_is_refused_as_megatron_refuses_it(tmp_path
     with pytest.raises(SpecError, match="94 layers do not divide over 8") as caught:
         check(read_source(script, None), Asked("H200"))
     assert f"{LAST['verl']}=10" in caught.value.way_out
-    settings = read_source(script, None).with_values({LAST["verl"]: 10})
+    settings = read_source(script, None).replace_values({LAST["verl"]: 10})
     assert not any("layers are counted" in note for note in imported_job(settings, Asked("H200"))[0].notes)
     other = {LAST["verl"]: 4, LAST["verl"].replace("last", "first"): 6}
-    notes = imported_job(read_source(script, None).with_values(other), Asked("H200"))[0].notes
+    notes = imported_job(read_source(script, None).replace_values(other), Asked("H200"))[0].notes
     assert any("6, 6 x 14, 4 layers are counted as 7 x 12, 10" in note for note in notes)

@@ -7,7 +7,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.convert import convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import parse_word
 from rlplan.foreign.source import read_source
 from rlplan.foreign.table import load_table
@@ -267,8 +267,8 @@ def test_deepspeed_s_json_is_read_without_what_it_leaves_to_others(tmp_path: Pat
     )
     settings = read_source(path, None)
     assert settings.table.title == "DeepSpeed"
-    assert "train_batch_size" not in settings.given
-    values = flatten(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
+    assert "train_batch_size" not in settings.entries
+    values = flatten_keys(convert(settings, "8xH100", "Qwen/Qwen2.5-7B-Instruct").data)
     assert (values["training.zero_stage"], values["training.offloads_optimizer"]) == (3, True)
     assert (values["algorithm.adam_beta2"], values["training.dtype"]) == (0.95, "bfloat16")
     assert "workload.mini_batch_size" not in values

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rlplan.accuracy.files.logs import read_log_points
 from rlplan.accuracy.files.measured_jobs import read_job_points
-from rlplan.accuracy.files.profiling_rig import is_rig, points_of_rig
 from rlplan.accuracy.points import Measured, MeasuredPoint, PointFile
 from rlplan.errors import SpecError
 from rlplan.reading import read_text
@@ -67,8 +66,6 @@ def _read_any_points(path: Path) -> tuple[MeasuredPoint, ...]:
 
 def _read_json_points(path: Path) -> tuple[MeasuredPoint, ...]:
     data = read_json(path, "the file of points", limit=MAX_FILE_BYTES)
-    if is_rig(data):
-        return points_of_rig(data, file=str(path))
     listed = {"points": data} if isinstance(data, list) else data
     return validate(PointFile, listed, file=str(path), way_out=_WAY_OUT).points
 

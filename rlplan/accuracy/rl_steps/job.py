@@ -82,7 +82,7 @@ class Axes:
 def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a published step. Raises: CannotPredict."""
     settings = RunSettings(point)
-    text = f"{settings.words_of(WORDS)} {point.source.lower()}"
+    text = f"{settings.join_words(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
         raise CannotPredict("DeepSpeed-Chat gathers every layer for every token that it generates: no job says that")
     framework = next((name for name, pattern in FRAMEWORKS if re.search(pattern, text)), "verl")
@@ -123,7 +123,7 @@ def count_steps(point: MeasuredPoint, num_rollouts: int) -> float:
     key = settings.first(("queries", "num_queries", "num_rollouts_total"))
     if key is None:
         raise CannotPredict("the number of queries of the stage is not stated")
-    return settings.count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
+    return settings.read_count(key) * _read_first(settings, ("epochs",), 1) / num_rollouts
 
 
 def _make_hardware(point: MeasuredPoint, count: int) -> str:
@@ -188,7 +188,7 @@ def _make_training(
         "offloads_optimizer": "optimizer" in offload or "auto",
     }
     if stage := settings.first(("zero_stage", "zero")):
-        training["zero_stage"] = settings.count(stage, at_least=0)
+        training["zero_stage"] = settings.read_count(stage, at_least=0)
     return training
 
 
@@ -226,7 +226,7 @@ def _read_first(settings: RunSettings, keys: tuple[str, ...], default: int) -> i
     key = settings.first(keys)
     if key is None and default:
         settings.assume(keys[0], default)
-    return settings.count(key) if key else default
+    return settings.read_count(key) if key else default
 
 
 def _read_devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple[int, int]:
@@ -240,7 +240,7 @@ def _read_devices(settings: RunSettings, total: int, *, is_async: bool) -> tuple
     train = settings.first(("train_gpus", "trainer_gpus", "actor_gpus"))
     rollout = settings.first(("rollout_gpus", "gen_gpus", "generation_gpus"))
     if train and rollout:
-        return settings.count(train), settings.count(rollout)
+        return settings.read_count(train), settings.read_count(rollout)
     if is_async:
         half = max(1, total // 2)
         return half, half
@@ -251,11 +251,11 @@ def _read_rollouts(settings: RunSettings, num_samples: int) -> int:
     """Rollouts per step: NeMo-RL's gen_gbs counts rollouts, verl's train_batch counts prompts."""
     key = settings.first(("num_rollouts", "gen_gbs", "rollout_batch_size", "global_batch", "rollouts_per_step"))
     if key:
-        return settings.count(key)
+        return settings.read_count(key)
     prompts = settings.first(("train_batch", "train_batch_size", "num_prompts", "prompts_per_step"))
     if prompts is None:
         raise CannotPredict("the number of rollouts of a step is not stated")
-    return settings.count(prompts) * max(1, num_samples)
+    return settings.read_count(prompts) * max(1, num_samples)
 
 
 def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengths]:
@@ -263,13 +263,13 @@ def _read_lengths(settings: RunSettings, *, reasons: bool) -> tuple[float, Lengt
     prompt = float(_read_first(settings, ("prompt", "prompt_len", "mean_prompt", "isl"), USUAL_PROMPT))
     fixed = settings.first(("gen", "response_len", "osl"))
     if fixed:
-        tokens = settings.count(fixed)
+        tokens = settings.read_count(fixed)
         return prompt, Lengths(ConstantLengths(value=tokens), tokens)
     whole = settings.first(("max_seq", "max_seq_len", "max_total_sequence_length"))
     limit_key = settings.first(("max_response", "max_response_len", "max_response_length", "max_new_tokens"))
     if not (whole or limit_key):
         raise CannotPredict("the longest response is not stated")
-    limit = settings.count(limit_key) if limit_key else max(1, int(settings.count(whole or "") - prompt))
+    limit = settings.read_count(limit_key) if limit_key else max(1, int(settings.read_count(whole or "") - prompt))
     if (key := settings.first(("avg_seq", "mean_seq", "avg_seq_len"))) is not None:
         mean = max(1.0, settings.number(key, low=1) - prompt)
     elif (key := settings.first(("avg_response", "mean_response", "response_mean", "mean_response_len"))) is not None:
@@ -318,6 +318,6 @@ def _read_axes(settings: RunSettings, backend: str, num_gpus: int) -> Axes:
     keys = ("ulysses", "sp", "sp_size", "ulysses_sp")
     ulysses = settings.degree(*keys)
     limit = settings.first(("max_response", "max_response_len", "max_response_length"))
-    if backend == "fsdp2" and settings.first(keys) is None and limit and settings.count(limit) >= LONG_RESPONSE:
+    if backend == "fsdp2" and settings.first(keys) is None and limit and settings.read_count(limit) >= LONG_RESPONSE:
         ulysses = min(LONG_ULYSSES, num_gpus)
     return Axes(tp, cp, min(ep, max(1, num_gpus // pp)), pp, ulysses)

@@ -97,7 +97,7 @@ class _Words:
     """The words of a point as one text, for searches."""
 
     def __init__(self, point: MeasuredPoint) -> None:
-        self.text = f"{Settings(point).words_of(WORDS)} {point.gpu or ''} {point.source}".lower()
+        self.text = f"{Settings(point).join_words(WORDS)} {point.gpu or ''} {point.source}".lower()
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text) is not None
@@ -125,14 +125,14 @@ def _read_ranks(point: MeasuredPoint) -> tuple[int, int | None]:
     """GPUs that train and that generate; None for the second where both share GPUs or the point does not say."""
     words, settings = _Words(point), Settings(point)
     if {"trainer_fsdp", "num_rollout"} <= point.settings.keys():
-        return settings.count("trainer_fsdp"), settings.count("num_rollout")
+        return settings.read_count("trainer_fsdp"), settings.read_count("num_rollout")
     if match := re.search(r"(\d+)\s*\+\s*(\d+)\s*(nodes?)?", words.text):
         scale = USUAL_GPUS_PER_NODE if match.group(3) else 1
         return int(match.group(1)) * scale, int(match.group(2)) * scale
     if match := re.search(r"(\d+)\s*x\s*(\d+)\s*[a-z]", (point.gpu or "").lower()):
         total = int(match.group(1)) * int(match.group(2))
     else:
-        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.count("num_gpus")
+        total = words.number(r"(\d+)\s*x\s*[a-z]") or settings.read_count("num_gpus")
     if total > 1 and _find_transport(words) in ("nccl", "delta", "disk"):
         return total - total // 2, total // 2
     return total, None

@@ -107,7 +107,7 @@ def _find_lora_key(settings: RunSettings) -> str | None:
     if settings.says(*LORA_FLAGS):
         return next(key for key in LORA_FLAGS if settings.says(key))
     key = settings.first(LORA_RANKS)
-    return key if key and settings.count(key, at_least=0) else None
+    return key if key and settings.read_count(key, at_least=0) else None
 
 
 def _check_algorithm(settings: RunSettings, *, has_lora: bool) -> None:
@@ -138,10 +138,10 @@ def _read_targets(
     text = f"{settings.text} {settings.raw('target') or ''} {point.id}".lower()
     stated = settings.first(LORA_RANKS)
     match = re.search(r"(?:^|[\s\-_,(])r(?:ank)?[ =_\-]?(\d+)", text)
-    rank = settings.count(stated) if stated else int(match.group(1)) if match else None
+    rank = settings.read_count(stated) if stated else int(match.group(1)) if match else None
     listed = _read_stated_targets(settings, model) or _find_listed(text)
     if listed is None and "trainable_params" in settings:
-        return _infer_targets(model, settings.count("trainable_params"), rank)
+        return _infer_targets(model, settings.read_count("trainable_params"), rank)
     return listed or trainer.targets, rank or trainer.rank
 
 

@@ -39,10 +39,10 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
     if not has_passes:
         point = _add_usual_passes(point)
     job = training_job(point)
-    length, group = settings.required(SEQUENCE, "sequence length"), settings.count("group_size")
-    prompt = min(settings.count("prompt", settings.count("prompt_len", length // 4)), length - 1)
-    num_prompts = settings.count("n_prompts", settings.count("num_prompts", 1))
-    num_seqs = settings.count("max_num_seqs", group)
+    length, group = settings.require(SEQUENCE, "sequence length"), settings.read_count("group_size")
+    prompt = min(settings.read_count("prompt", settings.read_count("prompt_len", length // 4)), length - 1)
+    num_prompts = settings.read_count("n_prompts", settings.read_count("num_prompts", 1))
+    num_seqs = settings.read_count("max_num_seqs", group)
     tokens = min(num_seqs * length, max(length, num_seqs * TOKENS_OF_A_SEQUENCE))
     micro_batch = min(job["workload"]["micro_batch_size_per_gpu"], group * num_prompts)
     num_updates = ceil_div(group * num_prompts, micro_batch)
@@ -69,7 +69,7 @@ def colocated_job(point: MeasuredPoint, *, has_passes: bool = True) -> dict[str,
             "sleep_level": 1,
             "gpu_memory_utilization": settings.number("gpu_memory_utilization", 0.3, high=1.0),
             "max_num_seqs": num_seqs,
-            "max_num_batched_tokens": settings.count("max_num_batched_tokens", tokens),
+            "max_num_batched_tokens": settings.read_count("max_num_batched_tokens", tokens),
         },
         "placement": {"placement": "colocated", "offload": "none"},
     }

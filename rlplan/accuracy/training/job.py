@@ -85,7 +85,7 @@ class Layout:
         self.ep = settings.degree("ep", "expert_parallel")
         self.ulysses = settings.degree(*ULYSSES)
         stated = settings.first(("etp", "expert_tensor_parallel"))
-        self.etp = settings.count(stated) if stated else None
+        self.etp = settings.read_count(stated) if stated else None
 
     @property
     def groups(self) -> int:
@@ -156,7 +156,7 @@ def make_hardware(point: MeasuredPoint, count: int) -> dict[str, Any]:
     if watts or "power limited" in text:
         hardware["power_limit"] = int(watts.group(1)) if watts else LIMITED_WATTS
     if key := settings.first(("gpus_per_host", "gpus_per_node")):
-        hardware["num_hosts"] = ceil_div(count, settings.count(key))
+        hardware["num_hosts"] = ceil_div(count, settings.read_count(key))
     return hardware
 
 
@@ -173,11 +173,11 @@ def _make_workload(settings: RunSettings, trainer: Trainer, layout: Layout, toke
 def _count_sequences(settings: RunSettings, trainer: Trainer, layout: Layout, micro_batch: int) -> int:
     """Sequences per optimizer step: the global batch, else micro-batch times ranks times accumulation."""
     groups, key = layout.groups, settings.first(GLOBAL_BATCH)
-    if key and settings.count(key) % (groups * micro_batch) == 0:
-        return settings.count(key)
+    if key and settings.read_count(key) % (groups * micro_batch) == 0:
+        return settings.read_count(key)
     stated = settings.first((*ACCUMULATION, *MICRO_BATCHES))
     usual = FULL_PIPELINE * layout.pp if layout.pp > 1 else trainer.micro_batches
-    return micro_batch * groups * (settings.count(stated) if stated else usual)
+    return micro_batch * groups * (settings.read_count(stated) if stated else usual)
 
 
 def _choose_backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> str:
@@ -362,4 +362,4 @@ def _cut_micro_batch(tokens: Tokens, settings: RunSettings, trainer: Trainer, pp
     if trainer is not TORCHTITAN or pp == 1:
         return tokens
     key = settings.first(MICRO_BATCHES)
-    return Tokens(max(1, tokens.sequences // (settings.count(key) if key else pp)), tokens.length)
+    return Tokens(max(1, tokens.sequences // (settings.read_count(key) if key else pp)), tokens.length)

@@ -77,12 +77,12 @@ class RunSettings(Settings):
         known = [str(word) for word in techniques] if isinstance(techniques, list | tuple) else [str(techniques)]
         self.techniques = frozenset(_name_technique(re.sub(r"[\s\-]+", "_", word.lower())) for word in known)
 
-    def required(self, keys: tuple[str, ...], meaning: str) -> int:
+    def require(self, keys: tuple[str, ...], meaning: str) -> int:
         """A count under one of several keys. Raises: CannotPredict where none is stated."""
         key = self.first(keys)
         if key is None:
             raise CannotPredict(f"the {meaning} is not stated")
-        return self.count(key)
+        return self.read_count(key)
 
     def says(self, *words: str) -> bool | None:
         """Whether a technique is used: a flag, or a word in the list of techniques; None where neither is stated."""
@@ -117,7 +117,7 @@ def num_ranks(settings: RunSettings) -> int:
     """
     key = settings.first(RANKS)
     if key:
-        return settings.count(key)
+        return settings.read_count(key)
     if match := HOSTS.match(settings.gpu):
         return int(match.group(1)) * int(match.group(2))
     match = re.match(r"\s*(\d+)\s*(x\b|x(?=[a-z])|gpus?\b|\*)", settings.gpu, re.IGNORECASE)
@@ -157,8 +157,8 @@ def read_tokens(settings: RunSettings) -> Tokens:
     """Tokens of the largest micro-batch, with every sequence at full length. Raises: CannotPredict where not stated."""
     if settings.lists_techniques and "packed" not in settings.techniques and settings.first(SEQUENCE) == "max_seq":
         raise CannotPredict("the samples are not packed and the length of the longest is not stated")
-    length = settings.required(SEQUENCE, "sequence length")
-    return Tokens(settings.required(BATCH, "micro-batch size"), length)
+    length = settings.require(SEQUENCE, "sequence length")
+    return Tokens(settings.require(BATCH, "micro-batch size"), length)
 
 
 FULL, NONE = "layers", "none"

@@ -104,7 +104,7 @@ def add_usual(point: MeasuredPoint) -> MeasuredPoint:
     if read.first(BATCH) is None and "micro_batch" not in usual and (key := read.first(GLOBAL_BATCH)):
         steps = read.first(ACCUMULATION)
         ranks = _count_ranks(read)
-        usual["micro_batch"] = max(1, read.count(key) // ranks // (read.count(steps) if steps else 1))
+        usual["micro_batch"] = max(1, read.read_count(key) // ranks // (read.read_count(steps) if steps else 1))
     if read.first(SEQUENCE) is None and (length := find_trainer(point).length):
         usual["seq"] = length
     mode = str(read.raw("mode") or "").lower()
@@ -129,7 +129,7 @@ def _read_zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
         return STAGES[sharding]
     if trainer is not MEGATRON:
         return None
-    if settings.first(("fsdp",)) and settings.count("fsdp", at_least=0) > 1:
+    if settings.first(("fsdp",)) and settings.read_count("fsdp", at_least=0) > 1:
         raise CannotPredict("Megatron-FSDP: a job's megatron shards the optimizer's states or nothing")
     is_distributed = settings.says("distributed_optimizer", "use_distributed_optimizer")
     return int(bool(is_distributed or is_bridge(settings) or "distributed" in settings.word("optimizer").lower()))

@@ -30,7 +30,7 @@ def read_stage(settings: RunSettings) -> int | None:
         return None
     value = settings.raw(key)
     match = re.search(r"\d+", value) if isinstance(value, str) else None
-    stage = int(match.group()[:9]) if match else settings.count(key, at_least=0)
+    stage = int(match.group()[:9]) if match else settings.read_count(key, at_least=0)
     if stage > 3:
         raise CannotPredict(f"setting '{key}' is {shorten(value)}; stages are 0 to 3")
     return stage
@@ -43,7 +43,7 @@ def zero_keys(settings: RunSettings) -> dict[str, Any]:
     keys: dict[str, Any] = {"zero_stage": read_stage(settings)}
     for key, names in COUNTS.items():
         if name := settings.first(names):
-            keys[key] = settings.count(name, at_least=0)
+            keys[key] = settings.read_count(name, at_least=0)
     settings.says("overlap_comm")  # a job of rlplan's own runtime has no key for it, and its buckets are alike
     if settings.says("bf16_master_weights_and_grads"):
         keys["master_dtype"] = "bfloat16"

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlplan.errors import EmitError, RlplanError
 from rlplan.foreign.convert import MEMORY, SHARES, convert, find_first
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.engine_share import add_kv_cache, find_share
 from rlplan.foreign.export.experiment import apply_fixed, check_fixed, list_fixed_keys, list_learning_keys
 from rlplan.foreign.pipeline import write_stages
@@ -95,15 +95,17 @@ def export_plan(plan: Plan, target: str) -> Export:
             settings = _add_key(settings, plan, ours, wanted)
             unsaid += [ours] * (settings is before)
         ours_to_say = unsaid
-    settings = settings.with_values(_complete_pairs(settings, wanted))
-    settings = settings.with_values(settings.required())
-    settings = settings.with_values(write_stages(table, plan, plan.job.load_model()))
+    settings = settings.replace_values(_complete_pairs(settings, wanted))
+    settings = settings.replace_values(settings.list_required())
+    settings = settings.replace_values(write_stages(table, plan, plan.job.load_model()))
     settings = apply_fixed(settings, wanted)
-    settings = settings.with_values(_mirror_roles(settings, plan))
+    settings = settings.replace_values(_mirror_roles(settings, plan))
     back = _check(settings, plan, wanted)
     check_fixed(settings, plan, wanted)
-    written = {key: entry.value for key, entry in settings.given.items() if table.defaults.get(key, "~") != entry.value}
-    written |= settings.required()
+    written = {
+        key: entry.value for key, entry in settings.entries.items() if table.defaults.get(key, "~") != entry.value
+    }
+    written |= settings.list_required()
     return Export(table, written, dict(_list_unsaid(plan, wanted, back)), plan.job.workload.max_seq_len)
 
 
@@ -122,7 +124,7 @@ def _check_framework(table: Table, plan: Plan) -> None:
 def _complete_pairs(settings: Settings, wanted: dict[str, Any]) -> dict[str, Any]:
     """Both values of a flag with two values, where only one of them differs from its default."""
     values = {row.key: wanted[ours] for ours, rows in settings.table.rows.items() for row in rows if ours in wanted}
-    begun = {key[:-2] for key in settings.given if key.endswith((".0", ".1"))}
+    begun = {key[:-2] for key in settings.entries if key.endswith((".0", ".1"))}
     return {key: value for key, value in values.items() if key.endswith((".0", ".1")) and key[:-2] in begun}
 
 
@@ -131,10 +133,10 @@ def _mirror_roles(settings: Settings, plan: Plan) -> dict[str, Any]:
     table, added = settings.table, dict[str, Any]()
     roles = dict.fromkeys((Role.POLICY, *plan.job.scored_roles))
     for begins, mirrored in (pair for role in roles for pair in table.of_roles.get(role, {}).items()):
-        for key, entry in settings.given.items():
+        for key, entry in settings.entries.items():
             own = mirrored + key.removeprefix(begins)
             usual = table.defaults.get(own, table.defaults.get(key, "~"))
-            if key.startswith(begins) and own not in settings.given and usual != entry.value:
+            if key.startswith(begins) and own not in settings.entries and usual != entry.value:
                 added[own] = entry.value
     return added
 
@@ -150,7 +152,7 @@ def _list_unsaid(plan: Plan, wanted: dict[str, Any], back: dict[str, Any]) -> It
 def _list_defaults(plan: Plan) -> dict[str, Any]:
     """The job keys of a job with defaults only."""
     answers = {"policy": plan.model_name, "hardware": "8xH100", "algorithm": plan.job.algorithm.name}
-    return flatten(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
+    return flatten_keys(validate(JobSpec, JobSpec.long_form(answers), file="defaults").model_dump(mode="json"))
 
 
 _OF_A_STEP = ("algorithm.", "workload.", "training.", "rollout.", "placement.", "roles.")
@@ -161,7 +163,7 @@ def _list_wanted(plan: Plan, table: Table) -> dict[str, Any]:
 
     Passes are sized in rollouts or in tokens, whichever the plan chose and the stack supports.
     """
-    wanted = {key: value for key, value in flatten(plan.job.model_dump(mode="json")).items() if value is not None}
+    wanted = {key: value for key, value in flatten_keys(plan.job.model_dump(mode="json")).items() if value is not None}
     wanted["policy.path"] = plan.asked.policy.path if model_path(plan.asked.policy.path) else plan.model_name
     wanted |= {f"roles.{role}.path": named_model(path) for role, path in plan.job.roles.paths.items()}
     wanted.pop(_ROLLOUTS if plan.choice.trainer.max_tokens else _TOKENS, None)
@@ -231,18 +233,18 @@ def _add_key(settings: Settings, plan: Plan, ours: str, wanted: dict[str, Any]) 
     for index, row in enumerate(alternatives):
         written = _write_row(settings, plan, row, wanted[ours], wanted)
         if written is not None and all(
-            key not in settings.given or settings.value(key) == value for key, value in written.items()
+            key not in settings.entries or settings.value(key) == value for key, value in written.items()
         ):
             candidates.append((sum(defaults.get(key, "~") != value for key, value in written.items()), index, written))
     for _, index, written in sorted(candidates, key=lambda candidate: candidate[:2]):
-        after = settings.with_values(written)
+        after = settings.replace_values(written)
         after.ours.update({key: value for key, value in wanted.items() if key != ours})
         back = find_first(after, ours, alternatives, [])
         is_share = back is not None and back[1].convert in SHARES
         if is_share and back is not None and back[1].convert != alternatives[index].convert:
             continue  # vLLM's fraction and SGLang's cover different memory
         if back is not None and (is_share or _are_equal(back[0].value, wanted[ours])):
-            return settings.with_values(written)
+            return settings.replace_values(written)
     return settings
 
 
@@ -275,7 +277,7 @@ def _satisfy(settings: Settings, conditions: dict[str, Any]) -> Iterator[tuple[s
     """
     for key, condition in conditions.items():
         is_given = (
-            key in settings.given and isinstance(condition, list | tuple) and matches(settings.value(key), condition)
+            key in settings.entries and isinstance(condition, list | tuple) and matches(settings.value(key), condition)
         )
         first = settings.value(key) if is_given else condition[0] if isinstance(condition, list | tuple) else condition
         if first is not None and not (isinstance(first, str) and first.startswith((">", "<", "*"))):
@@ -286,7 +288,7 @@ def _invert(settings: Settings, plan: Plan, row: Row, value: Any, wanted: dict[s
     """The foreign value for a job value; None without one."""
     if row.map is not None:
         words = [theirs for theirs, ours in row.map.items() if word_of(ours) == word_of(value)]
-        current = word_of(settings.given[row.key].value) if row.key in settings.given else ""
+        current = word_of(settings.entries[row.key].value) if row.key in settings.entries else ""
         word = current if current in words else next(iter(words), None)
         return {"true": True, "false": False}.get(word, word) if word is not None else None
     if row.convert in SHARES:
@@ -329,8 +331,8 @@ def _add_hosts(settings: Settings, plan: Plan) -> Settings:
             num_gpus = arrangement.num_training
             hosts = _count_hosts(num_gpus, hardware.num_devices // hosts)
         if not row.times:
-            return settings.with_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
-        return settings.with_values({row.key: num_gpus // hosts, row.times[0]: hosts})
+            return settings.replace_values({row.key: num_gpus, rows["hardware.num_hosts"][0].key: hosts})
+        return settings.replace_values({row.key: num_gpus // hosts, row.times[0]: hosts})
     return settings
 
 

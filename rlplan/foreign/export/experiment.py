@@ -77,7 +77,7 @@ def apply_fixed(settings: Settings, wanted: dict[str, Any]) -> Settings:
         for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 changes[key] = value
-    return settings.with_values(changes) if changes else settings
+    return settings.replace_values(changes) if changes else settings
 
 
 def list_fixed_keys(settings: Settings, wanted: dict[str, Any]) -> frozenset[str]:

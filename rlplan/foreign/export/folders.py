@@ -28,7 +28,7 @@ class _Form(NamedTuple):
     command: str
     """Command within the folder."""
     lacks: str = "with your data and rewards in it"
-    """What the user must add, for the README."""
+    """Things that the user must add, for the README."""
 
 
 def _write_script(export: Export, before: str = "", shape: str = "", program: str = "") -> dict[str, str]:

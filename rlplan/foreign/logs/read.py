@@ -118,11 +118,11 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
 def _read_rows(path: Path) -> Iterator[Row]:
     text = read_text(path, "the log", limit=MAX_LOG_BYTES)
     if path.name == "trainer_state.json":
-        yield from (_flatten(row) for row in _read_history(path, text))
+        yield from (_flatten_row(row) for row in _read_history(path, text))
     elif path.suffix == ".csv":
-        yield from (_flatten(row) for row in csv.DictReader(text.splitlines()))
+        yield from (_flatten_row(row) for row in csv.DictReader(text.splitlines()))
     elif path.suffix == ".jsonl":
-        yield from (_flatten(row) for row in _read_json_rows(path, text))
+        yield from (_flatten_row(row) for row in _read_json_rows(path, text))
     else:
         yield from _read_console_rows(text)
 
@@ -155,13 +155,13 @@ def _read_console_rows(text: str) -> Iterator[Row]:
             yield {"step": float(match[1])} | {name: float(value) for name, value in _PAIR.findall(match[2])}
 
 
-def _flatten(row: Any, prefix: str = "") -> Row:
+def _flatten_row(row: Any, prefix: str = "") -> Row:
     """Numbers by name; `data` and `metrics`, in which loggers wrap a row, leave no prefix."""
     numbers: Row = {}
     for key, value in list(row.items())[:MAX_FIELDS] if isinstance(row, Mapping) else ():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            numbers |= _flatten(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
+            numbers |= _flatten_row(value, "" if not prefix and key in ("data", "metrics") else f"{name}/")
         elif isinstance(value, str):
             number = _parse_number(value)
             numbers |= {} if number is None else {name: number}

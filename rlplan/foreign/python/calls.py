@@ -108,18 +108,18 @@ class Calls(Values):
         if name == "from_pretrained" and get_source(node.func).startswith("PeftModel"):
             model = self.value(node.args[0]) if node.args else None
             lora = Given(Made("LoraConfig"), self.place(node))
-            return Made(name, (dict(model.given) if isinstance(model, Made) else {}) | {"peft_config": lora})
+            return Made(name, (dict(model.entries) if isinstance(model, Made) else {}) | {"peft_config": lora})
         if name in ("from_pretrained", "from_dict") or (name.endswith(_ENDS) and name[:1].isupper()):
             instance = self._record(name, node)
             return add_default(instance, self.place(node)) if is_unsloth(get_source(node.func)) else instance
         if name == "get_peft_model":
             wrapped = self._record(name, node)
-            model = wrapped.of("model")
-            if "peft_config" not in wrapped.given:  # unsloth's takes what LoraConfig does
-                adapters = {key: entry for key, entry in wrapped.given.items() if key not in ("model", "args")}
-                wrapped.given["peft_config"] = Given(Made("LoraConfig", adapters, node.lineno), self.place(node))
+            model = wrapped.get("model")
+            if "peft_config" not in wrapped.entries:  # unsloth's takes what LoraConfig does
+                adapters = {key: entry for key, entry in wrapped.entries.items() if key not in ("model", "args")}
+                wrapped.entries["peft_config"] = Given(Made("LoraConfig", adapters, node.lineno), self.place(node))
             before = model if isinstance(model, Made) else Made("from_pretrained")
-            return Made(before.name, before.given | wrapped.given)
+            return Made(before.name, before.entries | wrapped.entries)
         if name == "prepare_model_for_kbit_training" and node.args:
             return self.value(node.args[0])
         if name == "setattr" and len(node.args) == 3:
@@ -148,10 +148,10 @@ class Calls(Values):
 
     def give(self, owner: Made, key: str, entry: Given) -> None:
         """Set an attribute, unless the object would then contain itself."""
-        before = dict(owner.given)
-        owner.given[key] = entry
+        before = dict(owner.entries)
+        owner.entries[key] = entry
         if count_parts(owner) > MAX_ITEMS:
-            owner.given = before
+            owner.entries = before
 
     def _call_method(self, node: ast.Call, name: str) -> Any:
         """The value of a method call of the script's own class; None for any other call."""
@@ -171,7 +171,7 @@ class Calls(Values):
         if "__init__" in own.methods:
             instance = Made(own.base, dict(own.defaults), node.lineno, own)
             if own.base != own.name:  # the constructor usually passes its arguments to the base class
-                instance.given |= self._record(own.base, node, own).given
+                instance.entries |= self._record(own.base, node, own).entries
             self.made.append(instance)
             self.call_function(Function(own.methods["__init__"]), node, [instance])
             return instance
@@ -238,7 +238,7 @@ class Calls(Values):
                 else {key: entry.value for key, entry in self._read_typed_flags(node).items()}
             )
             instances: list[Any] = [
-                self._parse_class(key, mapping if isinstance(mapping, dict) else flags) for key in owner.given
+                self._parse_class(key, mapping if isinstance(mapping, dict) else flags) for key in owner.entries
             ]
             has_rest = any(
                 keyword.arg == "return_remaining_strings" and self.value(keyword.value) for keyword in node.keywords
@@ -250,12 +250,12 @@ class Calls(Values):
         """The object of a dataclass that a parser returns: defaults, with the parsed values."""
         own = self.names.get(name)
         instance = Made(own.base, dict(own.defaults), 0, own) if isinstance(own, OwnClass) else Made(name)
-        instance.given |= {str(key): Given(value, self.file) for key, value in values.items()}
-        for key in instance.given:
+        instance.entries |= {str(key): Given(value, self.file) for key, value in values.items()}
+        for key in instance.entries:
             for outside in self.outside:
                 if outside.rpartition(".")[2] == key:
                     self.used.add(outside)
-                    instance.given[key] = Given(parse_word(self.outside[outside]), f"--set {outside}")
+                    instance.entries[key] = Given(parse_word(self.outside[outside]), f"--set {outside}")
         self.made.append(instance)
         return instance
 
@@ -272,14 +272,14 @@ class Calls(Values):
             if "default" in words or switch is not None or not words.get("required"):
                 value = words.get("default", switch)
                 is_text = isinstance(value, str) and is_known(value) and "type" in words
-                parser.given[option] = Given(parse_word(str(value)) if is_text else value, self.place(node))
+                parser.entries[option] = Given(parse_word(str(value)) if is_text else value, self.place(node))
             return ""
         if name == "set_defaults":
-            parser.given.update({key: Given(value, self.place(node)) for key, value in self.keywords(node).items()})
+            parser.entries.update({key: Given(value, self.place(node)) for key, value in self.keywords(node).items()})
             return ""
         if name in ("add_argument_group", "add_mutually_exclusive_group"):
             return parser
-        entries = parser.given | self._read_typed_flags(node)
+        entries = parser.entries | self._read_typed_flags(node)
         for outside, text in self.outside.items():
             last = outside.rpartition(".")[2].replace("-", "_")
             option, switch = self.flags.get(last, (last, None))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplan.errors import SpecError, did_you_mean
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
 from rlplan.foreign.python.text import parse_file
 from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
@@ -34,7 +34,7 @@ _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 class PythonScript:
     """The settings of a script."""
 
-    given: dict[str, Given]
+    entries: dict[str, Given]
     notes: tuple[str, ...]
     makes_grpo: bool
     """Whether it creates a GRPO trainer."""
@@ -108,14 +108,14 @@ def _check_trainer(script: Script, path: Path) -> None:
 
 def _list_not_counted(trainer: Made) -> Iterator[str]:
     """Notes on further models that TRL loads whole on each GPU."""
-    rewards = trainer.of("reward_funcs")
+    rewards = trainer.get("reward_funcs")
     named = [reward for reward in (rewards if isinstance(rewards, list) else [rewards]) if _is_model(reward)]
     if named:
         yield f"{len(named)} reward model{'s' * (len(named) > 1)} of reward_funcs, whole on each GPU, not counted"
-    model = trainer.of("model")
-    if is_made(model, LOADED) and model.of("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
+    model = trainer.get("model")
+    if is_made(model, LOADED) and model.get("fast_inference") is True and trainer.name == f"{_ONLINE}Trainer":
         yield SHARED
-    if _is_model(trainer.of("ref_model")):
+    if _is_model(trainer.get("ref_model")):
         yield "the reference model is counted in the policy's shape"
 
 
@@ -144,7 +144,7 @@ def _choose_trainer(script: Script) -> tuple[Made | None, Made | None, list[str]
     chosen = [candidate for candidate in trainers if candidate.name == f"{_ONLINE}Trainer"] or trainers
     trainer, notes = (chosen[-1] if chosen else None), []
     kind = trainer.name.removesuffix("Trainer") if trainer else ""
-    config = trainer.of("args") if trainer else None
+    config = trainer.get("args") if trainer else None
     if trainer and config is not None and not is_made(config, _SETTINGS):
         words = (
             strip_marks(config) if isinstance(config, str) else config.name if isinstance(config, Made) else str(config)
@@ -186,29 +186,29 @@ def _list_entries(script: Script, trainer: Made | None, config: Made | None) -> 
             yield from _convert_adapters(lora, f"{script.file}:{lora.line}")
         return
     yield from _list_model_entries(trainer)
-    if "max_seq_length" in trainer.given:  # earlier versions of SFTTrainer take it
-        yield "max_seq_length", trainer.given["max_seq_length"]
-    if "peft_config" in trainer.given:
-        adapters = trainer.given["peft_config"]
+    if "max_seq_length" in trainer.entries:  # earlier versions of SFTTrainer take it
+        yield "max_seq_length", trainer.entries["max_seq_length"]
+    if "peft_config" in trainer.entries:
+        adapters = trainer.entries["peft_config"]
         yield from _convert_adapters(adapters.value, adapters.place)
 
 
 def _list_model_entries(trainer: Made) -> Iterator[tuple[str, Given]]:
     """Keys of the trainer's model, which the trainer or the script loads."""
-    model = trainer.given.get("model")
+    model = trainer.entries.get("model")
     if model is None:
         return
     yield from _convert_model(model)
     if is_made(model.value, LOADED):
         yield from list_keys(model.value, is_online=trainer.name == f"{_ONLINE}Trainer")
-    if "quantization_config" in trainer.given and not is_made(model.value, "from_pretrained"):
-        yield from _convert_quantization(trainer.given["quantization_config"])
+    if "quantization_config" in trainer.entries and not is_made(model.value, "from_pretrained"):
+        yield from _convert_quantization(trainer.entries["quantization_config"])
 
 
 def _flatten_object(instance: Made) -> Iterator[tuple[str, Given]]:
-    for key, entry in instance.given.items():
+    for key, entry in instance.entries.items():
         if isinstance(entry.value, dict):
-            for inner, value in flatten(entry.value).items():
+            for inner, value in flatten_keys(entry.value).items():
                 yield from _convert_entry(f"{key}.{inner}", Given(value, entry.place))
         else:
             yield from _convert_entry(key, entry)
@@ -219,7 +219,7 @@ def _convert_entry(key: str, entry: Given) -> Iterator[tuple[str, Given]]:
     if is_made(entry.value, ("BitsAndBytesConfig", "QuantizationConfig")) or key.endswith("quantization_config"):
         yield from _convert_quantization(entry)
     elif is_made(entry.value, "Config"):
-        yield from ((f"{key}.{inner}", inner_entry) for inner, inner_entry in entry.value.given.items())
+        yield from ((f"{key}.{inner}", inner_entry) for inner, inner_entry in entry.value.entries.items())
     elif isinstance(entry.value, dict | list):
         yield key, Given(str(entry.value), entry.place)
     else:
@@ -230,7 +230,7 @@ def _convert_quantization(entry: Given) -> Iterator[tuple[str, Given]]:
     """Keys of a base model's quantization: bitsandbytes by its flags, any other by its class."""
     config = entry.value
     if is_made(config, "BitsAndBytesConfig"):
-        yield from ((key, config.given[key]) for key in _BITS if key in config.given)
+        yield from ((key, config.entries[key]) for key in _BITS if key in config.entries)
     elif isinstance(config, Made):
         yield "quantization_config", Given(config.name, entry.place)
     elif isinstance(config, str) and strip_marks(config).partition("(")[0] not in _BY_FLAGS:
@@ -244,9 +244,9 @@ def _convert_model(entry: Given, depth: int = 0) -> Iterator[tuple[str, Given]]:
         yield "model_name_or_path", entry
     if not is_made(model, "from_pretrained") or depth > MAX_NESTED:
         return
-    if not {"dtype", "torch_dtype"} & model.given.keys():  # transformers 5: `if dtype is None: dtype = "auto"`
+    if not {"dtype", "torch_dtype"} & model.entries.keys():  # transformers 5: `if dtype is None: dtype = "auto"`
         yield "model_init_kwargs.dtype", Given("auto", entry.place)
-    for key, argument in model.given.items():
+    for key, argument in model.entries.items():
         if key in ("path", "model_name", "pretrained_model_name_or_path"):
             yield from _convert_model(argument, depth + 1)
         elif key in ("dtype", "torch_dtype"):
@@ -269,7 +269,7 @@ def _convert_adapters(value: Any, place: str) -> Iterator[tuple[str, Given]]:
     elif is_made(value, "LoraConfig"):
         yield "use_peft", Given(True, place)
         usual = {"lora_dropout": Given(0.0, place)}  # PEFT's default; ModelConfig's is 0.05
-        for key, entry in (usual | value.given).items():
+        for key, entry in (usual | value.entries).items():
             yield from _convert_entry(_LORA.get(key, key if key.startswith("lora_") else f"lora.{key}"), entry)
     elif not (isinstance(value, str) and strip_marks(value).partition("(")[0] in _BY_FLAGS):
         yield "use_peft", Given(value, place)

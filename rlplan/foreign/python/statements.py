@@ -44,27 +44,27 @@ class _Objects:
 
     def __init__(self, objects: Sequence[Made]) -> None:
         self.objects = objects[:MAX_OBJECTS]
-        self.before = [dict(instance.given) for instance in self.objects]
+        self.before = [dict(instance.entries) for instance in self.objects]
         self.after: list[list[dict[str, Given]]] = []
         self.size = sum(map(len, self.before))
 
     def restore(self) -> None:
         """Reset to the state before the branches."""
         for instance, entries in zip(self.objects, self.before, strict=True):
-            instance.given = dict(entries)
+            instance.entries = dict(entries)
 
     def keep(self) -> None:
         """Record the state after a branch."""
-        self.after.append([instance.given for instance in self.objects])
+        self.after.append([instance.entries for instance in self.objects])
 
     def merge(self, place: str) -> None:
         """Keep attributes that are equal after all branches, and mark the others as unknown."""
         for index, instance in enumerate(self.objects if self.after else ()):
             branches = [left[index] for left in self.after]
-            instance.given = dict(branches[-1])
+            instance.entries = dict(branches[-1])
             for key in {key for branch in branches for key in branch}:
                 if _differ([branch[key].value if key in branch else _NOTHING for branch in branches]):
-                    instance.given[key] = Given(mark_unknown(key), place)
+                    instance.entries[key] = Given(mark_unknown(key), place)
 
 
 class _EndError(Exception):
@@ -127,7 +127,7 @@ class Script(Calls):
             case ast.Match():
                 self._follow_match(node)
             case ast.For() | ast.AsyncFor():
-                self._follow_for(node)
+                self._follow_for_loop(node)
             case ast.While():
                 self._follow_while(node)
             case ast.With() | ast.AsyncWith():
@@ -154,7 +154,7 @@ class Script(Calls):
                 for target in node.targets:
                     self._delete(target)
 
-    def _follow_for(self, node: ast.For | ast.AsyncFor) -> None:
+    def _follow_for_loop(self, node: ast.For | ast.AsyncFor) -> None:
         iterable = self.value(node.iter)
         items = list(iterable) if isinstance(iterable, dict | list) else None
         if items is None or self.passes + len(items) > MAX_PASSES:

@@ -27,19 +27,19 @@ def is_unsloth(text: str) -> bool:
     return _CLASS.fullmatch(text) is not None
 
 
-def add_default(made: Made, place: str) -> Made:
+def add_default(model: Made, place: str) -> Made:
     """The call with its default, a base model in 4 bits, unless an argument replaces it."""
-    if made.given.keys().isdisjoint(_OTHERWISE):
-        made.given["load_in_4bit"] = Given(True, place)
-    return Made(LOADED, made.given, made.line, made.own)
+    if model.entries.keys().isdisjoint(_OTHERWISE):
+        model.entries["load_in_4bit"] = Given(True, place)
+    return Made(LOADED, model.entries, model.line, model.own)
 
 
 def list_keys(model: Made, *, is_online: bool) -> Iterator[tuple[str, Given]]:
     """TRL's keys for the call. is_online: whether the trainer generates rollouts."""
-    if "max_seq_length" in model.given and not is_online:
-        yield "max_seq_length", model.given["max_seq_length"]
-    fast = model.given.get("fast_inference")
+    if "max_seq_length" in model.entries and not is_online:
+        yield "max_seq_length", model.entries["max_seq_length"]
+    fast = model.entries.get("fast_inference")
     if is_online and fast is not None and fast.value is True:
         yield "use_vllm", fast
         yield "vllm_mode", Given("colocate", fast.place)
-        yield "vllm_gpu_memory_utilization", model.given.get("gpu_memory_utilization", Given(0.5, fast.place))
+        yield "vllm_gpu_memory_utilization", model.entries.get("gpu_memory_utilization", Given(0.5, fast.place))

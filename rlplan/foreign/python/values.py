@@ -91,15 +91,15 @@ class Made:
 
     name: str
     """Last word of what is called."""
-    given: dict[str, Given] = field(default_factory=dict)
+    entries: dict[str, Given] = field(default_factory=dict)
     """Arguments and attributes, with their places."""
     line: int = 0
     own: Any = None
     """The script's own class of the object; None for a library's."""
 
-    def of(self, key: str) -> Any:
+    def get(self, key: str) -> Any:
         """The value of an attribute; None without it."""
-        return self.given[key].value if key in self.given else None
+        return self.entries[key].value if key in self.entries else None
 
 
 class Values:
@@ -244,7 +244,7 @@ class Values:
         if isinstance(node.value, ast.Name) and node.value.id in _MODULES and node.value.id not in self.names:
             return node.attr if node.value.id == "torch" else mark_unknown(get_source(node))
         owner = self.value(node.value)
-        attributes = owner.given if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
+        attributes = owner.entries if isinstance(owner, Made) else getattr(owner, "defaults", None) or {}
         if node.attr in attributes:
             return attributes[node.attr].value
         if isinstance(owner, Made) and node.attr in (usual := DEFAULTS.get(owner.name, {})):
@@ -302,7 +302,7 @@ class Values:
         if name == "getattr" and get_source(node.args[0]) == "torch":  # a type by its name
             return require_known(self.value(node.args[1]))
         if name == "vars" and isinstance(owner := self.value(node.args[0]), Made):
-            return {key: entry.value for key, entry in owner.given.items()}
+            return {key: entry.value for key, entry in owner.entries.items()}
         return None
 
     def _call_copy(self, node: ast.Call, name: str) -> Any:
@@ -313,7 +313,7 @@ class Values:
             owner = self.value(node.args[0])
             if isinstance(owner, Made):
                 more = {key: Given(value, self.place(node)) for key, value in self.keywords(node).items()}
-                return Made(owner.name, owner.given | more, owner.line, owner.own)
+                return Made(owner.name, owner.entries | more, owner.line, owner.own)
         return None
 
     def _call_mapping(self, owner: dict[Any, Any], node: ast.Call, name: str) -> Any:
@@ -374,7 +374,7 @@ def count_parts(value: Any) -> int:
         num += 1 if depth <= MAX_NESTED else MAX_ITEMS + 1
         inner = list(item.values()) if isinstance(item, dict) else item if isinstance(item, list) else []
         if isinstance(item, Made):
-            inner = [part.value for part in item.given.values()]
+            inner = [part.value for part in item.entries.values()]
         left += [(part, depth + 1) for part in inner]
     return num
 

@@ -288,7 +288,7 @@ class _Reader:
         """Follow the branch that is taken; a test that is known only at run time counts as false."""
         body, is_open = [], True
         test = node.named_children[0]
-        verdict = self._decide(test)
+        verdict = self._decide_test(test)
         for child in node.named_children[1:]:
             if child.type in ("elif_clause", "else_clause"):
                 if verdict or not is_open:
@@ -296,7 +296,7 @@ class _Reader:
                 body = list(child.named_children)
                 verdict = True
                 if child.type == "elif_clause":
-                    verdict = self._decide(body.pop(0))
+                    verdict = self._decide_test(body.pop(0))
                 if verdict:
                     break
                 body = []
@@ -305,7 +305,7 @@ class _Reader:
         for child in body:
             self.run(child, depth + 1)
 
-    def _decide(self, test: "Node") -> bool:
+    def _decide_test(self, test: "Node") -> bool:
         verdict = evaluate_test(test, self.words)
         if verdict is None:
             self._add_note(test, f"taken as false, because it is known only at run time: {get_text(test)[:80]}")

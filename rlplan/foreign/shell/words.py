@@ -32,17 +32,17 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "<<": lambda a, b: a << min(b, 63) if b >= 0 else 0,
     ">>": lambda a, b: a >> min(b, 63) if b >= 0 else 0,
     "**": lambda a, b: a**b if 0 <= b < 64 else 0,
-    "/": lambda a, b: _divide(a, b),
-    "%": lambda a, b: a - b * _divide(a, b),
+    "/": lambda a, b: _divide_integers(a, b),
+    "%": lambda a, b: a - b * _divide_integers(a, b),
     "&&": lambda a, b: bool(a and b),
     "||": lambda a, b: bool(a or b),
 }
 
 
-def _divide(a: int, b: int) -> int:
+def _divide_integers(a: int, b: int) -> int:
     """The quotient rounded towards zero, as in C.
 
-    >>> _divide(-7, 2), _divide((1 << 62) + 1, 3)
+    >>> _divide_integers(-7, 2), _divide_integers((1 << 62) + 1, 3)
     (-3, 1537228672809129301)
     """
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)

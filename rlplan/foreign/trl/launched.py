@@ -50,7 +50,7 @@ Words = Sequence[tuple[str, str]]
 class Launch:
     """The keys of a command."""
 
-    given: dict[str, Given]
+    entries: dict[str, Given]
     is_known: bool
     """Whether the command starts the table's stack."""
     used: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ def read_launch(words: Words, folder: Path, notes: list[str], outside: Mapping[s
     script = _read_program(words[at:], folder, flags, outside)
     if script is not None:
         notes += script.notes
-        configured |= script.given
+        configured |= script.entries
         flags = {} if script.has_own_flags else flags
     entries, used = configured | _count_processes(launcher) | flags, script.used if script else frozenset[str]()
     if script is not None and script.makes_grpo:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.table import read_facts
 
 _FOLDER = "accelerate_configs"
@@ -18,7 +18,7 @@ _FOLDER = "accelerate_configs"
 @cache
 def _files() -> dict[str, dict[str, Any]]:
     read = read_facts("accelerate")
-    return {name: flatten({**read["all"], **keys}) for name, keys in read["files"].items()}
+    return {name: flatten_keys({**read["all"], **keys}) for name, keys in read["files"].items()}
 
 
 def find_shipped(named: str) -> dict[str, Any] | None:

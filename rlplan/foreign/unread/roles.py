@@ -95,11 +95,11 @@ def _find_differences(settings: Settings, role: Role) -> Iterator[Difference]:
         )
         if not read.isdisjoint({own, *names}):
             continue
-        stated = next((name for name in (own, *names) if name in settings.given), "")
-        value = settings.known(stated) if stated else None
+        stated = next((name for name in (own, *names) if name in settings.entries), "")
+        value = settings.resolve(stated) if stated else None
         if not stated and own and role is Role.VALUE:  # upstream's critic does not inherit the policy's value
             stated, value = own, settings.defaults.get(own, settings.defaults.get(key))
-        policy = settings.known(key)
+        policy = settings.resolve(key)
         if value is not None and word_of(value).lower() != word_of(policy).lower():
             words = f"{stated}={word_of(value)} ({word_of(policy)} for the policy)"
             yield Difference(words, _may_take_more(stated, value, policy))

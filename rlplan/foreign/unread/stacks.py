@@ -101,7 +101,7 @@ class Stack(Spec):
     def _has_name(self, value: Any) -> bool:
         return isinstance(value, str) and any(fnmatchcase(value, pattern) for pattern in self.words)
 
-    def started_by(self, command: Command) -> tuple[str, ...]:
+    def find_start(self, command: Command) -> tuple[str, ...]:
         """The words of a command that start this stack; empty where it starts something else."""
         for entry in self.commands:
             patterns = entry.split()
@@ -176,7 +176,7 @@ def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -
             continue
         where = f"{path}, at {command.places[0]}"
         for stack in load_stacks():
-            if words := stack.started_by(command):
+            if words := stack.find_start(command):
                 raise _refuse(
                     stack, [" ".join(words)], where, _suggest_estimate(stack, entries, command.words, nearest)
                 )

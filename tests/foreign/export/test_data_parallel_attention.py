@@ -72,7 +72,7 @@ def test_a_stack_that_has_it_is_told_in_its_words(stack: str, tmp_path: Path) ->
 @pytest.mark.parametrize("stack", SAID)
 def test_what_was_told_is_read_as_the_same_engine(stack: str) -> None:
     table = load_table(stack)
-    settings = Settings(table, "test", {}, dict(table.defaults)).with_values(
+    settings = Settings(table, "test", {}, dict(table.defaults)).replace_values(
         {**SAID[stack][1], **({"algorithm.adv_estimator": "grpo"} if stack == "verl" else {})}
     )
     taken = {entry.ours: entry.value for entry in convert(settings, "8xH100", MIXTURE).taken}
@@ -109,7 +109,7 @@ def test_defaults_of_a_server_are_of_each_of_its_ranks(tmp_path: Path) -> None:
 
 def slime(**settings: Any) -> dict[str, Any]:
     table = load_table("slime")
-    loaded = Settings(table, "test", {}, dict(table.defaults)).with_values(
+    loaded = Settings(table, "test", {}, dict(table.defaults)).replace_values(
         {"colocate": True, "rollout_num_gpus_per_engine": 64, **settings}
     )
     return {entry.ours: entry.value for entry in convert(loaded, "128xH100", MIXTURE).taken}
@@ -129,4 +129,4 @@ def test_nemo_rl_asks_for_experts_over_a_multiple_of_tp() -> None:
     table = load_table("nemo_rl")
     wrong = {f"{VLLM}cfg.tensor_parallel_size": 8, f"{VLLM}cfg.expert_parallel_size": 12}
     with pytest.raises(SpecError, match="sizes that divide"):
-        convert(Settings(table, "test", {}, dict(table.defaults)).with_values(wrong), "8xH100", MIXTURE)
+        convert(Settings(table, "test", {}, dict(table.defaults)).replace_values(wrong), "8xH100", MIXTURE)

@@ -9,7 +9,7 @@ import pytest
 from rlplan.api import emit
 from rlplan.errors import EmitError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import TARGETS, for_stack, write_export
 from rlplan.foreign.source import read_source
@@ -36,7 +36,9 @@ def read_back(target: str, folder: Path, plan: Plan, gpus: str = "8xH100") -> tu
     imported, job = imported_job(settings, Asked(gpus, model))
     unknown = [entry.key for entry in imported.left if entry.why.startswith("not known")]
     return {
-        key: flatten(job.model_dump(mode="json"))[key] for key in settings.table.rows if key in flatten(imported.data)
+        key: flatten_keys(job.model_dump(mode="json"))[key]
+        for key in settings.table.rows
+        if key in flatten_keys(imported.data)
     } | {
         "rollout.kv_cache_memory": job.rollout.kv_cache_memory,
         "hardware.num_devices": job.hardware.num_devices,
@@ -52,7 +54,7 @@ def test_what_is_read_back_of_plans_is_their_job(target: str, every: int, tmp_pa
         write_export(plan, target, tmp_path)
         back, unknown = read_back(target, tmp_path, plan)
         assert unknown == []
-        wanted = flatten(plan.job.model_dump(mode="json"))
+        wanted = flatten_keys(plan.job.model_dump(mode="json"))
         cache = int(wanted.pop("rollout.kv_cache_memory"))
         there = back.pop("rollout.kv_cache_memory")
         assert there == "auto" or cache <= int(there) <= SAME_CACHE * cache, overrides
@@ -153,7 +155,7 @@ def test_adapters_and_low_bits_are_said_where_a_stack_has_them(
     write_export(plan, target, tmp_path)
     back, unknown = read_back(target, tmp_path, plan)
     assert unknown == []
-    wanted = flatten(plan.job.model_dump(mode="json"))
+    wanted = flatten_keys(plan.job.model_dump(mode="json"))
     keys = {"training.lora.rank", "training.lora.alpha", "training.optimizer", "rollout.quantization"} & set(back)
     assert {key: back[key] for key in keys} == {key: wanted[key] for key in keys}
     assert any(key.startswith(override.partition("=")[0]) for override in overrides for key in keys)
@@ -177,7 +179,7 @@ def test_an_imported_job_is_written_for_its_stack_as_it_stands(tmp_path: Path) -
     (tmp_path / "job.yaml").write_text(json.dumps(imported.data))
     emit(tmp_path / "job.yaml", tmp_path / "out", target="trl")
     again, _ = imported_job(read_source(tmp_path / "out" / "train.sh", None), Asked("2xH100", None))
-    asked, back = flatten(imported.data), flatten(again.data)
+    asked, back = flatten_keys(imported.data), flatten_keys(again.data)
     assert {key: back.get(key) for key in asked if key != "name"} == {key: asked[key] for key in asked if key != "name"}
 
 

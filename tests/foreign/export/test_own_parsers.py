@@ -18,7 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rlplan.emit.launchers import write_launcher
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.folders import write_export
 from rlplan.planner.search import best_plan
 from rlplan.runtime.processes.machine_speed import scaled
@@ -79,7 +79,7 @@ KINDS: dict[str, Any] = {"int": int, "float": float, "str": str}
 def test_nemo_rl_has_every_key_with_a_value_of_its_type(every: int, tmp_path: Path) -> None:
     known = RECORDED["nemo_rl"]["keys"] | {"defaults": "str"}
     for folder in exports("nemo_rl", tmp_path, every):
-        for key, value in flatten(YAML(typ="safe").load(folder / "train.yaml")).items():
+        for key, value in flatten_keys(YAML(typ="safe").load(folder / "train.yaml")).items():
             if not key.startswith("policy.generation.vllm_kwargs."):
                 assert known[key] in (type(value).__name__, "any"), key
 

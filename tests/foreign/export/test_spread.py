@@ -14,7 +14,7 @@ from rlplan.emit.bundle import read_bundle
 from rlplan.emit.execution import execution_spec
 from rlplan.errors import RlplanError, SpecError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import name_hardware
 from rlplan.foreign.export.experiment import list_learning_keys
 from rlplan.foreign.job_text import job_text
@@ -94,7 +94,7 @@ def differences(there: Plan, plan: Plan) -> dict[str, Any]:
 def _flat_job(plan: Plan) -> dict[str, Any]:
     """The keys of a plan's job that have an effect, with what the value model takes over from the policy."""
     job = plan.job
-    values = flatten(job.model_dump(mode="json"))
+    values = flatten_keys(job.model_dump(mode="json"))
     values["policy.path"] = named_model(values["policy.path"])
     if job.algorithm.declaration.has_value:
         values["algorithm.value_learning_rate"] = job.algorithm.value_learning_rate or job.algorithm.learning_rate

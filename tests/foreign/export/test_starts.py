@@ -11,7 +11,7 @@ import pytest
 
 from rlplan.errors import EmitError
 from rlplan.foreign.check import Asked, imported_job
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.export.backwards import export_plan
 from rlplan.foreign.export.folders import write_export
 from rlplan.foreign.source import read_source
@@ -119,7 +119,7 @@ def test_adapters_of_nemo_rl_are_trained_in_passes_of_rollouts_where_the_plan_sa
     plan = make_plan(*ASKED["nemo_rl"], "training.lora={rank: 16}", "workload.micro_batch_size_per_gpu=4")
     assert not plan.choice.trainer.max_tokens
     write_export(plan, "nemo_rl", tmp_path)
-    values = flatten(imported_job(read_source(tmp_path / "train.yaml", None), Asked("8xH100"))[0].data)
+    values = flatten_keys(imported_job(read_source(tmp_path / "train.yaml", None), Asked("8xH100"))[0].data)
     assert values["workload.micro_batch_size_per_gpu"] == plan.job.workload.micro_batch_size_per_gpu
     assert "training.max_tokens_per_micro_batch" not in values
 

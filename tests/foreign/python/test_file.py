@@ -142,7 +142,7 @@ def test_of_several_trainers_the_last_of_grpo_is_read_with_its_own_configuration
         "GRPOTrainer('c/d', len, GRPOConfig(beta=0.5)).train()\n",
     )
     assert "loss_type" in [row.key for row in settings.table.rows["algorithm.name"]]
-    assert "per_device_train_batch_size" not in settings.given
+    assert "per_device_train_batch_size" not in settings.entries
     assert settings.notes == ("train.py makes 2 trainers; GRPOTrainer at line 9 is read",)
 
 

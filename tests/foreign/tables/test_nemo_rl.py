@@ -8,7 +8,7 @@ import pytest
 from rlplan.errors import SpecError
 from rlplan.foreign.check import Asked, imported_job
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from tests.foreign.scripts import write_yaml
 
@@ -33,12 +33,12 @@ def import_settings(folder: Path, settings: dict[str, Any]) -> Imported:
 
 
 def job(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    return flatten(import_settings(folder, settings).data)
+    return flatten_keys(import_settings(folder, settings).data)
 
 
 def test_ppo_has_a_critic_and_the_sizes_of_its_own_part(tmp_path: Path) -> None:
     result = import_settings(tmp_path, PPO)
-    data = flatten(result.data)
+    data = flatten_keys(result.data)
     assert (data["algorithm.name"], data["roles.value.path"]) == ("ppo", "Qwen/Qwen2.5-1.5B")
     assert (data["workload.num_prompts_per_step"], data["workload.num_samples_per_prompt"]) == (64, 8)
     assert (data["workload.num_epochs_per_step"], data["algorithm.gae_lambda"]) == (4, 0.95)
@@ -64,7 +64,7 @@ def test_a_script_of_ppo_s_program_is_read(tmp_path: Path) -> None:
 
 def test_a_reference_of_gpus_that_only_train_waits_on_the_host(tmp_path: Path) -> None:
     result = import_settings(tmp_path, SMALL | APART)
-    data = flatten(result.data)
+    data = flatten_keys(result.data)
     assert (data["placement.offload"], data["placement.offload_roles"]) == ("host", "frozen")
     assert any("keeps the reference in pinned memory" in note for note in result.notes)
     alone = job(tmp_path, SMALL | APART | {"loss_fn.reference_policy_kl_penalty": 0.0})
@@ -94,7 +94,7 @@ def test_sglang_has_a_share_and_ranks_of_its_own(tmp_path: Path) -> None:
     sglang = {"mem_fraction_static": 0.7, "tp_size": 2, "max_running_requests": 128, "disable_cuda_graph": True}
     settings = {f"policy.generation.sglang_cfg.{key}": value for key, value in sglang.items()}
     result = import_settings(tmp_path, SMALL | settings | {"policy.generation.backend": "sglang"})
-    data = flatten(result.data)
+    data = flatten_keys(result.data)
     assert result.share is not None
     assert (result.share.value, result.share.is_static, data["rollout.engine"]) == (0.7, True, "sglang")
     assert (data["rollout.tp"], data["rollout.max_num_seqs"], data["rollout.has_cuda_graphs"]) == (2, 128, False)

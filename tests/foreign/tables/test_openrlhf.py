@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.foreign.check import Asked, check
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 
 
@@ -43,7 +43,7 @@ RLOO = "--algo.advantage.estimator rloo "
 def test_roles_of_openrlhf_have_gpus_of_their_own_unless_they_are_colocated(
     flags: str, of_scorers: int, of_all: int, tmp_path: Path
 ) -> None:
-    values = flatten(import_openrlhf(tmp_path, flags).data)
+    values = flatten_keys(import_openrlhf(tmp_path, flags).data)
     assert (values["placement.num_scoring_devices"], values["hardware.num_devices"]) == (of_scorers, of_all)
 
 
@@ -58,11 +58,11 @@ def test_a_critic_of_openrlhf_starts_as_the_reward_model_and_is_laid_on_the_acto
 
 def test_openrlhf_s_reward_model_is_not_loaded_where_rewards_come_from_elsewhere(tmp_path: Path) -> None:
     imported = import_openrlhf(tmp_path, f"{RLOO}{MODELS} --train.agent_func_path agent.py")
-    assert "roles.reward.path" not in flatten(imported.data)
+    assert "roles.reward.path" not in flatten_keys(imported.data)
 
 
 def test_engines_of_an_asynchronous_openrlhf_have_their_own_gpus_whatever_is_colocated(tmp_path: Path) -> None:
-    values = flatten(import_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
+    values = flatten_keys(import_openrlhf(tmp_path, RLOO + "--train.colocate_all --train.async_enable").data)
     assert values["placement.placement"] == "disaggregated"
     assert values["placement.num_generation_devices"] == 4
 
@@ -80,7 +80,7 @@ def test_a_host_with_the_critic_s_gpus_too_has_as_many_that_train_as_the_script_
 def test_weights_interrupt_rollouts_of_an_asynchronous_run_where_it_says_so(
     flag: str, expected: bool, tmp_path: Path
 ) -> None:
-    values = flatten(import_openrlhf(tmp_path, f"{RLOO} --train.async_enable {flag}").data)
+    values = flatten_keys(import_openrlhf(tmp_path, f"{RLOO} --train.async_enable {flag}").data)
     assert values["placement.partial_rollouts"] is expected
 
 
@@ -110,7 +110,7 @@ def test_a_pass_of_openrlhf_holds_its_micro_batch_however_small_a_rank_s_share_i
         "--remote_rm_url reward.py\n"
     )
     checked = check(read_source(script, None), Asked("16xH20", None, ()))
-    imported, values = checked.imported, flatten(checked.imported.data)
+    imported, values = checked.imported, flatten_keys(checked.imported.data)
     assert (values["workload.mini_batch_size"], values["workload.micro_batch_size_per_gpu"]) == (
         mini_batch,
         micro_batch,

@@ -6,7 +6,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 
 SLIME = (
@@ -22,18 +22,18 @@ def slime(folder: Path, flags: str) -> Imported:
 
 
 def test_slime_s_flags_of_offloading_are_no_names_of_files(tmp_path: Path) -> None:
-    usual, result = flatten(slime(tmp_path, "").data), slime(tmp_path, "--no-offload-train --no-offload-rollout")
+    usual, result = flatten_keys(slime(tmp_path, "").data), slime(tmp_path, "--no-offload-train --no-offload-rollout")
     keys = ("placement.placement", "placement.offload", "rollout.sleep_level")
     assert [usual.get(key) for key in keys] == ["colocated", "host", 2]
-    assert [flatten(result.data).get(key) for key in keys] == ["hybrid", "none", None]
+    assert [flatten_keys(result.data).get(key) for key in keys] == ["hybrid", "none", None]
     assert [entry.key for entry in result.left] == ["load"]
 
 
 def test_a_part_of_slime_s_optimizer_on_the_cpu_is_counted_on_the_gpu(tmp_path: Path) -> None:
     imported = slime(tmp_path, "--optimizer-cpu-offload --optimizer-offload-fraction 0.1")
-    assert flatten(imported.data)["training.offloads_optimizer"] is False
+    assert flatten_keys(imported.data)["training.offloads_optimizer"] is False
     assert any("part of the optimizer" in note for note in imported.notes)
-    assert flatten(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
+    assert flatten_keys(slime(tmp_path, "--optimizer-cpu-offload").data)["training.offloads_optimizer"] is True
 
 
 def test_slime_shares_rows_where_its_flag_is_given(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_context_that_slime_bounds_leaves_prompts_what_responses_do_not_take(t
 
 
 def test_sglang_s_cache_in_fp8_is_one_for_slime(tmp_path: Path) -> None:
-    assert flatten(slime(tmp_path, "--sglang-kv-cache-dtype fp8_e4m3").data)["rollout.kv_dtype"] == "fp8"
+    assert flatten_keys(slime(tmp_path, "--sglang-kv-cache-dtype fp8_e4m3").data)["rollout.kv_dtype"] == "fp8"
 
 
 def test_what_slime_counts_in_parts_is_said_with_its_direction(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_sglang_holds_a_checkpoint_in_fp8_as_it_is(name: str, quantization: str 
     script = tmp_path / "slime.sh"
     script.write_text(SLIME.replace("Qwen/Qwen3-4B", name))
     imported = convert(read_source(script, None), "H100", None)
-    data = flatten(imported.data)
+    data = flatten_keys(imported.data)
     assert data.get("rollout.quantization") == quantization
     assert data["policy.path"].endswith(Path(name).name.removesuffix("-FP8").removesuffix("-INT4"))
     assert any("takes more in the engine" in note for note in imported.notes) is ("INT4" in name)

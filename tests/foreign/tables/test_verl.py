@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.source import read_source
 from tests.foreign.scripts import verl_script
 
@@ -63,7 +63,7 @@ def test_engines_beside_those_of_the_trainer_s_gpus_are_said(hardware: str, tmp_
 
 def test_a_mode_that_takes_turns_ahead_of_time_is_said_to_be_counted_as_sync(tmp_path: Path) -> None:
     imported = import_settings(tmp_path, {"trainer.v1.trainer_mode": "colocate_async"})
-    assert flatten(imported.data)["placement.placement"] == "colocated"
+    assert flatten_keys(imported.data)["placement.placement"] == "colocated"
     assert any("colocate_async takes the memory of sync" in note for note in imported.notes)
 
 
@@ -87,7 +87,7 @@ def test_a_reference_under_fsdp_lies_on_the_host_whatever_its_own_key_says(
 ) -> None:
     kept = {f"{ACTOR}fsdp_config.param_offload": False, f"{ACTOR}fsdp_config.optimizer_offload": False}
     apart = settings | {"rollout.n_gpus_per_node": 8} if settings else {}
-    values = flatten(import_settings(tmp_path, {**kept, **apart, f"{ACTOR}use_kl_loss": True}).data)
+    values = flatten_keys(import_settings(tmp_path, {**kept, **apart, f"{ACTOR}use_kl_loss": True}).data)
     assert (values["placement.offload"], values["placement.offload_roles"]) == ("host", "frozen")
-    alone = flatten(import_settings(tmp_path, {**kept, **apart}).data)
+    alone = flatten_keys(import_settings(tmp_path, {**kept, **apart}).data)
     assert alone["placement.offload"] == "none"

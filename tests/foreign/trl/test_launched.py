@@ -7,7 +7,7 @@ import pytest
 
 from rlplan.errors import SpecError
 from rlplan.foreign.convert import Imported, convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -32,7 +32,7 @@ def import_script(folder: Path, script: str, hardware: str = "H100", program: st
 
 
 def job(folder: Path, script: str, hardware: str = "H100", program: str = SFT) -> dict[str, Any]:
-    return flatten(import_script(folder, script, hardware, program).data)
+    return flatten_keys(import_script(folder, script, hardware, program).data)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_configuration_that_trl_ships_is_known_by_its_name(
     command: str, backend: str, stage: int, num_devices: int, tmp_path: Path
 ) -> None:
     result = import_script(tmp_path, command)
-    data = flatten(result.data)
+    data = flatten_keys(result.data)
     assert (data["training.backend"], data["training.zero_stage"], data["hardware.num_devices"]) == (
         backend,
         stage,
@@ -107,7 +107,7 @@ def test_shipped_configurations_are_as_the_package_has_them() -> None:
     from rlplan.spec.files.yaml import read_yaml
 
     for path in sorted((Path(resources) / "accelerate_configs").glob("*.yaml")):
-        theirs, ours = flatten(read_yaml(path, "a file of TRL")), find_shipped(path.stem)
+        theirs, ours = flatten_keys(read_yaml(path, "a file of TRL")), find_shipped(path.stem)
         assert ours is not None, path.name
         differing = {key for key, value in ours.items() if theirs.get(key) != value}
         assert differing <= ({"num_processes"} if path.stem == "single_gpu" else set())
@@ -117,7 +117,7 @@ def test_trl_s_own_file_names_accelerate_s_and_hands_on_processes(tmp_path: Path
     text = "model_name_or_path: Qwen/Qwen2.5-7B\nnum_generations: 8\naccelerate_config: zero3\nnum_processes: 4\n"
     (tmp_path / "grpo.yaml").write_text(text)
     for settings in (read_source(tmp_path / "grpo.yaml", None), read(tmp_path, "trl grpo --config grpo.yaml")):
-        values = flatten(convert(settings, "H100", None).data)
+        values = flatten_keys(convert(settings, "H100", None).data)
         assert (values["training.zero_stage"], values["hardware.num_devices"]) == (3, 4)
 
 
@@ -128,7 +128,7 @@ def test_the_engine_s_server_has_its_gpus_and_the_trainer_those_of_its_launcher(
         "accelerate launch --config_file accelerate.yaml train.py"
     )
     result = import_script(tmp_path, script, program=SERVED)
-    data = flatten(result.data)
+    data = flatten_keys(result.data)
     assert (data["hardware.num_devices"], data["placement.num_generation_devices"], data["rollout.tp"]) == (8, 4, 2)
     assert data["workload.num_prompts_per_step"] == 4
     assert not any("commands start TRL" in note for note in result.notes)
@@ -144,7 +144,7 @@ def test_a_server_beside_an_unknown_number_of_trainers_is_refused_and_its_way_ou
     with pytest.raises(SpecError, match="how many train is not said") as caught:
         convert(read_source(tmp_path / "train.py", None), "8xH100", None)
     assert caught.value.way_out.startswith("--set accelerate.num_processes=4 --hardware 8xH100")
-    values = flatten(
+    values = flatten_keys(
         convert(read_source(tmp_path / "train.py", None, ["accelerate.num_processes=4"]), "8xH100", None).data
     )
     assert values["placement.num_generation_devices"] == 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlplan.foreign.convert import convert
-from rlplan.foreign.documents import flatten
+from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.settings import Settings
 from rlplan.foreign.source import read_source
 
@@ -91,5 +91,5 @@ def test_the_type_of_training_is_the_one_that_trl_and_transformers_choose(
     """
     config = {"model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "num_processes": 8, **trainer, **precision}
     (tmp_path / "job.yaml").write_text(json.dumps(config))
-    values = flatten(convert(read_source(tmp_path / "job.yaml", "trl"), "H100", None).data)
+    values = flatten_keys(convert(read_source(tmp_path / "job.yaml", "trl"), "H100", None).data)
     assert (values["training.dtype"], values["training.master_dtype"]) == (dtype, master)
