@@ -40,8 +40,8 @@ def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
 def _size_engine(job: JobSpec, share: float, version: str) -> EngineMemory:
     """The memory of the job's engine with a fraction of a GPU's memory.
 
-    Differs: `ServingJob.settings` follows the job's own release, and a checkpoint's quantization. A foreign file follows
-    the release of its table.
+    Differs: `ServingJob.settings` follows the job's own release, and a checkpoint's quantization. A foreign file
+    follows the release of its table.
     """
     settled = settle(job)
     pool, rollout = read_pools(settled)[-1], settled.rollout
