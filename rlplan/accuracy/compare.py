@@ -47,7 +47,7 @@ class Comparison:
     """Model, GPU and format of a serving latency; empty for other kinds."""
     without_effect: dict[str, str] = field(default_factory=dict)
     """Settings that the prediction did not need, each with the reason."""
-    list_assumed: dict[str, str] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
     """Values that the prediction assumed for settings that are not stated."""
     stratum: Stratum = field(default_factory=lambda: Stratum(is_moe=False))
     """The stratum of the point: dense or MoE, and who runs it."""

@@ -81,7 +81,7 @@ class _Hint(NamedTuple):
 def in_our_words(error: MisspeltError) -> SpecError:
     """The refusal with rlplan's key in its way out, where a stack has the refused word."""
     nearest = min(_find_hints(error.key.replace("-", "_"), error.word), default=None)
-    way_out = _find_misplaced(error.key, error.entries) if error.word is None else ""
+    way_out = _find_misplaced(error.key, error.given) if error.word is None else ""
     if error.word is None and not way_out and (nearest is None or nearest.distance):
         common = COMMON.get(error.key.rpartition(".")[2]) or (not nearest and COMMON.get(error.key.partition(".")[0]))
         way_out = f"write {common}" if common else ""

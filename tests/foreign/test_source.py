@@ -152,7 +152,7 @@ def test_python_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_an_expression_of_very_many_parts_is_one_that_is_not_known(tmp_path: Path, part: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"from trl import GRPOConfig\nargs = GRPOConfig(learning_rate={part * 450}a)\n")
-    with pytest.raises(SpecError, match="learning_rate is an expression of very many parts, which only running"):
+    with pytest.raises(SpecError, match="learning_rate is an expression of very many parts, which is known only"):
         read_source(script, None).value("learning_rate")
 
 
