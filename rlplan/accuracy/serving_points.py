@@ -136,7 +136,9 @@ def _read_formats(settings: Settings) -> dict[str, Any]:
     element_bytes = max(2, settings.element_bytes("dtype", "model_dtype"))
     cached = settings.element_bytes("kv_dtype", "kv_cache_dtype", default="none") or element_bytes
     if cached not in (1, element_bytes):
-        raise CannotPredict(f"a cache of {cached} bytes an element beside weights of {element_bytes}: no job says that")
+        raise CannotPredict(
+            f"a cache of {cached} bytes an element beside weights of {element_bytes}: a job cannot express that"
+        )
     formats = {"dtype": "float32" if element_bytes == 4 else "bfloat16", "kv_dtype": "fp8" if cached == 1 else "auto"}
     words = (settings.raw(key) for key in QUANTIZATION_KEYS)
     word = next((word for word in words if isinstance(word, str) and word), "none")
@@ -212,6 +214,6 @@ def _read_served_format(point: MeasuredPoint, settings: Settings, *, has_experts
     dense, experts = (str(settings.raw(key) or "").lower() for key in ("gemm_quant_mode", "moe_quant_mode"))
     stated = str(settings.raw("precision") or settings.raw("quantization") or "").lower()
     if has_experts and experts not in ("", dense) and not has_quantized_name(point):
-        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts}: no job says that")
+        raise CannotPredict(f"dense layers in {dense or 'bf16'} and experts in {experts}: a job cannot express that")
     word = dense or ("" if experts else stated)
     return "none" if word in PLAIN else SERVED_WORDS.get(word, word)[:40]

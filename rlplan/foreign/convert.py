@@ -326,7 +326,7 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
     if count is not None and not second and keys["num_devices"] == count[0].value + _sum(settings, count[1].aside):
         keys["num_devices"] = count[0].value
     if count is not None and not table.serves and count[0].value != keys["num_devices"] + second:
-        notes.append(f"{settings.file} says {count[0].value} GPUs; --hardware {hardware} is what is counted with")
+        notes.append(f"{settings.file} has {count[0].value} GPUs; the plan uses --hardware {hardware}")
     elif hosts is not None and not second:
         keys["num_hosts"] = hosts[0].value
     for key, value in keys.items():

@@ -84,7 +84,7 @@ def rl_job(point: MeasuredPoint) -> dict[str, Any]:
     settings = RunSettings(point)
     text = f"{settings.join_words(WORDS)} {point.source.lower()}"
     if "deepspeed-chat" in text or "dschat" in point.id:
-        raise CannotPredict("DeepSpeed-Chat gathers every layer for every token that it generates: no job says that")
+        raise CannotPredict("DeepSpeed-Chat gathers every layer for every generated token: a job cannot express that")
     framework = next((name for name, pattern in FRAMEWORKS if re.search(pattern, text)), "verl")
     backend = "megatron" if re.search(r"megatron|mcore", text) else "deepspeed" if framework == "openrlhf" else "fsdp2"
     is_async = bool(re.search(r"\b[1-9]\d*-off|one.step.off|fully.async|\basync\b", text.replace("async_tp", "")))

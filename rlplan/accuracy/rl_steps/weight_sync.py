@@ -53,7 +53,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
     if settings.flag("no_ipc_load"):
         raise CannotPredict("a transport without the engines' own part: every job's sync ends in its engines")
     if settings.element_bytes("dtype") != 2:
-        raise CannotPredict("weights of another type than 16 bits on the way: no job says that")
+        raise CannotPredict("weights that are not sent in 16 bits: a job cannot express that")
     training, generation = _read_ranks(point)
     is_megatron = words.has(r"trainer=megatron|slime|backend=megatron|megatron")
     transport, is_slime = _find_transport(words), words.has("slime")

@@ -59,9 +59,9 @@ def read_lora(point: MeasuredPoint, model: ModelSpec, trainer: Trainer) -> dict[
         return None
     words = set(re.findall(r"[a-z0-9]+", settings.word("adapters").lower()))
     if unknown := words - {"policy", "reference", "adapter", "adapters", "and", "lora", "fp32", "bf16"}:
-        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which no job says")
+        raise CannotPredict(f"setting 'adapters' says {shorten(min(unknown))}, which a job cannot express")
     if "reference" in words and trainer is not AGILERL:
-        raise CannotPredict("a second set of adapters: of a training step alone no job says it")
+        raise CannotPredict("a second set of adapters: a job cannot express that for a training step alone")
     if (scope := settings.word("lora_scope", "all").lower()) not in ("all", "language_model"):
         raise CannotPredict(f"setting 'lora_scope' is {shorten(scope)}; known are all and language_model")
     targets, rank = _read_targets(settings, point, model, trainer)

@@ -186,7 +186,9 @@ def _choose_backend(settings: RunSettings, trainer: Trainer, layout: Layout) -> 
         return "deepspeed"
     if trainer.backend == "fsdp2":
         if layout.pp > 1 or layout.ep > 1:
-            raise CannotPredict(f"{trainer.name} with pipeline or expert parallel ranks: no job says that of FSDP2")
+            raise CannotPredict(
+                f"{trainer.name} with pipeline or expert parallel ranks: a job cannot express that with FSDP2"
+            )
         is_replicated = _is_replicated(settings)
         if layout.num_ranks > 1 and not (is_replicated or trainer.is_sharded or "fsdp" in settings):
             raise CannotPredict(f"how {layout.num_ranks} ranks share the model is not stated")
@@ -210,7 +212,7 @@ def _read_types(
             "reduce_dtype": "float32" if trainer.has_master else "bfloat16",
         }
         if precision.stored is Dtype.FLOAT16:
-            raise CannotPredict("weights and states in fp16: no job says that of FSDP2")
+            raise CannotPredict("weights and states in fp16: a job cannot express that with FSDP2")
         if _is_replicated(settings):
             types["fsdp_size"] = 1
         stated = settings.raw("fsdp")
@@ -239,7 +241,7 @@ def _read_base_format(settings: RunSettings, trainer: Trainer) -> str | None:
     if trainer in (TORCHTITAN, AUTOMODEL, MEGATRON):
         return None  # formats concern matmuls in these trainers, and weights keep their dtype
     if any(name in text for name in ("hqq", "int8", "8bit", "gptq", "awq", "fp8")):
-        raise CannotPredict("of 4-bit formats of a frozen base a job says NF4 alone")
+        raise CannotPredict("NF4 is the only 4-bit format of a frozen base that a job can express")
     return "nf4" if any(name in text for name in ("nf4", "fp4", "qlora", "4bit", "4-bit", "qdora")) else None
 
 
@@ -340,7 +342,7 @@ def _offloads_activations(settings: RunSettings) -> bool:
 
 def _offloads_states(settings: RunSettings) -> bool:
     if settings.says("optimizer_in_bwd", "optim_in_bwd", "fused_optimizer_backward"):
-        raise CannotPredict("an optimizer step for each gradient as it is made: no job says that")
+        raise CannotPredict("an optimizer step within the backward pass: a job cannot express that")
     text = re.search(r"(?<!no )(?<!no_)(?<!no-)(cpu.?)?offload", settings.text) is not None
     return text or bool(settings.says("cpu_offload", "fsdp_cpu_offload"))
 

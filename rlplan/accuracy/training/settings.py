@@ -288,4 +288,4 @@ def read_optimizer(settings: RunSettings) -> str:
             return "muon"
         if "adam" in word or "lora" in word or "distributed optimizer" in word:  # LoRA+ and LoRA-FA are AdamW
             return "adamw"
-    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which no job says")
+    raise CannotPredict(f"setting 'optimizer' is {shorten(word)}, which a job cannot express")

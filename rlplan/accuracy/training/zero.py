@@ -39,7 +39,7 @@ def read_stage(settings: RunSettings) -> int | None:
 def zero_keys(settings: RunSettings) -> dict[str, Any]:
     """The keys of `training` for a DeepSpeed config. Raises: CannotPredict."""
     if (unsaid := settings.first(UNSAID)) is not None:
-        raise CannotPredict(f"setting '{unsaid}': no job says it")
+        raise CannotPredict(f"setting '{unsaid}': a job cannot express it")
     keys: dict[str, Any] = {"zero_stage": read_stage(settings)}
     for key, names in COUNTS.items():
         if name := settings.first(names):

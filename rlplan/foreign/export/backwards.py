@@ -45,10 +45,10 @@ def _refuse_lost(table: Table, plan: Plan, lost: dict[str, Any], wanted: dict[st
     ]
     makes_less = any(key.startswith("workload.") and key != _ROLLOUTS for key in lost)
     return EmitError(
-        f"{table.title} cannot say {', '.join(words[:4])}",
+        f"{table.title} has no settings for {', '.join(words[:4])}",
         where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-        rule="what is read back from the settings is the plan's job",
-        way_out=_OTHERS if makes_less else f"plan the job with what it can say: {word_changes(changes)}",
+        rule="the exported settings import as the plan's job",
+        way_out=_OTHERS if makes_less else f"plan the job with values that it has: {word_changes(changes)}",
     )
 
 
@@ -116,7 +116,7 @@ def _check_framework(table: Table, plan: Plan) -> None:
         raise EmitError(
             f"the plan is for {plan.job.release.title}, the target is {table.title}",
             where=f"plan of {plan.job.name}: framework = {plan.job.framework}, target {table.title} {table.version}",
-            rule="a plan is made for one framework, with the passes of its step",
+            rule="a plan belongs to one framework, whose step has its own passes",
             way_out=f"plan the job with framework={name} (rlplan plan JOB --for {name} -o plan.json)",
         )
 
@@ -215,9 +215,9 @@ def _find_even_passes(plan: Plan, table: Table) -> int:
     even = next(size for size in range(min(micro, share), 0, -1) if share % size == 0)
     if plan.choice.trainer.max_tokens is None and even != micro:
         raise EmitError(
-            f"{table.title} cannot take {share} rollouts of a rank and optimizer step in passes of {micro}",
+            f"{table.title} cannot split {share} rollouts per rank and optimizer step into passes of {micro}",
             where=f"plan of {plan.job.name}: {_ROLLOUTS}, target {table.title} {table.version}",
-            rule="its passes are all of one size, which divides a rank's part of a mini-batch",
+            rule="all passes have one size, which divides a rank's part of a mini-batch",
             way_out=f"plan the job with {_ROLLOUTS}={even}",
         )
     return even
@@ -351,7 +351,7 @@ def _check_devices(table: Table, plan: Plan) -> None:
         raise EmitError(
             f"{table.title} is written for GPUs, the plan is for {plan.devices}",
             where=f"plan of {plan.job.name}: hardware, target {table.title} {table.version}",
-            rule="a stack's keys count GPUs",
+            rule="the stack's settings describe GPUs",
             way_out="plan the job with hardware=8xH100",
         )
 
@@ -368,7 +368,7 @@ def _check(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> dict[str, 
                 back[MEMORY] = wanted[MEMORY]
     except RlplanError as error:
         raise EmitError(
-            f"{table.title} cannot say a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
+            f"{table.title} cannot run a plan of {wanted.get('algorithm.name', plan.job.algorithm.name)}: {error.what}",
             where=f"plan of {plan.job.name}, target {table.title} {table.version}",
             rule=error.rule,
             way_out=_OTHERS,

@@ -92,9 +92,9 @@ def check_fixed(settings: Settings, plan: Plan, wanted: dict[str, Any]) -> None:
         for key, value in _fill(fixed, wanted).items():
             if settings.value(key) != value:
                 raise EmitError(
-                    f"{key} is {settings.value(key)} in the settings for {table.title}, the plan stands for {value}",
+                    f"{key} is {settings.value(key)} in the settings for {table.title}, but the plan needs {value}",
                     where=f"plan of {plan.job.name}, target {table.title} {table.version}",
-                    rule="what is learned is the plan's",
+                    rule="an export does not change what is learned",
                     way_out=f"emit the plan for another target, or run it there with {key}={value}",
                 )
 

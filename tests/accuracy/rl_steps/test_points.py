@@ -45,7 +45,7 @@ def test_published_steps_are_within_a_quarter_on_median_and_a_half_at_most() -> 
 def test_generation_by_gathered_layers_is_what_no_job_says() -> None:
     answer = predict(STEPS["dschat-step3-opt-13b-64g-80gb"])
     assert isinstance(answer, Refusal)
-    assert "no job says that" in answer.reason
+    assert "a job cannot express that" in answer.reason
 
 
 @pytest.mark.parametrize(

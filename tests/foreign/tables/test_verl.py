@@ -58,7 +58,7 @@ def test_engines_beside_those_of_the_trainer_s_gpus_are_said(hardware: str, tmp_
     imported = import_settings(tmp_path, settings, hardware)
     assert imported.data["hardware"]["num_devices"] == 8
     assert any("engines beside the trainer and others on GPUs of their own" in note for note in imported.notes)
-    assert not any("is what is counted with" in note for note in imported.notes)
+    assert not any("the plan uses --hardware" in note for note in imported.notes)
 
 
 def test_a_mode_that_takes_turns_ahead_of_time_is_said_to_be_counted_as_sync(tmp_path: Path) -> None:
