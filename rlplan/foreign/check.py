@@ -203,8 +203,8 @@ def _describe_released_default(settings: Settings, default: ReleasedDefault) -> 
     """The note on an unset key: the value that is counted, and the default of other releases."""
     table = settings.table
     return (
-        f"{default.key} is not given: {table.title} {table.version} takes {settings.value(default.follows)}, as "
-        f"{default.follows.rpartition('.')[2]}, which is counted; {table.title} {default.versions} takes "
+        f"{default.key} is not set: {table.title} {table.version} uses {settings.value(default.follows)}, from "
+        f"{default.follows.rpartition('.')[2]}, which is counted; {table.title} {default.versions} uses "
         f"{default.value}"
     )
 
@@ -250,7 +250,7 @@ def _list_other_releases(
         settled = settle(plan.asked.model_copy(update={"framework": label}))
         if settled.training.logits != counted.training.logits:
             words = (
-                f"{title} {settings.table.version} takes its loss as {counted.training.logits}; before {title} "
+                f"{title} {settings.table.version} computes its loss as {counted.training.logits}; before {title} "
                 f"{before} ({settled.training.logits})"
             )
             yield words, settings, replace(asked, overrides=(*asked.overrides, f"framework={label}")), {}
@@ -487,7 +487,7 @@ def check_fits(checked: Checked) -> None:
         raise NoFeasiblePlanError(
             f"{Verdict.IN_EXPECTATION.value}: {checked.elsewhere.words}, {error.what}",
             where=error.where,
-            rule=f"it fits with every release of {title}, of which the file does not say one",
+            rule=f"the file names no release, so it must fit with every release of {title}",
             way_out=way_out,
         )
     raise replace_way_out(does_not_fit(checked.plan), way_out)

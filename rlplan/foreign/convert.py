@@ -261,7 +261,7 @@ def _refuse(settings: Settings, key: str, value: Any, rule: str, way_out: str = 
         f"{key} is {shorten(strip_marks(word_of(value)))}",
         where=settings.place(key) or f"{settings.file} ({table.title}'s default)",
         rule=f"{rule} (table of {table.title} {table.version})",
-        way_out=way_out or f"correct it there, or --set {key}=VALUE",
+        way_out=way_out or f"correct it in the file, or --set {key}=VALUE",
     )
 
 
@@ -283,7 +283,7 @@ def _find_model(settings: Settings, row: Row, name: str, notes: list[str]) -> st
     if name.count("/") == 1 and is_known(name) and not name.startswith(("~", "/", ".")):
         return name
     raise SpecError(
-        f"{row.key} is {shorten(strip_marks(name))}, which is neither here nor the name of a bundled model",
+        f"{row.key} is {shorten(strip_marks(name))}, which is neither on this machine nor the name of a bundled model",
         where=settings.place(row.key) or f"{settings.file} ({settings.table.title}'s default)",
         rule="a hub id, a folder with a config.json, or a path that ends with the name of a bundled model",
         way_out=f"--set {row.key}=ORG/NAME, or --model ORG/NAME for the policy",
@@ -350,7 +350,7 @@ def _read_fraction(entry: Taken) -> float:
         raise SpecError(
             f"{entry.key} is {shorten(value)}",
             where=entry.place or "upstream's default",
-            rule="a share of a GPU's memory, above 0 and at most 1",
+            rule="a fraction of a GPU's memory, above 0 and at most 1",
             way_out=f"--set {entry.key}=0.5",
         )
     return float(value)

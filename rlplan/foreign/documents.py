@@ -51,7 +51,7 @@ def _read(path: Path, depth: int) -> tuple[dict[str, Given], list[str]]:
             notes += more
         elif name != "_self_":
             inherited[BELOW] = Given(name, f"{path.name}: {BELOW}")
-            notes.append(f"{path.name}: {BELOW}: '{name}' is not beside it; the table's defaults hold in its place")
+            notes.append(f"{path.name}: {BELOW}: '{name}' was not found; the table's defaults are used instead")
     own = {key: Given(value, f"{path.name}: {key}") for key, value in flatten_keys(data).items()}
     return inherited | own, notes
 
@@ -64,7 +64,7 @@ def _read_toml(path: Path) -> Any:
             f"the file is not TOML: {str(error) or type(error).__name__}",
             where=str(path),
             rule="TOML 1.0",
-            way_out="mend the file",
+            way_out="correct the file",
         ) from None
 
 
@@ -90,7 +90,7 @@ def read_named_file(folder: Path, named: Given | None, notes: list[str]) -> dict
         return {}
     file = _find_file(folder, str(named.value))
     if file is None:
-        notes.append(f"{named.place}: '{named.value}' is not beside the script and was not read")
+        notes.append(f"{named.place}: '{named.value}' was not found beside the script and not read")
         return {}
     entries, more = read_document(file)
     entries.pop(BELOW, None)

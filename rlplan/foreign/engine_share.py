@@ -32,7 +32,7 @@ def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
             f"{format_bytes(memory.activation_peak)} of the {format_bytes(memory.requested)} that it may use on a GPU",
             where=share.taken.place or f"upstream's default of {share.taken.key}",
             rule=f"{share.taken.key} = {share.value:g} leaves room for a KV cache",
-            way_out="raise it, or spread the engine over more GPUs (tensor parallel)",
+            way_out="raise it, or use more GPUs per engine (tensor parallel)",
         )
     return job.model_copy(update={"rollout": job.rollout.model_copy(update={MEMORY.split(".")[1]: size})})
 

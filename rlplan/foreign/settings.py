@@ -55,7 +55,7 @@ class Settings:
                 f"{key} is {strip_marks(value)}, which is known only at run time",
                 where=entry.place,
                 rule=_OF_PYTHON if ".py:" in entry.place else _OF_SHELL,
-                way_out=f"say it: {_suggest_variable(value)}--set {key}=VALUE",
+                way_out=f"set it: {_suggest_variable(value)}--set {key}=VALUE",
             )
         return value
 

@@ -118,7 +118,7 @@ def _check_known(settings: Settings, nearest: Nearest) -> None:
         + ", ".join(strange[:5]),
         where=settings.file,
         rule=f"at most {MOST_STRANGE:.0%} of the keys of a {table.title} file are unknown; others are another stack's",
-        way_out=f"{nearest.command()}, with what the file says",
+        way_out=f"{nearest.command()}, with the file's values",
     )
 
 
@@ -154,10 +154,10 @@ def _normalize_key(name: str, table: Table) -> str:
 def _refuse_without_trainer(path: Path) -> SpecError:
     known = ", ".join(f"{name}Trainer" for name in ("GRPO", "SFT", "DPO", "KTO", "Reward"))
     return SpecError(
-        "the script makes no trainer of TRL, and no configuration of one",
+        "the script creates neither a trainer of TRL nor its configuration",
         where=str(path),
         rule=f"a call of {known}, or of a configuration of one, in the script's own text",
-        way_out="give the script that makes the trainer, or the command or YAML file that starts it",
+        way_out="give the script that creates the trainer, or the command or YAML file that starts it",
     )
 
 
@@ -166,10 +166,10 @@ def _load_tables(source: str | None) -> dict[str, Table]:
         return {name: load_table(name) for name in SOURCES}
     if get_table_name(source) not in SOURCES:
         raise SpecError(
-            f"'{source}' is no known source",
+            f"'{source}' is no known stack",
             where="command line: --source",
             rule=f"one of {', '.join(SOURCES)}.{did_you_mean(source, SOURCES)}",
-            way_out="leave it out where the file says it by itself",
+            way_out="omit --source: most files are recognised without it",
         )
     return {source: load_table(get_table_name(source))}
 
@@ -231,7 +231,7 @@ def _refuse_without_command(
         f"no command of this script starts one of {_list_titles(tables)}",
         where=str(path),
         rule=f"a command with one of {entries} among its words",
-        way_out="give the script that starts the training, or the YAML file that it names",
+        way_out="give the script that starts the training, or the YAML file that it reads",
     )
 
 
@@ -284,5 +284,5 @@ def _read_document(
         f"none of its keys is one of {_list_titles(tables)}: " + ", ".join(list(entries)[:5]),
         where=str(path),
         rule="each is known by " + ", ".join(root for table in tables.values() for root in table.roots),
-        way_out="say which it is: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
+        way_out="name the stack: --source " + "|".join(dict.fromkeys(table.title for table in tables.values())),
     )

@@ -130,7 +130,7 @@ def test_a_misspelt_key_is_listed_with_what_was_meant(tmp_path: Path) -> None:
         ({"data.train_batch_size": "${NPROC}"}, "data.train_batch_size is"),
         ({"actor_rollout_ref.rollout.n": "many"}, "actor_rollout_ref.rollout.n is 'many'"),
         ({"actor_rollout_ref.rollout.gpu_memory_utilization": 60}, "gpu_memory_utilization is 60"),
-        ({"actor_rollout_ref.model.path": "~/models/my-own"}, "neither here nor the name of a bundled model"),
+        ({"actor_rollout_ref.model.path": "~/models/my-own"}, "neither on this machine nor the name"),
     ],
 )
 def test_a_value_of_no_use_is_one_message_with_four_parts(settings: dict[str, Any], what: str, tmp_path: Path) -> None:

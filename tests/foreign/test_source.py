@@ -185,7 +185,7 @@ def test_files_that_defaults_name_lie_below_and_a_missing_one_is_noted(tmp_path:
     assert settings.value("policy.model_name") == "a/b"
     assert settings.value("policy.sequence_packing.train_mb_tokens") == 1024
     (tmp_path / "base.yaml").unlink()
-    assert "'base.yaml' is not beside it" in read_source(tmp_path / "job.yaml", None).notes[0]
+    assert "'base.yaml' was not found" in read_source(tmp_path / "job.yaml", None).notes[0]
 
 
 def test_of_two_commands_the_first_is_read_with_a_note(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_configuration_that_a_command_of_nemo_rl_names_is_read(flag: str, tmp_
 @pytest.mark.parametrize(
     ("name", "notes"),
     [
-        ("mine", ["'mine.yaml' is not beside the script and was not read"]),
+        ("mine", ["'mine.yaml' was not found beside the script and not read"]),
         ("ppo_trainer", []),
         ("ppo_megatron_trainer", []),
     ],

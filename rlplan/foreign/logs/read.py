@@ -87,7 +87,7 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
     rows = [row for row in _read_rows(path) if row]
     if not rows:
         rule = "a row of numbers for each step; of a console (.log, .txt) verl's `step:3 - timing_s/gen:41.2 - ...`"
-        raise _refuse(path, "the log has no rows", rule, "name the log of a run that has made steps")
+        raise _refuse(path, "the log has no rows", rule, "give the log of a run with steps")
     names = {name for row in rows for name in row}
     stack = max(load_stacks(), key=lambda candidate: sum(name in names for name in candidate.meanings))
     meanings = {
@@ -101,7 +101,7 @@ def read_log(path: Path, fields: Sequence[str] = ()) -> MeasuredStep:
     timed = [row for row in rows if any(name in row for name, (what, _) in meanings.items() if what not in LENGTHS)]
     medians = _compute_medians(timed[1:] if len(timed) > 1 else timed, meanings, path)
     if set(medians) <= set(LENGTHS):
-        raise _refuse(path, "no step has a number of seconds", "numbers, not NaN", "name the log of a run that went on")
+        raise _refuse(path, "no step has a number of seconds", "numbers, not NaN", "give the log of a run with steps")
     _check_units(medians, path)
     unread = sorted(name for name in names - set(meanings) if _TIME_LIKE.search(name))
     return MeasuredStep(
@@ -132,7 +132,7 @@ def _read_history(path: Path, text: str) -> list[Any]:
         history = json.loads(text)["log_history"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise _refuse(
-            path, "the trainer state has no log_history", "what transformers writes", "name metrics as JSONL or CSV"
+            path, "the trainer state has no log_history", "what transformers writes", "give the metrics as JSONL or CSV"
         ) from None
     return history if isinstance(history, list) else []
 
@@ -146,7 +146,7 @@ def _read_json_rows(path: Path, text: str) -> Iterator[Any]:
             if number == lines[-1][0]:  # a run that was killed leaves half a line
                 return
             rule = "an object of metrics a line"
-            raise _refuse(path, f"line {number} is no JSON", rule, "mend or remove that line") from None
+            raise _refuse(path, f"line {number} is no JSON", rule, "correct or remove that line") from None
 
 
 def _read_console_rows(text: str) -> Iterator[Row]:
@@ -183,16 +183,16 @@ def _parse_own_field(text: str) -> tuple[str, tuple[str, float]]:
     name, _, unit = rest.rpartition(":") if meaning not in LENGTHS else (rest, "", "s")
     if meaning not in MEANINGS or not rest:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' says no meaning of a field",
+            f"'{shorten(text)[1:-1]}' has no known meaning",
             where="command line: --field",
             rule=f"MEANING=NAME:UNIT; meanings: {', '.join(MEANINGS)}.{did_you_mean(meaning, MEANINGS)}",
             way_out="for example --field rollout=gen_ms:ms",
         )
     if unit not in UNITS or not name:
         raise SpecError(
-            f"'{shorten(text)[1:-1]}' says no unit",
+            f"'{shorten(text)[1:-1]}' has no known unit",
             where="command line: --field",
-            rule=f"seconds of a phase have one of {', '.join(UNITS)} behind their name; lengths are tokens",
+            rule=f"seconds of a phase need a unit after the name: {', '.join(UNITS)}; lengths are tokens",
             way_out=f"--field {meaning}={name or rest}:s",
         )
     return name, (meaning, UNITS[unit])
@@ -241,7 +241,7 @@ def _check_units(medians: Mapping[str, float], path: Path) -> None:
                 path,
                 f"{phase} takes {seconds:g} s of a step of {step:g} s",
                 "a phase is no longer than its step, so one of them has another unit",
-                f"say its unit, as in --field {phase}=NAME:ms",
+                f"state its unit, as in --field {phase}=NAME:ms",
             )
 
 
@@ -254,7 +254,7 @@ def _refuse_unknown_fields(path: Path, names: set[str]) -> SpecError:
         path,
         f"none of {len(names)} fields is a known timer: {', '.join((timers or sorted(names))[:8])}",
         f"metrics of {', '.join(stack.name for stack in load_stacks())}.{near}",
-        f"say what a field means and its unit: --field rollout={first}:s",
+        f"state the meaning and the unit of a field: --field rollout={first}:s",
     )
 
 

@@ -60,7 +60,7 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
             "the script is too long to be followed",
             where=str(path),
             rule=f"at most {MAX_WORK:,} expressions and parts of values, loops counted as often as they run",
-            way_out="give the YAML file or the command that starts the training, or the part that makes the trainer",
+            way_out="give the YAML file or the command that starts the training, or the part that creates the trainer",
         )
     unused = [name for name in outside if name not in script.used]
     trainer, config, notes = _choose_trainer(script)
@@ -130,7 +130,7 @@ def _check_used(path: Path, unused: list[str], names: set[str]) -> None:
     for name in unused:
         if name not in keys:
             raise SpecError(
-                f"--set {name} names nothing of {path.name}",
+                f"--set {name} matches nothing in {path.name}",
                 where="command line: --set",
                 rule="a variable of the script, an option of its argument parser, or a key of TRL."
                 + did_you_mean(name, names | keys),

@@ -31,7 +31,7 @@ def parse_file(path: Path) -> ast.Module:
             f"the script is not Python: {error}",
             where=str(path),
             rule="Python 3 or a notebook of it, read and not run",
-            way_out="mend that line, or give the shell script or YAML file that starts the training",
+            way_out="correct that line, or give the shell script or YAML file that starts the training",
         ) from None
 
 

@@ -117,7 +117,7 @@ class _Reader:
         self.words.variables.setdefault("0", str(path.resolve()))
         tree = self.parser.parse(data)
         if tree.root_node.has_error:
-            self._add_note(tree.root_node, "parts of this file are not bash; they were skipped")
+            self._add_note(tree.root_node, "parts of this file are not bash and were skipped")
         self.run(tree.root_node, depth)
         self.path, self.first_line = before
         if own is not None:
@@ -270,7 +270,7 @@ class _Reader:
         if is_known(word) and is_file(self._resolve(word)):
             self.source(self._resolve(word), depth + 1)
         else:
-            self._add_note(node, f"'{strip_marks(word)}' is not beside the script and was not read")
+            self._add_note(node, f"'{strip_marks(word)}' was not found beside the script and not read")
 
     def _run_list(self, node: "Node", depth: int) -> None:
         """`A && B`: B unless A is known to fail. `A || B`: B only where A is known to."""

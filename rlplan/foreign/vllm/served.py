@@ -46,7 +46,7 @@ def serve(settings: Settings, imported: Imported, job: JobSpec) -> Served:
     if cuts_experts:
         notes.append("every expert is sharded over all ranks; whole experts per rank are counted, which are as large")
     if stated is None:
-        notes.append(f"{LENGTH} is not said: the model's {length:,} tokens are counted, as vLLM has it")
+        notes.append(f"{LENGTH} is not set: the model's {length:,} tokens are counted, as in vLLM")
     return Served(
         str(imported.data["policy"]["path"]),
         job.hardware.profile,

@@ -205,7 +205,7 @@ def test_names_and_options_of_a_script_are_said_outside(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"a\.beta, which is known only at run time") as refused:
         read(tmp_path, text).value("beta")
     assert "--set a.beta=VALUE" in refused.value.way_out
-    with pytest.raises(SpecError, match=r"--set MODLE names nothing of train\.py"):
+    with pytest.raises(SpecError, match=r"--set MODLE matches nothing in train\.py"):
         read(tmp_path, text, "MODLE=a/b")
     with pytest.raises(SpecError, match=r"Did you mean 'accelerate\.deepspeed_config\.zero_stage'"):
         read(tmp_path, text, "accelerate.deepspeed_config.zero_stag=3")
@@ -272,7 +272,7 @@ def test_a_script_that_is_too_long_to_be_followed_is_refused(text: str, tmp_path
 
 
 def test_a_script_without_a_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="makes no trainer of TRL"):
+    with pytest.raises(SpecError, match="creates neither a trainer of TRL"):
         read(tmp_path, "print('nothing is trained here')\n")
 
 

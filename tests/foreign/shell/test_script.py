@@ -76,7 +76,7 @@ def test_a_sourced_file_beside_the_script_is_read_and_another_is_noted(tmp_path:
     text = 'DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\nsource "${DIR}/models/small.sh"\n. ./no.sh\n'
     script = read(tmp_path, text + 'run "${ARGS[@]}"')
     assert script.commands[-1].words == ("run", "--layers", "24")
-    assert script.notes == ["run.sh:3: './no.sh' is not beside the script and was not read"]
+    assert script.notes == ["run.sh:3: './no.sh' was not found beside the script and not read"]
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
