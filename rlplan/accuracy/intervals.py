@@ -121,7 +121,7 @@ def find_factor(residuals: Iterable[Residual], stratum: str) -> float:
         roots = sum(math.sqrt(count) for count in counts.values())
         sizes += [(abs(residual.log_ratio), total / roots / math.sqrt(counts[residual.source])) for residual in group]
     sizes.sort()
-    needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)
+    needed = QUANTILE * sum(weight for _, weight in sizes) * (1 - 1e-12)  # rounding must not skip the last residual
     for size, weight in sizes:
         needed -= weight
         if needed <= 0:
@@ -140,6 +140,7 @@ def share_inside(residuals: Sequence[Residual], stratum: str, chosen: Sequence[R
     for source in {residual.source for residual in chosen}:
         others = [residual for residual in residuals if residual.source != source]
         factor = find_factor(others, stratum) if others else UNKNOWN_FACTOR
+        # the tolerance covers rounding of a factor that is itself one of the residuals
         inside += sum(
             abs(residual.log_ratio) <= math.log(factor) + 1e-9 for residual in chosen if residual.source == source
         )

@@ -128,7 +128,7 @@ def find_config(name: str) -> dict[str, Any]:
     >>> find_config("NousResearch/Hermes-3-Llama-3.1-8B") == find_config("meta-llama/Llama-3.1-8B")
     True
     """
-    if len(name) <= 200:
+    if len(name) <= 200:  # the search for a base model is quadratic in the words of a name
         configs = _load_configs()
         if name in configs:
             return configs[name]

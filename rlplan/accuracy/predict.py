@@ -113,6 +113,7 @@ def _find_bytes(
         return sizes
     started = _sum_by_kind((row for row in rows if row.run_phase == "start"), is_resident=True)
     sizes = {kind: size for kind, size in sizes.items() if kind not in NOT_TENSORS}
+    # torch's statistics exclude NCCL's communicators, which exist from the start
     if (communicators := started.get(MemoryKind.COMM_BUFFERS, 0)) and MemoryKind.COMM_BUFFERS in sizes:
         sizes[MemoryKind.COMM_BUFFERS] -= communicators
     if statistic is not Statistic.RESERVED:

@@ -98,7 +98,7 @@ class Checked:
     shorter: tuple[int, int] | None = None
     """Prompt and response lengths that fit, where the configuration does not fit at its limits."""
     served: Served | None = None
-    """The engine, in place of a plan, where the file configures an engine alone."""
+    """The engine, in place of a plan, where the file configures only an engine."""
     elsewhere: InOtherReleases | None = None
     """Releases in which the configuration does not fit, where it fits with the table's release."""
 
@@ -152,6 +152,7 @@ def _limit_passes(job: JobSpec) -> JobSpec:
     if tokens == "auto" or work.response_lengths.kind != "constant":
         return job
     ranks = prod(given_ranks(getattr(training, axis)) for axis in ("ulysses", "tp", "pp", "cp"))
+    # a larger pass would never be filled: a rank trains only its share of a mini-batch
     share = ceil_div(work.rollouts_per_mini_batch * ranks, job.hardware.num_devices)
     most = int(share * (work.usual_prompt_len + work.lengths.mean))
     changed = training.model_copy(update={"max_tokens_per_micro_batch": min(tokens, max(most, work.max_seq_len))})
@@ -257,7 +258,7 @@ def _list_other_releases(
 
 
 def _check_served(settings: Settings, asked: Asked, imported: Imported) -> Checked:
-    """The verdict on an engine alone."""
+    """The verdict on a file that configures only an engine."""
     served = _serve(settings, asked)
     if served.fits:
         return Checked(imported, None, None, (), served=served)
@@ -337,6 +338,7 @@ def _find_pair(
         fits = plan is not None and plan.fits and _fits_in_releases(settings, asked, values, plan)
         return Change(values, plan) if plan is not None and fits else None
 
+    # the largest steps together decide with a single search whether any pair fits
     if change(first[-1] | second[-1]) is None:
         return None
     least = next(values for values in first if change(values | second[-1]) is not None)
@@ -344,7 +346,7 @@ def _find_pair(
 
 
 def _try_values(settings: Settings, asked: Asked, values: dict[str, Any]) -> Plan | Served | None:
-    """The plan, or the engine alone, with other values; None where the values are refused."""
+    """The plan, or the engine, with other values; None where the values are refused."""
     try:
         answer = _serve if settings.table.serves else plan_as_given
         return answer(settings.replace_values(values), asked)

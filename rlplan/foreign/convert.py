@@ -104,7 +104,7 @@ def convert(settings: Settings, hardware: str, model: str | None) -> Imported:
     """The configuration as a job's keys. model: replaces the file's. hardware: `H100`, `8xH100`. Raises: SpecError."""
     taken: dict[str, Taken] = {}
     notes, share = list(settings.notes), None
-    settings.ours.clear()
+    settings.ours.clear()  # rows read job keys that rows above them have converted
     if model is not None:
         taken["policy.path"] = Taken("policy.path", model, "", model, "--model")
     for ours, alternatives in _order_rows(settings):
@@ -326,7 +326,7 @@ def _read_hardware(settings: Settings, hardware: str, notes: list[str]) -> Itera
     if count is not None and not second and keys["num_devices"] == count[0].value + _sum(settings, count[1].aside):
         keys["num_devices"] = count[0].value
     if count is not None and not table.serves and count[0].value != keys["num_devices"] + second:
-        notes.append(f"{settings.file} has {count[0].value} GPUs; the plan uses --hardware {hardware}")
+        notes.append(f"{settings.file} says {count[0].value} GPUs; the plan uses --hardware {hardware}")
     elif hosts is not None and not second:
         keys["num_hosts"] = hosts[0].value
     for key, value in keys.items():

@@ -23,6 +23,7 @@ def add_kv_cache(job: JobSpec, share: Share, version: str) -> JobSpec:
     memory = _size_engine(job, share.value, version)
     size = memory.kv_cache
     if share.is_static:
+        # SGLang's fraction excludes activations, so all of it beside the weights is KV cache, in whole blocks
         size = (
             max(0, memory.requested - memory.model_bytes) // memory.pool.bytes_per_block * memory.pool.bytes_per_block
         )

@@ -13,7 +13,7 @@ from rlplan.spec.job import JobSpec
 
 
 def job_text(imported: Imported, job: JobSpec) -> str:
-    """The job file. The KV cache stands in bytes, as the engine's fraction of the GPU leaves it."""
+    """The text of the job file, with the KV cache in bytes instead of the engine's fraction of the GPU."""
     table, origins = imported.settings.table, {entry.ours: entry for entry in imported.taken}
     lines = [
         f"# From {imported.settings.file}, as {table.title} {table.version} reads it",

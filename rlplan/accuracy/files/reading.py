@@ -54,6 +54,7 @@ def read_points(path: Path) -> tuple[MeasuredPoint, ...]:
 
 def _read_any_points(path: Path) -> tuple[MeasuredPoint, ...]:
     text = read_text(path, "the file of points", limit=MAX_FILE_BYTES)
+    # spreadsheets write a byte order mark before the text
     start, suffix = text.lstrip("\ufeff \t\r\n")[:1], path.suffix.lower()
     if suffix == ".json" or (start in ("[", "{") and suffix not in (".csv", ".log", ".txt")):
         return _read_json_points(path)

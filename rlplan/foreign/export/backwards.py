@@ -95,6 +95,7 @@ def export_plan(plan: Plan, target: str) -> Export:
             settings = _add_key(settings, plan, ours, wanted)
             unsaid += [ours] * (settings is before)
         ours_to_say = unsaid
+    # the rest depends on the keys that rows have set: what they require, and mirrored settings of other roles
     settings = settings.replace_values(_complete_pairs(settings, wanted))
     settings = settings.replace_values(settings.list_required())
     settings = settings.replace_values(write_stages(table, plan, plan.job.load_model()))

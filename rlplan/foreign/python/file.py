@@ -5,6 +5,8 @@ Left out: following the script (statements.py).
 """
 
 import ast
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +15,12 @@ from typing import Any
 from rlplan.errors import SpecError, did_you_mean
 from rlplan.foreign.documents import flatten_keys
 from rlplan.foreign.python.statements import Script
-from rlplan.foreign.python.text import parse_file
 from rlplan.foreign.python.unsloth import LOADED, SHARED, list_keys
 from rlplan.foreign.python.values import MAX_NESTED, MAX_WORK, Made, get_name, is_made
 from rlplan.foreign.settings import Given
 from rlplan.foreign.table import list_given_trainers, load_table
 from rlplan.foreign.unknown import is_known, strip_marks
+from rlplan.reading import read_text
 
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 """Arguments of LoraConfig, with the names of ModelConfig's flags."""
@@ -28,6 +30,8 @@ _BITS = ("load_in_4bit", "load_in_8bit")
 """Flags of ModelConfig, and arguments of BitsAndBytesConfig."""
 _BY_FLAGS = ("get_peft_config", "get_quantization_config")
 """Functions of TRL that build configurations from ModelConfig's flags, which are read as flags."""
+_IPYTHON = re.compile(r"^([ \t]*)[!%].*$", re.MULTILINE)
+"""Lines that only IPython understands, such as `!pip install` and `%%time`; they train nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,33 @@ def read_python(path: Path, outside: Mapping[str, str], flags: Mapping[str, str]
     has_trainer = trainer is not None or config is not None
     used = frozenset(script.used)
     return PythonScript(entries, (*script.notes, *notes), makes_grpo, has_trainer, script.has_own_flags, used)
+
+
+def parse_file(path: Path) -> ast.Module:
+    """The syntax tree of a file. Raises: SpecError for a file that is not Python."""
+    try:
+        text = read_text(path, "the script")
+        if path.suffix == ".ipynb":
+            text = _join_cells(text)
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            if not _IPYTHON.search(text):
+                raise
+        return ast.parse(_IPYTHON.sub(r"\1pass", text))
+    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise SpecError(
+            f"the script is not Python: {error}",
+            where=str(path),
+            rule="Python 3 or a notebook of it, read and not run",
+            way_out="correct that line, or give the shell script or YAML file that starts the training",
+        ) from None
+
+
+def _join_cells(notebook: str) -> str:
+    """The code cells of a notebook. Raises: ValueError, TypeError, KeyError for another file."""
+    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(cell if isinstance(cell, str) else "".join(cell) for cell in cells) + "\n"
 
 
 def _names_a_trainer(tree: ast.Module) -> bool:

@@ -210,7 +210,7 @@ class Script(Calls):
         """
         before, num_made, returned = dict(self.names), len(self.made), list[Any]()
         objects = _Objects([instance for instance in (*self.made, *before.values()) if isinstance(instance, Made)])
-        self.spent += 4 * len(before) + objects.size
+        self.spent += 4 * len(before) + objects.size  # copies of names and objects count as work
         after: list[dict[str, Any]] = []
         for body in bodies:
             self.names = {name: _copy(value) for name, value in before.items()}

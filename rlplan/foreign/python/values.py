@@ -117,6 +117,7 @@ class Values:
         self.spent += 1
         if self.spent > MAX_WORK:
             return mark_unknown(LONG)
+        # a chain of operators recurses once per node, a container only once per level
         if isinstance(node, _DEEP) and sum(1 for _ in ast.walk(node)) > MAX_PARTS and not _has_container(node):
             return mark_unknown(LONG)
         try:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlplan.errors import HostError, SpecError
 from rlplan.foreign.shell.conditions import evaluate_test, is_test
-from rlplan.foreign.shell.started import RUN_BY, find_scripts, find_text
 from rlplan.foreign.shell.words import Value, Words, evaluate_path_command, get_text
 from rlplan.foreign.unknown import is_known, strip_marks
 from rlplan.reading import is_file, read_text
@@ -37,6 +36,10 @@ _BLOCKS = {"program", "compound_statement", "do_group", "subshell", "pipeline", 
 """Nodes of the grammar whose children are statements."""
 _SETS = ("variable_assignment", "variable_assignments", "declaration_command", "compound_statement")
 """Nodes that set variables."""
+RUN_BY = {"sbatch": "COMMAND"}
+"""Variables whose text a batch script runs, by the command that submits it: NeMo-RL's `ray.sub`."""
+STARTERS = ("bash", "sh", "exec", "time", "nohup")
+"""Words before the name of a script that is started."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class _Reader:
         text = _check_text(path, read_text(path, "the script"))
         data = text.encode()
         self.script.names.update(re.findall(r"\w+", text))
+        # the caller's path and BASH_SOURCE hold again after the file
         before, own = (self.path, self.first_line), self.words.variables.get("BASH_SOURCE")
         self.path, self.first_line = path, 1
         self.words.variables.update({"BASH_SOURCE": str(path.resolve()), "PWD": str(path.resolve().parent)})
@@ -358,3 +362,24 @@ def _find_commands(node: "Node") -> Iterable["Node"]:
             yield child
         elif child.type in ("list", "pipeline", "redirected_statement", "subshell"):
             yield from _find_commands(child)
+
+
+def find_text(words: list[str]) -> int | None:
+    """Index of the text of `bash -c TEXT`, also after srun, docker or ssh; None without one.
+
+    >>> find_text(["srun", "-N", "1", "bash", "-lc", "echo 1"]), find_text(["bash", "run.sh"])
+    (5, None)
+    """
+    shells = (at for at, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh", "zsh"))
+    flags = ((at + 1, words[at + 1]) for at in shells)
+    return next((at + 1 for at, flag in flags if flag.startswith("-") and flag[1:].isalpha() and "c" in flag), None)
+
+
+def find_scripts(words: list[str]) -> list[int]:
+    """Indices where the name of another script may stand: first, or after words such as `bash` and their flags.
+
+    >>> [find_scripts(line.split()) for line in ("nohup bash -x inner.sh 8", "./inner.sh", "echo a.sh")]
+    [[3], [0], []]
+    """
+    at = next((at for at, word in enumerate(words) if word not in STARTERS and not word.startswith("-")), None)
+    return [] if at is None or not (at or words[0].endswith(".sh")) else [at]

@@ -2,19 +2,23 @@
 
 In: the words after the launcher's name. Out: their keys, the keys of the files that they name, and the trainer.
 Left out: Python (python/file.py), the grammar of bash (shell/script.py).
+Source: trl/cli/accelerate_config.py for the accelerate configurations that TRL ships, with facts in
+frameworks/keys/accelerate.yaml.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from rlplan.foreign.documents import read_named_file
+from rlplan.foreign.documents import flatten_keys, read_named_file
 from rlplan.foreign.python.file import PythonScript, read_python
 from rlplan.foreign.settings import Given, read_flags
 from rlplan.foreign.shell.script import Command
-from rlplan.foreign.trl.shipped import find_shipped
+from rlplan.foreign.table import read_facts
 from rlplan.foreign.trl.trainers import get_online_trainer, is_trl, list_programs
 from rlplan.reading import is_file
 
@@ -43,6 +47,8 @@ _NAMED = "accelerate_config"
 """The key of accelerate's file in TRL's own commands and files."""
 _PER_HOST, _HOSTS = ("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")
 """Flags of torchrun and of DeepSpeed's launcher for accelerate's `num_processes` (per host) and `num_machines`."""
+_FOLDER = "accelerate_configs"
+"""Folder of accelerate configurations in TRL's package and in its examples."""
 Words = Sequence[tuple[str, str]]
 
 
@@ -157,3 +163,25 @@ def _read_short_flags(words: Words) -> dict[str, str]:
     texts = [word for word, _ in words]
     pairs = pairwise([*texts, "-"])
     return {word[1:]: "True" if after.startswith("-") else after for word, after in pairs if _SHORT.fullmatch(word)}
+
+
+@cache
+def _files() -> dict[str, dict[str, Any]]:
+    read = read_facts("accelerate")
+    return {name: flatten_keys({**read["all"], **keys}) for name, keys in read["files"].items()}
+
+
+def find_shipped(named: str) -> dict[str, Any] | None:
+    """The keys of an accelerate configuration that TRL ships; None for another name.
+
+    >>> find_shipped("zero2")["deepspeed_config.zero_stage"]
+    2
+    >>> find_shipped("trl/accelerate_configs/fsdp2.yaml")["num_processes"]
+    8
+    >>> find_shipped("fsdp2.yaml") is None
+    True
+    """
+    path = PurePosixPath(named)
+    is_file_of_trl = path.suffix in (".yaml", ".yml") and path.parent.name == _FOLDER
+    name = path.stem.removeprefix("deepspeed_") if is_file_of_trl else named
+    return _files().get(name)

@@ -173,9 +173,9 @@ def refuse_commands(commands: Sequence[Command], path: Path, nearest: Nearest) -
     for command in commands:
         entries = flags_and_overrides(command)
         if any(is_verl_key(key) for key in entries):
-            continue
+            continue  # a wrapper of verl is read by verl's table
         where = f"{path}, at {command.places[0]}"
-        for stack in load_stacks():
+        for stack in load_stacks():  # a program decides before keys, which stacks may share
             if words := stack.find_start(command):
                 raise _refuse(
                     stack, [" ".join(words)], where, _suggest_estimate(stack, entries, command.words, nearest)

@@ -103,7 +103,7 @@ def test_a_configuration_that_trl_ships_is_known_by_its_name(
 def test_shipped_configurations_are_as_the_package_has_them() -> None:
     """Every key that the facts have, in the files of the installed package."""
     resources = pytest.importorskip("trl", reason="TRL is not installed").__path__[0]
-    from rlplan.foreign.trl.shipped import find_shipped
+    from rlplan.foreign.trl.launched import find_shipped
     from rlplan.spec.files.yaml import read_yaml
 
     for path in sorted((Path(resources) / "accelerate_configs").glob("*.yaml")):

@@ -59,7 +59,7 @@ def evaluate(compute: Compute, names: Mapping[str, Any]) -> Any:
 def read_expression(node: ast.expr, names: frozenset[str]) -> Compute:
     """A compiled expression over these names. Raises: UnreadableTestsError."""
     if isinstance(node, ast.Constant | ast.UnaryOp | ast.List | ast.Tuple | ast.Set | ast.Dict):
-        try:
+        try:  # a large literal becomes one constant instead of a function per element
             return _make_constant(ast.literal_eval(node))
         except (ValueError, TypeError, SyntaxError):
             pass
@@ -281,7 +281,7 @@ def _read_comprehension(
     loop = _read_loop(node.generators, (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,), names)
 
     def results(frame: Frame) -> Iterator[Any]:
-        inner = Frame(dict(frame.names), frame.budget)
+        inner = Frame(dict(frame.names), frame.budget)  # a comprehension's variables do not leak
         return (each if is_dict else each[0] for each in loop(inner))
 
     makes: dict[type, Callable[..., Any]] = {ast.ListComp: make_list, ast.SetComp: make_set, ast.DictComp: make_dict}

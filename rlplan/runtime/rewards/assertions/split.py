@@ -77,7 +77,7 @@ class Assertion:
 def split(test: ast.expr, names: Names) -> Assertion:
     """The split assertion of an expression. Raises: UnreadableTestsError."""
     splitter = _Splitter(names)
-    rest = splitter.split(copy.deepcopy(test), frozenset())
+    rest = splitter.split(copy.deepcopy(test), frozenset())  # messages still quote the original tree
     places = frozenset(splitter.calls)
     compute = read_expression(rest, places)
     if not places:
