@@ -119,7 +119,7 @@ def test_the_kept_intervals_are_those_of_the_published_points() -> None:
 
 
 def test_85_to_95_percent_of_the_points_of_each_stratum_lie_inside_the_interval_without_their_source() -> None:
-    """To the nearest whole point: of 48 are 45 or 46 inside."""
+    """The share holds to the nearest whole point: 45 or 46 of 48 points are inside."""
     by_kind: dict[str, list[Residual]] = defaultdict(list)
     for residual in published_residuals():
         by_kind[residual.kind].append(residual)

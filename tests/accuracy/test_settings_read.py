@@ -15,7 +15,7 @@ SETTINGS: dict[str, Any] = {"framework": "torch", "seq": 1024, "micro_batch": 1,
 
 
 def compare_training(folder: Path, **settings: Any) -> Comparison:
-    """What `rlplan accuracy FILE` says of one training peak in a file of the user's own."""
+    """The comparison by `rlplan accuracy FILE` of one training peak in the user's own file."""
     beside = settings.pop("beside", {})
     point = {
         "id": "mine",

@@ -51,7 +51,7 @@ def test_changes_are_the_smallest_of_their_kind(tmp_path: Path) -> None:
 
 
 def test_the_plan_of_an_imported_job_is_mended_by_small_changes_and_resets_nothing(tmp_path: Path) -> None:
-    """What costs nothing in learning comes before what does, and on these GPUs before more of them."""
+    """Remedies that do not change learning come first, and those for the given GPUs before more GPUs."""
     _, job = imported_job(read_source(verl_script(tmp_path, {MICRO: 64}), None), Asked("H100"))
     remedies = best_plan(job, with_others=False).remedies
     assert remedies[0].change.startswith("workload.micro_batch_size_per_gpu=")

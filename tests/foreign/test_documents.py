@@ -69,7 +69,7 @@ def test_a_file_of_ours_has_no_anchors(tmp_path: Path) -> None:
 def test_a_configuration_of_nemo_rl_s_other_programs_is_refused_by_name(
     text: str, program: str, algorithm: str, tmp_path: Path
 ) -> None:
-    """By its part, or by the name of the file that it stands on where that is not there."""
+    """A document's program is known by its parts, or by the name of a missing base configuration."""
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(SpecError, match=f"^{program} of NeMo-RL is not read") as caught:
         read_source(tmp_path / "job.yaml", None)

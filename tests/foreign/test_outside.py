@@ -1,4 +1,4 @@
-"""What `--set` says: a variable of the script or a key that is read, in the stack's spelling; else it is refused."""
+"""Names of `--set`: a variable of the script, or a key in the stack's spelling; others are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Experts and pipeline stages of Megatron, as plans count them and as stacks are told: both ways."""
+"""Experts and pipeline stages of Megatron: import and export agree with the plan."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which stack a file is of, and what it says, whatever its syntax."""
+"""Detection of a file's stack, and its settings in any syntax."""
 
 from pathlib import Path
 

@@ -49,7 +49,7 @@ def predict_parts(point: MeasuredPoint) -> dict[str, float]:
 
 
 def test_a_megatron_rank_with_adapters_holds_its_share_of_the_frozen_mixture() -> None:
-    """By hand: of 30.5 billion weights ep 2 leaves a rank half of the experts; adapters of rank 8 train the rest."""
+    """Worked by hand: with ep 2 a rank holds half of the experts of 30.5 billion weights, and adapters of rank 8."""
     model = find_model("Qwen/Qwen3-30B-A3B")
     experts = 48 * 128 * 3 * 2048 * 768
     frozen = 2 * (model.num_parameters - experts + experts // 2)

@@ -1,6 +1,6 @@
-"""What trainers of other stacks learn with, of the configuration that their own code resolves, by names of ours.
+"""Learning settings of other stacks, from the configuration that their own code resolves, under rlplan's job keys.
 
-Left out: who resolves it (own_parsers.py).
+Left out: resolving it (own_parsers.py).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tests.foreign.export.plans import ASKED, make_plan
 
 
 def learned_by_verl(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What verl learns with, of its own names."""
+    """verl's learning settings, from its own keys."""
     actor, optim = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.optim."
     has_loss, has_reward = configuration[f"{actor}use_kl_loss"], configuration["algorithm.use_kl_in_reward"]
     kind = configuration[f"{actor}kl_loss_type"] if has_loss else configuration["algorithm.kl_penalty"]
@@ -85,7 +85,7 @@ CORRECTION = "algo.advantage.is_correction_"
 
 
 def learned_by_openrlhf(configuration: dict[str, Any]) -> dict[str, Any]:
-    """What OpenRLHF learns with, of the names of its arguments."""
+    """OpenRLHF's learning settings, from its arguments."""
     low, high = configuration["actor.eps_clip_low_high"] or [configuration["actor.eps_clip"]] * 2
     scheduler = configuration["actor.lr_scheduler"]
     importance = {"clip": "truncate", "mask": "mask"}[configuration[f"{CORRECTION}mode"]]
@@ -139,7 +139,7 @@ TRL_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
 
 
 def learned_by_trl(configuration: Any) -> dict[str, Any]:
-    """What TRL learns with, of the attributes of its GRPOConfig."""
+    """TRL's learning settings, from the attributes of its GRPOConfig."""
     is_corrected = configuration.use_vllm and configuration.vllm_importance_sampling_correction
     return trained_by_trl(configuration) | {
         "kl_coef": configuration.beta,
@@ -167,7 +167,7 @@ def learned_by_trl(configuration: Any) -> dict[str, Any]:
 
 
 def trained_by_trl(configuration: Any) -> dict[str, Any]:
-    """What every trainer of TRL takes from its configuration."""
+    """Settings that every trainer of TRL takes from its configuration."""
     scheduler = configuration.lr_scheduler_type.value
     has_warmup = scheduler != "constant"
     assert (configuration.adam_epsilon, configuration.label_smoothing_factor, configuration.neftune_noise_alpha) == (
@@ -252,7 +252,7 @@ OWN_LEARNING = {
         ("algorithm.lr_scheduler_type=linear",),
     ),
 }
-"""What one of the stacks has alone."""
+"""Settings that only one of the stacks has."""
 
 
 def learning_plans(stack: str, backends: Sequence[tuple[str, ...]] = ((),)) -> list[Plan]:

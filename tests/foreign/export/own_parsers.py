@@ -1,4 +1,4 @@
-"""What a stack's own parser says of folders that were written for it. Run in the stack's environment, without rlplan.
+"""Check of exported folders by a stack's own parser. Runs in the stack's environment, without rlplan.
 
     python own_parsers.py [--resolve] STACK FOLDER...
 
@@ -57,7 +57,7 @@ def composed_verl(folder: str) -> Any:
 
 
 def resolve_verl(folder: str) -> dict[str, Any]:
-    """What Hydra makes of verl's defaults and these overrides."""
+    """Hydra's composition of verl's defaults and these overrides."""
     from omegaconf import OmegaConf
 
     return flat(OmegaConf.to_container(composed_verl(folder), resolve=True))
@@ -71,7 +71,7 @@ def flat(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve_openrlhf(folder: str) -> dict[str, Any]:
-    """What OpenRLHF's own parser makes of its defaults and these flags: its arguments as they reach the strategy."""
+    """OpenRLHF's arguments from its own parser, with its defaults and these flags, as they reach the strategy."""
     parsed = openrlhf(folder)
     return flat(nested_vars(parsed))
 
@@ -102,7 +102,7 @@ def verl(folder: str) -> None:
 
 
 def resolve_nemo_rl(folder: str) -> dict[str, Any]:
-    """What NeMo-RL's own loader makes of the configuration that train.yaml stands on, and of train.yaml."""
+    """NeMo-RL's configuration from its own loader: the base of train.yaml, and train.yaml."""
     from omegaconf import OmegaConf
 
     root = Path(os.environ["CHECKOUTS"], "nemo_rl")
@@ -123,7 +123,7 @@ def load_nemo_rl(file: Path) -> Any:
 
 
 STUBBED = ("triton", "sglang", "sglang_router", "slime.backends.sglang_utils", "slime.observability")
-"""What slime's and Megatron's arguments import beside, with all that is below."""
+"""Packages that slime's and Megatron's argument modules import, with their submodules."""
 
 
 class _Stub(ModuleType):
@@ -153,7 +153,7 @@ class _Stubs(MetaPathFinder, Loader):
 
 
 def resolve_slime(folder: str) -> dict[str, Any]:
-    """What Megatron's parser makes of train.sh, with slime's own arguments added to its own."""
+    """Megatron's arguments from its parser for train.sh, with slime's arguments added."""
     root = Path(os.environ["CHECKOUTS"])
     for name in ("torch._inductor.runtime.hints", "torch._inductor.runtime.triton_compat"):
         importlib.import_module(name)  # which look for the real Triton

@@ -50,7 +50,7 @@ LACKS = {
     "slime": ("workload.num_epochs_per_step=2",),
     "nemo_rl": ("workload.num_epochs_per_step=2", "algorithm.lr_scheduler_type=", "algorithm.lr_warmup_ratio="),
 }
-"""What a stack has no key for, and is refused (test_learning.py)."""
+"""Job keys without a setting in a stack, which are refused (test_learning.py)."""
 
 
 def list_asked(target: str, every: int = 1) -> list[tuple[str, ...]]:

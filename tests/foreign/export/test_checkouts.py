@@ -25,7 +25,7 @@ BATCH_NORMALIZED = ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 
 
 def learned_by_slime(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What slime learns with, of the names of its arguments and Megatron's."""
+    """slime's learning settings, from its arguments and Megatron's."""
     fraction, takes_reward = (
         configuration["lr_warmup_fraction"],
         configuration["advantage_estimator"] in BATCH_NORMALIZED,
@@ -75,7 +75,7 @@ def learned_by_slime(configuration: dict[str, Any], *, is_megatron: bool) -> dic
 
 
 def learned_by_nemo_rl(configuration: dict[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    """What NeMo-RL learns with, of the keys of its configuration."""
+    """NeMo-RL's learning settings, from the keys of its configuration."""
     loss, adam = "loss_fn.", "policy.megatron_cfg.optimizer." if is_megatron else "policy.optimizer.kwargs."
     kinds = {"tis": "truncate", "icepop": "mask", None: "truncate"}
     kind = configuration[f"{loss}truncated_importance_sampling_type"]

@@ -105,7 +105,7 @@ def test_another_value_changes_what_is_written_or_is_refused(stack: str, algorit
 
 
 def settings_or_refusal(plan: Plan, stack: str) -> Any:
-    """What is written, or the way out of the refusal."""
+    """The exported settings, or the way out of the refusal."""
     try:
         return export_plan(plan, stack).settings
     except EmitError as error:

@@ -37,7 +37,7 @@ PPO = {
     "verl": ("training.backend=fsdp2", "training.backend=megatron", "training.ulysses=2", "training.lora.rank=16"),
     "openrlhf": ("training.zero_stage=3",),
 }
-"""What plans with a value model are asked to have."""
+"""Overrides of plans with a value model."""
 CLUSTERS = ("2xH100", "4xH100", "8xH100", "16xH100", "8xA100")
 LENGTHS = [(f"workload.max_response_len={size}",) for size in (1024, 2048, 4096)]
 

@@ -1,6 +1,6 @@
-"""What is planned for a framework emits: thirty jobs for each of six frameworks, and the folder's own import.
+"""Plans for a framework can be exported to it: thirty jobs for each of six frameworks, and the import of each folder.
 
-A job that states what a framework lacks is refused before the search; what the way out says is then planned.
+A job with a setting that a framework lacks is refused before the search; its way out is then planned.
 """
 
 import re
@@ -54,7 +54,7 @@ def test_what_is_planned_for_a_framework_emits(framework: str, name: str, tmp_pa
 
 
 def check_way_out(job: JobSpec, error: RlplanError, folder: Path) -> None:
-    """What a refusal asks for is planned and emitted, one alternative at least, and no job becomes smaller."""
+    """At least one alternative of a refusal can be planned and emitted, and no job becomes smaller."""
     alternatives = [OVERRIDE.findall(words) for words in error.way_out.split(" or ")]
     assert all(alternatives), error.way_out
     assert not any(override.startswith(NEVER_SHORTER) for overrides in alternatives for override in overrides)
@@ -66,7 +66,7 @@ def check_way_out(job: JobSpec, error: RlplanError, folder: Path) -> None:
 
 
 def check_folder(plan: Plan, folder: Path) -> None:
-    """What is emitted, read by `rlplan import`, is the plan's job with the plan's bytes; also as the file it writes."""
+    """An export, read by `rlplan import`, is the plan's job with the plan's bytes; also as the written job file."""
     folder.mkdir(exist_ok=True)
     write_plan(plan, folder / "plan.json")
     emit(folder / "plan.json", folder / "out")

@@ -1,4 +1,4 @@
-"""What is written for a stack is read by the stack's own parser, at the version that is installed."""
+"""Exports are accepted by the stack's own parser, at the installed version."""
 
 import ast
 import json
@@ -165,7 +165,7 @@ def test_trl_s_own_classes_resolve_trainers_of_given_answers(algorithm: str, tmp
 
 
 def parsed_by_trl(config: type, folder: Path) -> Any:
-    """What TRL's own parser makes of a folder: the trainer's configuration and the model's."""
+    """The trainer's and the model's configuration from TRL's own parser."""
     from trl import ModelConfig, TrlParser
 
     arguments = ["--config", str(folder / "train.yaml"), "--output_dir", str(folder / "out"), "--use_cpu", "true"]

@@ -1,4 +1,4 @@
-"""What a Python script tells TRL's trainers: followed as far as its text tells, and never run."""
+"""Settings of TRL's trainers in Python scripts, which are followed as far as their text decides, and never run."""
 
 import json
 from pathlib import Path

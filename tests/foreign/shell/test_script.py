@@ -16,7 +16,7 @@ def read(folder: Path, text: str, **variables: str) -> Script:
 
 
 def words(folder: Path, text: str, **variables: str) -> list[str]:
-    """What stands behind `run` in the one command of that name."""
+    """The arguments of the one command named `run`."""
     (result,) = [command.words for command in read(folder, text, **variables).commands if command.words[0] == "run"]
     return list(result[1:])
 

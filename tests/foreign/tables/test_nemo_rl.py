@@ -73,7 +73,7 @@ def test_a_reference_of_gpus_that_only_train_waits_on_the_host(tmp_path: Path) -
 
 @pytest.mark.parametrize(("nodes", "counted"), [(1, 6), (2, 8)])
 def test_a_reward_model_has_gpus_of_its_own_which_no_policy_has(nodes: int, counted: int, tmp_path: Path) -> None:
-    """On one node they are taken off its GPUs, of several a whole node is, as NeMo-RL sets up its cluster."""
+    """NeMo-RL's cluster takes them from the GPUs of a single node, or a whole one of several nodes."""
     reward = {
         "data.default.env_name": "reward_model",
         "env.reward_model.model_name": "Qwen/Qwen3-0.6B",

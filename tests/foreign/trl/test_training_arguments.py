@@ -1,4 +1,4 @@
-"""DeepSpeed and FSDP of a TRL job, however it is told of them."""
+"""DeepSpeed and FSDP settings of a TRL job, in every form."""
 
 import json
 from pathlib import Path

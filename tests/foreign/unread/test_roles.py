@@ -11,7 +11,7 @@ from tests.foreign.scripts import verl_script, write_yaml
 
 PPO = {"algorithm.adv_estimator": "gae", "critic.model.path": "Qwen/Qwen2.5-7B-Instruct"}
 SAME = {"critic.fsdp.param_offload": True, "critic.fsdp.optimizer_offload": True}
-"""As VERL has them for the policy."""
+"""The policy's settings in VERL."""
 
 
 def unread(folder: Path, settings: dict[str, Any]) -> str:
