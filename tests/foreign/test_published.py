@@ -17,7 +17,7 @@ from tests.foreign.scripts import write_script, write_yaml
 
 FOLDER = Path(__file__).parent / "published"
 LEAST_SHARE = 0.9
-"""Number of published configurations that fit, among those that upstream says run."""
+"""Least share of configurations that fit, among those that upstream says run."""
 LEAST_NUMBER = 10
 
 
