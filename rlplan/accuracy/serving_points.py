@@ -201,9 +201,9 @@ def _refuse_others(settings: Settings) -> None:
     if settings.word("backend", "vllm").lower() != "vllm":
         raise CannotPredict(f"the constants are vLLM's, not {shorten(settings.word('backend'))}'s")
     if settings.word("mode", "agg").lower() not in ("agg", "aggregated", ""):
-        raise CannotPredict("prefill and decode on engines of their own are not timed")
+        raise CannotPredict("disaggregated prefill and decode are not timed")
     if settings.degree("pp_size", "pp") > 1:
-        raise CannotPredict("an engine in pipeline stages is not timed")
+        raise CannotPredict("engines with pipeline parallelism are not timed")
 
 
 def _read_served_format(point: MeasuredPoint, settings: Settings, *, has_experts: bool) -> str:

@@ -51,7 +51,7 @@ def sync_job(point: MeasuredPoint) -> dict[str, Any]:
     """The job of a point. Raises: CannotPredict."""
     settings, words = Settings(point), _Words(point)
     if settings.flag("no_ipc_load"):
-        raise CannotPredict("a transport without the engines' own part: every job's sync ends in its engines")
+        raise CannotPredict("the measurement excludes loading in the engines, which every job's sync includes")
     if settings.element_bytes("dtype") != 2:
         raise CannotPredict("weights that are not sent in 16 bits: a job cannot express that")
     training, generation = _read_ranks(point)

@@ -328,8 +328,8 @@ def _check_attention(settings: RunSettings, trainer: Trainer, model: ModelSpec) 
     key = settings.first(("attn", "attention", "attn_implementation"))
     if key is None or re.search(r"eager|sdpa", str(settings.raw(key)).lower()):
         raise CannotPredict(
-            "gpt-oss has no fused attention in transformers but in kernels that know its sinks (flash attention 3); "
-            "setting 'attn' names none, and scores of every pair of tokens are not modelled"
+            "gpt-oss in transformers needs an attention kernel with sinks (flash attention 3); setting 'attn' names "
+            "none, and stored attention scores are not modelled"
         )
 
 

@@ -50,7 +50,7 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     point = add_usual(point)
     if find_trainer(point) is PRIME_RL:
         raise CannotPredict(
-            "prime-rl's host waits for every layer and token, which no job and no framework profile says"
+            "prime-rl synchronizes its host for every layer and token, which no job or framework profile describes"
         )
     settings, trainer, model = RunSettings(point), find_trainer(point), model_of(point)
     job = training_job(point)
@@ -59,7 +59,7 @@ def step_job(point: MeasuredPoint) -> dict[str, Any]:
     if stage is not None and training["backend"] == "megatron":
         training["zero_stage"] = stage
     elif stage is not None and training["backend"] == "fsdp2" and stage < 3:
-        raise CannotPredict(f"FSDP that shards like ZeRO-{stage}: a job's fsdp2 shards everything")
+        raise CannotPredict(f"FSDP that shards like ZeRO-{stage}: with fsdp2 a job shards everything")
     if trainer is MEGATRON and (ahead := _count_predicted_ahead(settings, model)):
         training["predicts_ahead"] = ahead
     if trainer is MEGATRON and not is_bridge(settings) and model.architecture != "GPT2LMHeadModel":
@@ -130,7 +130,7 @@ def _read_zero_stage(settings: RunSettings, trainer: Trainer) -> int | None:
     if trainer is not MEGATRON:
         return None
     if settings.first(("fsdp",)) and settings.read_count("fsdp", at_least=0) > 1:
-        raise CannotPredict("Megatron-FSDP: a job's megatron shards the optimizer's states or nothing")
+        raise CannotPredict("Megatron-FSDP: with megatron a job shards the optimizer states or nothing")
     is_distributed = settings.says("distributed_optimizer", "use_distributed_optimizer")
     return int(bool(is_distributed or is_bridge(settings) or "distributed" in settings.word("optimizer").lower()))
 
