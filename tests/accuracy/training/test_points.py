@@ -277,6 +277,6 @@ def test_a_model_of_which_a_run_has_the_first_layers_is_cut_to_them() -> None:
 def test_attention_without_a_fused_kernel_is_refused_by_name() -> None:
     point = POINTS["ds-z3-6.86b-peak"]
     gpt_oss = point.model_copy(update={"model": "openai/gpt-oss-20b"})
-    assert "gpt-oss has no fused attention in transformers" in find_reason(change_settings(gpt_oss, attn="eager"))
-    assert "gpt-oss has no fused attention in transformers" in find_reason(change_settings(gpt_oss, attn=None))
+    assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn="eager"))
+    assert "gpt-oss in transformers needs an attention kernel" in find_reason(change_settings(gpt_oss, attn=None))
     assert "no fused kernel shares one key head" in find_reason(point.model_copy(update={"model": "tiiuae/falcon-7b"}))
