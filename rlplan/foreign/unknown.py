@@ -5,7 +5,7 @@ that needs its value can name the missing part. Left out: which parts are unknow
 """
 
 OPEN, CLOSE = "\ue000", "\ue001"
-"""Marks around unknown parts, from Unicode's private use area, which scripts do not contain."""
+"""Marks around unknown parts, from Unicode's private use area."""
 
 
 def mark_unknown(text: str) -> str:

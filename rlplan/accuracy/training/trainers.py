@@ -2,7 +2,7 @@
 
 In: a point. Out: the Trainer of its run. Left out: stated settings (settings.py), kernels that no job key names.
 Every field follows the trainer's source or the default recipe of the table; none is fitted. Only DeepSpeed and
-transformers were installed; the sources of the other trainers were read.
+transformers were installed here; the sources of the other trainers are cited from knowledge of them.
 """
 
 import re

@@ -23,7 +23,7 @@ MAX_NUMBER, MAX_TEXT = 1 << 60, 10_000
 MAX_ITEMS, MAX_NESTED = 10_000, 40
 """Parts of a list, a mapping or an object with all its content, and its nesting."""
 MAX_WORK = 300_000
-"""Expressions and parts of values in all: a script of this size takes about a second."""
+"""Expressions and parts of values that are evaluated in all."""
 ALWAYS = ("torch.cuda.is_available", "torch.cuda.is_bf16_supported", "is_bf16_supported", "is_bfloat16_supported")
 """Calls that return True on every supported machine."""
 _OF_LAUNCHERS = {"LOCAL_RANK": "0", "RANK": "0"}

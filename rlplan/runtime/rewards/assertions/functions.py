@@ -38,7 +38,7 @@ def _take_several(choose: Callable[[list[Any]], Any]) -> Callable[..., Any]:
 def _sort(budget: Budget, values: Iterable[Any], /, *, reverse: Any = False) -> list[Any]:
     before = budget.left
     elements = items(budget, values)
-    # a sort compares each element about log2(n) times, and a comparison costs less than reading the element
+    # a sort compares each element about log2(n) times
     budget.spend((before - budget.left) * len(elements).bit_length() // 16)
     return sorted(elements, reverse=bool(reverse))
 
