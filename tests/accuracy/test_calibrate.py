@@ -67,7 +67,7 @@ def test_two_kinds_of_gpus_are_refused_and_both_named() -> None:
 
 def test_a_fit_that_says_less_of_other_models_is_not_used() -> None:
     samples = [*steps([0.8] * 3, model="a"), *steps([1.25] * 3, model="b")]
-    with pytest.raises(SpecError, match="held out"):
+    with pytest.raises(SpecError, match="held-out samples"):
         calibrate_samples(samples)
 
 

@@ -54,7 +54,7 @@ def test_data_parallel_ranks_of_a_mixture_share_its_experts_however_they_are_cut
     assert cut.served is not None
     assert whole.served is not None
     assert cut.served.memory == whole.served.memory
-    assert any("each expert is cut over all ranks" in note for note in cut.served.notes)
+    assert any("every expert is sharded over all ranks" in note for note in cut.served.notes)
 
 
 def test_a_server_without_a_length_has_the_model_s_and_one_such_sequence_must_fit(tmp_path: Path) -> None:
