@@ -227,7 +227,7 @@ def test_a_mixture_that_fits_with_one_release_s_experts_alone_is_no_fit(tmp_path
     assert checked.plan.verdict is Verdict.IN_EXPECTATION
     assert any("verl 0.6.0" in note and EXPERT_TP in note for note in checked.plan.notes)
     assert checked.changes[0].values == {EXPERT_TP: 4}
-    assert any(f"{EXPERT_TP} is not given" in note for note in checked.imported.notes)
+    assert any(f"{EXPERT_TP} is not set" in note for note in checked.imported.notes)
     with pytest.raises(NoFeasiblePlanError, match=r"with verl 0\.6\.0, whose default of .* is 1"):
         check_fits(checked)
     for change in checked.changes:

@@ -67,7 +67,7 @@ def test_a_rate_and_milliseconds_are_units_too() -> None:
         ({"measured": {"value": 1.0, "unit": "tokens"}}, "no duration"),
         ({"gpu": "8x Foo9000"}, "no profile"),
         ({"settings": {"lora_rank": 8}}, "adapters"),
-        ({"settings": {"no_ipc_load": True}}, "every job's sync ends in its engines"),
+        ({"settings": {"no_ipc_load": True}}, "every job's sync includes"),
     ],
 )
 def test_what_is_not_known_is_refused_with_the_reason(changes: dict[str, object], words: str) -> None:
