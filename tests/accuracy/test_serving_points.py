@@ -116,7 +116,7 @@ def test_other_models_gpus_formats_and_ranks_are_predicted(gpu: str, model: str,
     ("changes", "words"),
     [
         ({"settings": {"backend": "trtllm"}}, "vLLM's"),
-        ({"settings": {"mode": "disagg"}}, "engines of their own"),
+        ({"settings": {"mode": "disagg"}}, "disaggregated prefill and decode"),
         ({"settings": {"pp_size": 2}}, "pipeline parallelism"),
         ({"settings": {"batch_size": None}}, "concurrent requests"),
         ({"settings": {"isl": None}}, "'isl' is not stated"),
